@@ -202,14 +202,14 @@ BOMB = "\n".join(
 @pytest.mark.parametrize(
     ("front", "reported"),
     [
-        ("license: [mit", "not YAML"),
+        ("license: [mit", "has front matter that is not valid YAML"),
         ("license: " + "[" * 15_000, "nested too deeply"),
-        ("license: \x01", "not YAML"),
+        ("license: \x01", "has front matter that is not valid YAML"),
         ("license: " + "x" * 200_000, "more than 20000"),
         ("- license", "not a mapping"),
-        ('license: "\\UFFFFFFFF"', "a character that is none"),
-        ("license: &a [*a, mit", "not YAML"),
-        ("{[1]: 2}", "not YAML"),
+        ('license: "\\UFFFFFFFF"', "has front matter with an invalid character"),
+        ("license: &a [*a, mit", "has front matter that is not valid YAML"),
+        ("{[1]: 2}", "has front matter that is not valid YAML"),
     ],
 )
 def test_front_matter_that_cannot_be_read_is_reported_and_the_rest_is_read(

@@ -170,7 +170,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"rename": "no-such.toml"}, "no-such.toml"),
         ({"rename": ["a=b", "no-such.toml"]}, "no-such.toml"),
         ({"rename": {"a": "\\1"}}, "invalid group reference"),
-        ({"to": "onnx"}, "is not a format"),
+        ({"to": "onnx"}, "is not a supported format"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
@@ -193,7 +193,7 @@ def test_what_a_plan_has_decided_is_refused(options: dict[str, Any], tmp_path: P
 
 def test_a_node_where_nothing_is_and_a_renamed_node_are_refused(tmp_path: Path) -> None:
     weights = open_weights("fixtures/tiny-llama")
-    with pytest.raises(MissingTensorError, match=r"no tensor is called `model\.layer`"):
+    with pytest.raises(MissingTensorError, match=r"no tensor is named `model\.layer`"):
         convert(weights.model.layer, tmp_path / "out.gguf")
     with pytest.raises(ConversionError, match="a part of one"):
         convert(weights.model, tmp_path / "out.gguf", rename={"a": "b"})
@@ -202,7 +202,9 @@ def test_a_node_where_nothing_is_and_a_renamed_node_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2", True])
 def test_what_is_not_a_number_of_threads_is_refused(threads: Any, tmp_path: Path) -> None:
     for write in (convert, save):
-        with pytest.raises(ConversionError, match=re.escape(f"threads is {threads!r}")):
+        with pytest.raises(
+            ConversionError, match=re.escape(f"{threads!r} is not a valid number of threads")
+        ):
             write(ARRAYS, tmp_path / "out.gguf", threads=threads)
     assert not list(tmp_path.iterdir())
 

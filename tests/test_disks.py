@@ -51,7 +51,7 @@ def test_a_disk_that_fills_up_before_all_files_are_begun_leaves_the_old_output(
         with pytest.raises(OutputError, match="written: No space left on device") as caught:
             save(plan, where, force=True, progress=lambda _: fill(disk))
         (disk / "filler").unlink()
-    assert "free some space" in caught.value.hint
+    assert "free some disk space; the target is unchanged" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["out.gguf", "out.safetensors", "out.pt"])
@@ -146,7 +146,10 @@ def test_a_limit_on_files_leaves_the_old_output(kind: Kind, large: Path, tmp_pat
         done = limited(1 << 20, large, f"{tmp_path}/{kind.name}", *kind.options)
     assert done.returncode == 2
     assert "cannot be written: File too large" in done.stderr
-    assert "hint: the file system or a limit (ulimit -f)" in done.stderr
+    assert (
+        "hint: the file system or a limit (`ulimit -f`) does not allow a file of this size"
+        in done.stderr
+    )
 
 
 def test_a_limit_that_what_stands_beside_the_input_goes_over_leaves_the_old_output(

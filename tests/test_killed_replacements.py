@@ -187,8 +187,14 @@ def stopped(scratch: Path, saves: KilledSaves) -> Place:
 def test_ls_reads_the_new_set_and_says_what_finishes_it(weightctl: Run, stopped: Place) -> None:
     done = weightctl("ls", stopped.path / "m-00001-of-00003.gguf")
     assert done.returncode == 0
-    assert "the run that replaced m.gguf has not ended" in done.stderr
-    assert "the same command finishes it" in done.stderr
+    assert (
+        "the run that replaced m.gguf has not finished: its new files are read under their "
+        "temporary names; if it was stopped, run the same command again to finish it"
+    ) in done.stderr
+    assert (
+        "has not finished: its new files are read under their temporary names; if it was "
+        "stopped, run the same command again to finish it"
+    ) in done.stderr
 
 
 def test_a_waiting_set_is_an_input_that_its_own_names_do_not_replace(stopped: Place) -> None:
@@ -321,7 +327,9 @@ def test_parts_that_an_earlier_version_left_aside_are_named_with_what_brings_the
         (tmp_path / name).rename(tmp_path / f"{name}.old.weightctl-01234567.partial")
     with pytest.raises(FormatError, match="2 of 3 parts are missing") as caught:
         open_weights(min(path for path in tmp_path.iterdir() if path.name in old))
-    assert "run its `weightctl convert` command again" in caught.value.hint
+    assert (
+        "the run that replaced them was stopped; run the same `weightctl convert` command again"
+    ) in caught.value.hint
     with pytest.raises(OutputError, match="exists"):
         save(split(Plan.copy(random_weights(3, 8), "gguf"), 1), tmp_path / "m.gguf")
     assert standing(tmp_path) == old

@@ -60,7 +60,7 @@ def test_sizes_are_plain_integers() -> None:
 
 
 def test_sizes_that_are_not_known_yet_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match="dimension `batch` is not known"):
+    with pytest.raises(TypeError, match="the size of dimension `batch` is not defined yet"):
         _ = Shape(("batch", 2)).sizes
 
 
@@ -92,7 +92,7 @@ def test_a_dimension_of_known_size_works_where_a_number_does() -> None:
 
 
 def test_a_negative_dimension_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="a dimension cannot be -1"):
+    with pytest.raises(ValueError, match="a dimension cannot have size -1"):
         Shape((2, -1))
 
 

@@ -160,19 +160,31 @@ def test_what_is_whole_has_no_cuts() -> None:
 @pytest.mark.parametrize(
     ("cut", "reported", "works"),
     [
-        (lambda: rowwise(matrix(2, 8), 3), "axis 0 for 3 ranks: its elements are 2", "1 or 2"),
+        (
+            lambda: rowwise(matrix(2, 8), 3),
+            r"`w` of shape \[2, 8\] cannot be cut along axis 0 for 3 ranks",
+            "1 or 2",
+        ),
         (lambda: columnwise(Whole("w", (8,), (1,)), 2), "no axis 1", "replicate"),
         (lambda: columnwise(matrix(2, 512, 256), 3), "2 blocks of 256", "1 or 2 ranks"),
-        (lambda: gate_up(matrix(3, 2), 2), "not two halves", ""),
-        (lambda: segmented(matrix(9, 2), 2, (6, 4)), r"not segments of 6 \+ 4", ""),
+        (lambda: gate_up(matrix(3, 2), 2), "rows cannot be divided into two halves", ""),
+        (
+            lambda: segmented(matrix(9, 2), 2, (6, 4)),
+            r"the segments 6 \+ 4 do not add up to 9",
+            "",
+        ),
         (lambda: stacked_qkv(matrix(9, 2), 2, heads=4, kv_heads=2, head_dim=2), "9 rows", ""),
         (
             lambda: stacked_qkv(matrix(30, 2), 4, heads=9, kv_heads=3, head_dim=2),
-            "9 heads of 2, which share 3",
+            "it has 9 query heads of 2, with 3 KV heads",
             "1 to 3, 6 or 9 ranks work",
         ),
-        (lambda: head_aware_columnwise(matrix(2, 9), 2, heads=4, head_dim=2), "not 4 heads", ""),
-        (lambda: rowwise(matrix(2, 2), 0), "0 is not a number of ranks", "1"),
+        (
+            lambda: head_aware_columnwise(matrix(2, 9), 2, heads=4, head_dim=2),
+            ("it has 9 elements, but 4 heads of 2 need 8"),
+            "",
+        ),
+        (lambda: rowwise(matrix(2, 2), 0), "0 is not a valid number of ranks", "1"),
     ],
 )
 def test_what_cannot_be_is_reported_with_what_can(

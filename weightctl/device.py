@@ -20,35 +20,35 @@ class _KindAndNumber(NamedTuple):
 class DeviceRef(_KindAndNumber):
     """A device by kind (`cpu`, `gpu`) and number; `DeviceRef.CPU()`, `DeviceRef.GPU(0)`.
 
-    Raises `ArgumentTypeError` for another kind, such as torch's names of devices, and for what is
-    not a number from 0 on.
+    Raises `ArgumentTypeError` if the kind is another one, such as the device names of torch, or if
+    the number is not an integer of at least 0.
     """
 
     __slots__ = ()
 
     def __new__(cls, kind: str, id: int = 0) -> Self:  # noqa: A002  # the specified name
-        """Make a device of a kind that there is."""
+        """Create a device; the kind must be `cpu` or `gpu`."""
         if kind not in _KINDS:
             raise ArgumentTypeError(
-                f"{kind!r} is not a kind of device",
-                hint="`DeviceRef.CPU()`, or `DeviceRef.GPU(0)` for the first graphics processor",
+                f"{kind!r} is not a device kind",
+                hint="use `DeviceRef.CPU()`, or `DeviceRef.GPU(0)` for the first GPU",
             )
         number: Any = id
         if isinstance(number, bool) or not isinstance(number, SupportsIndex) or index(number) < 0:
             raise ArgumentTypeError(
-                f"the number of a device is {number!r}",
-                hint="devices are counted from 0: `DeviceRef.GPU(0)` is the first",
+                f"{number!r} is not a device number",
+                hint="devices are numbered from 0: `DeviceRef.GPU(0)` is the first GPU",
             )
         return super().__new__(cls, kind, index(number))
 
     @classmethod
     def CPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names
-        """The processor."""
+        """The CPU."""
         return cls("cpu", id)
 
     @classmethod
     def GPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names
-        """The graphics processor with this number."""
+        """The GPU with this number."""
         return cls("gpu", id)
 
     def __str__(self) -> str:

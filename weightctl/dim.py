@@ -1,4 +1,4 @@
-"""One dimension of a shape: a size, a name for one that is known later, or arithmetic on them."""
+"""One dimension of a shape: a size, a name for a size that is defined later, or an expression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 # The most characters of a quotient that are spelled out: one that has itself twice in it, as the
 # halves and thirds of a dimension put together have, doubles with every step.
 _LONGEST = 10_000
-_KINDS = "a size such as 4, a name such as `batch`, or a Dim of these"
+_KINDS = "use an integer such as 4, a name such as `batch`, or a Dim made of these"
 
 
 class _Quotient:
@@ -62,8 +62,8 @@ _Terms: TypeAlias = "dict[tuple[_Factor, ...], int]"
 class Dim:
     """A size, a name such as `batch`, or a sum of products of them: `2*batch + 1`.
 
-    Equal to the number or the name it stands for, and to every `Dim` that is the same whatever its
-    names turn out to be. Raises `ValueError` for a negative size and for what is not a name.
+    Equal to the number or name that it represents, and to every `Dim` that has the same value for
+    all values of its names. Raises `ValueError` if the size is negative or the name is not valid.
     """
 
     __slots__ = ("terms",)
@@ -74,24 +74,24 @@ class Dim:
             self.terms = value.terms
         elif isinstance(value, str):
             if not _NAME.fullmatch(value):
-                raise ValueError(f"{value!r} is not a name for a dimension; `batch` is one")
+                raise ValueError(f"{value!r} is not a valid dimension name; `batch` is an example")
             self.terms = {(value,): 1}
         else:
             if not _is_dim(value):
                 raise TypeError(f"{value!r} is not a dimension: {_KINDS}")
             size = index(value)
             if size < 0:
-                raise ValueError(f"a dimension cannot be {size}")
+                raise ValueError(f"a dimension cannot have size {size}")
             self.terms = {(): size} if size else {}
 
     @property
     def value(self) -> int | str:
-        """The size, or what is known of it as text."""
+        """The size, or the expression as text."""
         return int(self) if self.is_static else str(self)
 
     @property
     def is_static(self) -> bool:
-        """Whether the size is known."""
+        """Whether the size is a plain integer."""
         return not any(self.terms)
 
     @property
@@ -104,7 +104,7 @@ class Dim:
         return frozenset(name for factors in terms for name in factors if isinstance(name, str))
 
     def substitute(self, dims: Mapping[str, Dim]) -> Dim:
-        """Return the dimension with names replaced; names that are not given stay."""
+        """Return the dimension with the given names replaced; other names are kept."""
         known = dict[_Factor, Dim](dims.items())
         for one in self._quotients():
             left, right = _substitute(one.left, known), _substitute(one.right, known)
@@ -112,16 +112,18 @@ class Dim:
         return _substitute(self, known)
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """Return the size for these sizes of the names.
+        """Return the size when the names have these sizes.
 
-        Raises `KeyError` for a name without one, `ValueError` where the size, or one that it is
-        worked out from, is negative, and `ZeroDivisionError` where one is divided by is 0.
+        Raises `KeyError` if a name has no size, `ValueError` if the size or an intermediate size is
+        negative, and `ZeroDivisionError` if a divisor is 0.
         """
         known = dict[_Factor, int](sizes.items())
         for one in self._quotients():
             left, right = (_value(side, known, sizes) for side in (one.left, one.right))
             if not right:
-                raise ZeroDivisionError(f"{one.right} is 0 in {one}, at {dict(sizes)}")
+                raise ZeroDivisionError(
+                    f"the divisor {one.right} is 0 in {one}, with {dict(sizes)}"
+                )
             known[one] = one.of(left, right)
         return _value(self, known, sizes)
 
@@ -144,7 +146,7 @@ class Dim:
 
     def __index__(self) -> int:
         if not self.is_static:
-            raise TypeError(f"the size of dimension `{self}` is not known yet")
+            raise TypeError(f"the size of dimension `{self}` is not defined yet")
         return self.terms.get((), 0)
 
     __int__ = __index__
@@ -153,7 +155,7 @@ class Dim:
         return float(int(self))
 
     def sqrt(self) -> float:
-        """Return the square root of a known size, as `np.sqrt` asks for it."""
+        """Return the square root of a size that is an integer; `np.sqrt` calls this."""
         return sqrt(self._number("sqrt"))
 
     # NotImplemented leaves what is not a dimension, such as a `Value`, to its own operator.
@@ -194,20 +196,21 @@ class Dim:
     def _number(self, operator: str) -> int:
         if not self.is_static:
             raise TypeError(
-                f"dimension `{self}` has no known size yet to compute `{operator}` with; `//` "
-                "divides sizes, and `Value(dim).cast(DType.float32)` is a number of the graph"
+                f"dimension `{self}` has no size yet, so `{operator}` cannot be computed; use "
+                "`//` to divide sizes, or `Value(dim).cast(DType.float32)` to compute in the "
+                "graph"
             )
         return int(self)
 
     def _order(self, other: DimLike | float, operator: str) -> float:
-        """Return the difference to another size, which must be known whatever names stand for."""
+        """Return the difference to another size, which must be known whatever names represent."""
         if isinstance(other, float):
             return self._number(operator) - other
         terms = _sum(self.terms, _terms_of(other), -1)
         if any(factors and count for factors, count in terms.items()):
             raise TypeError(
-                f"whether `{self} {operator} {other}` is not known before the sizes are; "
-                f"`Value(dim) {operator} ...` is found when the graph runs"
+                f"`{self} {operator} {other}` cannot be decided before the sizes are defined; "
+                f"use `Value(dim) {operator} ...` to compute it when the graph runs"
             )
         return terms.get((), 0)
 
@@ -248,7 +251,7 @@ class Dim:
         return Dim(other) % self if _is_dim(other) else NotImplemented
 
     def _divide_exactly(self, divisor: Dim) -> Dim | None:
-        """Return the quotient by a single product of factors, None where a remainder is left."""
+        """Return the quotient by a single product of factors, None if a remainder is left."""
         if not divisor.terms:
             raise ZeroDivisionError(f"{self} cannot be divided by 0")
         if len(divisor.terms) != 1:
@@ -334,7 +337,7 @@ def _of(terms: _Terms) -> Dim:
     made = object.__new__(Dim)
     made.terms = {factors: count for factors, count in terms.items() if count}
     if made.is_static and int(made) < 0:
-        raise ValueError(f"a dimension cannot be {int(made)}")
+        raise ValueError(f"a dimension cannot have size {int(made)}")
     return made
 
 
@@ -382,7 +385,7 @@ def _value(dim: Dim, known: Mapping[_Factor, int], sizes: Mapping[str, int]) -> 
         count * prod(known[factor] for factor in factors) for factors, count in dim.terms.items()
     )
     if size < 0:
-        raise ValueError(f"a dimension cannot be {size}: {dim} at {dict(sizes)}")
+        raise ValueError(f"dimension {dim} cannot have size {size}, with {dict(sizes)}")
     return size
 
 

@@ -1,4 +1,4 @@
-"""Every error that weightctl raises on purpose; each says what is wrong, where, and what to do."""
+"""The errors of weightctl; each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class WeightctlError(Exception):
-    """The root of weightctl's own errors; `hint` says what to do next, or is empty."""
+    """The base class of weightctl's errors; `hint` says what to do next, or is empty."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -39,14 +39,14 @@ class WeightctlError(Exception):
 
     @property
     def headline(self) -> str:
-        """The first line of the message, without those that list what it is about."""
+        """The first line of the message, without the list that may follow it."""
         return self.message.partition("\n")[0].removesuffix(":")
 
 
 class FormatError(WeightctlError, ValueError):
-    """A file is not what it should be; names the path and, where there is one, the byte offset.
+    """A file is invalid; the message has the path and, if there is one, the byte offset.
 
-    `reason` is the message without them.
+    `reason` is the message without path and offset.
     """
 
     def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
@@ -65,7 +65,7 @@ def _format_error(path: str, offset: int | None, message: str, hint: str) -> For
 
 
 class MissingFileError(FormatError, FileNotFoundError):
-    """A path leads to nothing; `filename` and `errno` are those of an `OSError`."""
+    """A path does not exist; `filename` and `errno` are those of an `OSError`."""
 
     def __init__(self, path: str, offset: int | None, message: str, *, hint: str = "") -> None:
         super().__init__(path, offset, message, hint=hint)
@@ -86,19 +86,19 @@ class MissingTensorError(WeightctlError, KeyError):
 
 
 class MissingAttributeError(MissingTensorError, AttributeError):
-    """A node of a tree has no tensor, and so nothing that only tensors have, such as a shape."""
+    """A node of a tree has no tensor, and therefore no attributes of tensors, such as a shape."""
 
 
 class MissingIndexError(MissingTensorError, IndexError):
-    """A node of a tree has not so many layers that an index below 0 counts back to one."""
+    """A negative index of a tree node is before the first layer."""
 
 
 class EncodingError(WeightctlError, ValueError):
-    """An encoding cannot hold, or cannot be made from, what it was asked to."""
+    """Values cannot be stored in an encoding, or an encoding cannot be converted."""
 
 
 class NonFiniteError(EncodingError):
-    """A block encoding was asked to hold what it cannot, at flat `index` of its rows."""
+    """A block encoding cannot hold the value at flat `index` of its rows."""
 
     def __init__(self, index: int, value: float, encoding: str) -> None:
         super().__init__(f"element {index} is {value:g}, which {encoding} cannot hold")
@@ -111,43 +111,43 @@ class NonFiniteError(EncodingError):
 
 
 class ConversionError(WeightctlError, ValueError):
-    """A conversion cannot be carried out as asked; said before anything is written."""
+    """A conversion is not possible as requested; raised before anything is written."""
 
 
 class GraphError(WeightctlError, ValueError):
-    """A graph cannot be built as asked: shapes, dtypes or devices do not fit."""
+    """A graph cannot be built as requested: shapes, dtypes or devices do not match."""
 
 
 class ArgumentTypeError(GraphError, EncodingError, TypeError):
-    """An argument is of the wrong type, such as the name of a device for the device.
+    """An argument has the wrong type, such as the name of a device instead of the device.
 
-    Graphs and weights share it: it is what either raises for a wrong argument.
+    Both graphs and weights raise it.
     """
 
 
 class ShardingError(WeightctlError, ValueError):
-    """A tensor cannot be cut as asked for so many ranks."""
+    """A tensor cannot be cut as requested for this number of ranks."""
 
 
 class EngineError(WeightctlError, RuntimeError):
-    """A graph cannot be run as asked, on these inputs, weights or devices."""
+    """A graph cannot be run with these inputs, weights or devices."""
 
 
 class ArchitectureError(WeightctlError, ValueError):
-    """A checkpoint is of no model family that is known, or contradicts the one it names."""
+    """A checkpoint has no supported model family, or contradicts the family that it names."""
 
 
 class UnknownArchitectureError(ArchitectureError):
-    """A checkpoint names a model family that is not known."""
+    """A checkpoint names a model family that is not supported."""
 
 
 class TokenizerError(WeightctlError, ValueError):
-    """A tokenizer is not what it should be, or cannot be said in another naming convention."""
+    """A tokenizer is invalid, or cannot be expressed in another naming convention."""
 
 
 class StateDictError(WeightctlError, ValueError):
-    """The values for a module's weights do not fit them, or are not all there."""
+    """The values for a module's weights are incomplete or do not match the weights."""
 
 
 class OutputError(WeightctlError, OSError):
-    """The target cannot be written, or must not be."""
+    """The target cannot be written, or must not be overwritten."""

@@ -27,12 +27,12 @@ class Shape(tuple[Dim, ...]):
 
     @property
     def is_static(self) -> bool:
-        """Whether every size is known."""
+        """Whether every size is a plain integer."""
         return all(dim.is_static for dim in self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes as integers; `TypeError` where one is not known yet."""
+        """The sizes as integers; raises `TypeError` if one is not defined yet."""
         return tuple(int(dim) for dim in self)
 
     @property
@@ -45,15 +45,15 @@ class Shape(tuple[Dim, ...]):
 
     @property
     def text(self) -> str:
-        """The dimensions as messages have them: `[batch, 256]`."""
+        """The dimensions as text for messages: `[batch, 256]`."""
         return f"[{', '.join(map(str, self))}]"
 
     def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the sizes for these sizes of the names."""
+        """Return the sizes when the names have these sizes."""
         return tuple(dim.at(sizes) for dim in self)
 
     def substitute(self, dims: Mapping[str, Dim]) -> Shape:
-        """Return the shape with names replaced; names that are not given stay."""
+        """Return the shape with the given names replaced; other names are kept."""
         return Shape([dim.substitute(dims) for dim in self])
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +72,7 @@ class Shape(tuple[Dim, ...]):
 
 
 class SizedShape(Shape):
-    """The shape of data that exists: its dimensions are plain integers."""
+    """The shape of existing data: its dimensions are plain integers."""
 
     __slots__ = ()
 
@@ -93,9 +93,9 @@ class SizedShape(Shape):
         return cast("tuple[int, ...]", tuple(self))
 
     def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002  # as in Shape
-        """Return the sizes: there are no names."""
+        """Return the sizes; a sized shape has no names."""
         return self.sizes
 
     def substitute(self, dims: Mapping[str, Dim]) -> Shape:  # noqa: ARG002  # as in Shape
-        """Return the shape itself: there are no names."""
+        """Return the shape itself; a sized shape has no names."""
         return self

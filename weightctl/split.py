@@ -1,4 +1,4 @@
-"""Slices of a tensor for several ranks: the arithmetic of cutting it."""
+"""The arithmetic of cutting a tensor for several ranks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Range: TypeAlias = "tuple[int, int]"
 
 
 class Cut(NamedTuple):
-    """The ranges of elements along an axis that a rank has, in their order; none overlap."""
+    """The ranges of elements along an axis that a rank has, in order and without overlap."""
 
     axis: int
     ranges: tuple[Range, ...]
 
     @property
     def size(self) -> int:
-        """How many elements they are."""
+        """The number of elements."""
         return sum(stop - start for start, stop in self.ranges)
 
 
@@ -61,31 +61,31 @@ Part: TypeAlias = "tuple[Cut, ...]"
 
 
 class Sharding(NamedTuple):
-    """How a tensor is cut: the part of each rank, None where one has nothing of it.
+    """How a tensor is cut: the slice of each rank, None for a rank that has nothing of it.
 
-    Every element is on some rank. `strategy` is what people call the way it is cut.
+    Every element is on at least one rank. `strategy` is the name of the way it is cut.
     """
 
     strategy: str
     parts: tuple[Part | None, ...]
 
     def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...] | None:
-        """Return the shape of a rank's part of a tensor of shape `whole`, None for nothing."""
+        """Return the shape of a rank's slice of a tensor of shape `whole`; None if it is empty."""
         part = self.parts[rank]
         return None if part is None else part_shape(whole, part)
 
 
 def part_shape(whole: Sequence[int], part: Part) -> tuple[int, ...]:
-    """Return the shape of a part of a tensor of shape `whole`."""
+    """Return the shape of a slice of a tensor of shape `whole`."""
     sizes = {cut.axis: cut.size for cut in part}
     return tuple(sizes.get(axis, size) for axis, size in enumerate(whole))
 
 
 class Grid(NamedTuple):
-    """How ranks are laid out: `tp` that cut layers, `ep` groups of experts, `pp` runs of layers.
+    """The arrangement of ranks: `tp` tensor parallel, `ep` expert parallel, `pp` pipeline parallel.
 
-    Ranks are counted with `tp` fastest and `pp` slowest. All but experts is alike in each of the
-    `ep` groups.
+    Ranks are numbered with `tp` fastest and `pp` slowest. Weights other than experts are the same
+    in each of the `ep` groups.
     """
 
     tp: int = 1
@@ -94,38 +94,38 @@ class Grid(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.tp * self.ep * self.pp
 
     @property
     def degrees(self) -> str:
-        """Those above 1 as people say them: `tp 2 x pp 4`; empty for one rank."""
+        """The degrees above 1 as text: `tp 2 x pp 4`; empty for one rank."""
         return " x ".join(f"{name} {size}" for name, size in self._asdict().items() if size > 1)
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """Return the numbers of a rank along `tp`, `ep` and `pp`."""
+        """Return the position of a rank along `tp`, `ep` and `pp`."""
         rest, tensor = divmod(rank, self.tp)
         stage, expert = divmod(rest, self.ep)
         return tensor, expert, stage
 
 
 class Heads(NamedTuple):
-    """The heads of an attention: of queries, of keys and values, and how long each is."""
+    """The heads of attention: the number of query heads and KV heads, and the size of a head."""
 
     queries: int
     keys: int
     size: int
 
     def __str__(self) -> str:
-        shared = f", which share {self.keys} of keys and values"
-        return f"{self.queries} heads of {self.size}{shared * (self.keys != self.queries)}"
+        shared = f", with {self.keys} KV heads"
+        return f"{self.queries} query heads of {self.size}{shared * (self.keys != self.queries)}"
 
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1
     ) -> list[tuple[Range, Range]] | None:
         """Return the elements of queries, and of keys or values, that each rank has.
 
-        No block of as many elements is broken. None where `head_ranges` gives none.
+        No block is split. Returns None if `head_ranges` does.
         """
         size = self.size
         step, key_step = (lcm(each, size) // size for each in (block, key_block))
@@ -139,7 +139,7 @@ class Heads(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A tensor that is to be cut; `blocks` are how many elements of each axis stay together."""
+    """A tensor to be cut; `blocks` has the number of elements per axis that stay together."""
 
     name: str
     shape: tuple[int, ...]
@@ -147,16 +147,16 @@ class Whole(NamedTuple):
 
 
 def shares(count: int, ranks: int) -> list[Range]:
-    """Share things out in their order, as evenly as can be: the first get one more."""
+    """Divide items in order and as evenly as possible: the first shares get one more."""
     least, more = divmod(count, ranks)
     ends = accumulate((least + (rank < more) for rank in range(ranks)), initial=0)
     return list(pairwise(ends))
 
 
 def unit_ranges(size: int, unit: int, ranks: int) -> list[Range] | None:
-    """Share out `size` elements in whole units, of which the last may be smaller.
+    """Divide `size` elements in whole units; the last unit may be smaller.
 
-    None where there are fewer units than ranks: each is to have something.
+    Returns None if there are fewer units than ranks: no rank may be empty.
     """
     units = -(-size // unit)
     if units < ranks:
@@ -167,12 +167,12 @@ def unit_ranges(size: int, unit: int, ranks: int) -> list[Range] | None:
 def head_ranges(
     heads: int, kv_heads: int, ranks: int, *, step: int = 1, kv_step: int = 1
 ) -> list[tuple[Range, Range]] | None:
-    """Share out query heads, and with them the key-value heads that they look at.
+    """Divide query heads among ranks, together with the KV heads that they use.
 
-    Ranks begin at multiples of `step` query heads and `kv_step` key-value heads, where blocks are
-    longer than a head. Where there are fewer key-value heads than ranks, several ranks have the
-    same one and share out its queries. None where not each can have something, or all as many
-    queries for each of its key-value heads.
+    Ranks begin at multiples of `step` query heads and `kv_step` KV heads, for blocks that are
+    longer than a head. If there are fewer KV heads than ranks, several ranks have the same KV head
+    and divide its query heads. Returns None if a rank would be empty, or if the KV heads of a rank
+    would not have the same number of query heads.
     """
     group = heads // kv_heads
     if ranks <= kv_heads:
@@ -194,7 +194,7 @@ def head_ranges(
 
 
 def replicate(whole: Whole, ranks: int) -> Sharding:
-    """Every rank has all of it."""
+    """Give every rank the whole tensor."""
     del whole
     return Sharding("replicate", ((),) * ranks)
 
@@ -216,36 +216,41 @@ def columnwise(whole: Whole, ranks: int) -> Sharding:
 
 
 def expert_parallel(whole: Whole, ranks: int) -> Sharding:
-    """Cut experts that are stacked along the first axis; none is cut itself."""
+    """Divide experts that are stacked along the first axis; no expert is cut."""
     return rowwise(whole, ranks)._replace(strategy="expert_parallel")
 
 
 def segmented(whole: Whole, ranks: int, sizes: Sequence[int], axis: int = 0) -> Sharding:
-    """Cut each of the segments of an axis by itself; a rank has its share of every one."""
+    """Cut each segment of an axis by itself; a rank has a share of every segment."""
     return _cut_segments("segmented", whole, ranks, axis, sizes)
 
 
 def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
-    """Cut either half of the rows, those of the gate and those of what it gates, by itself."""
+    """Cut each half of the rows by itself: the gate rows and the up rows."""
     size = _size(whole, ranks, axis)
     if size % 2:
-        raise _cannot_cut(whole, ranks, axis, f"its {size} rows are not two halves", None)
+        raise _cannot_cut(
+            whole, ranks, axis, f"its {size} rows cannot be divided into two halves", None
+        )
     return _cut_segments("gate_up", whole, ranks, axis, (size // 2, size // 2))
 
 
 def stacked_qkv(
     whole: Whole, ranks: int, *, heads: int, kv_heads: int, head_dim: int, axis: int = 0
 ) -> Sharding:
-    """Cut the rows of queries, keys and values, which follow one another, by heads.
+    """Cut rows of queries, keys and values, stored one after the other, by heads.
 
-    Key-value heads are replicated where there are fewer than ranks.
+    KV heads are replicated if there are fewer KV heads than ranks.
     """
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     found = Heads(heads, kv_heads, head_dim)
     _require_heads(whole, ranks, axis, found)
     starts = (0, heads * head_dim, (heads + kv_heads) * head_dim)
     if size != starts[2] + kv_heads * head_dim:
-        reason = f"it has {size} rows for {heads} + 2 x {kv_heads} heads of {head_dim}"
+        reason = (
+            f"it has {size} rows, but {heads} + 2 x {kv_heads} heads of {head_dim} need "
+            f"{(heads + 2 * kv_heads) * head_dim}"
+        )
         raise _cannot_cut(whole, ranks, axis, reason, None)
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
@@ -276,16 +281,20 @@ def head_aware_columnwise(
     kv_heads: int | None = None,
     axis: int = 1,
 ) -> Sharding:
-    """Cut the columns that attention's output projection reads, each head's as one.
+    """Cut the columns of the output projection of attention by heads.
 
-    With `kv_heads` as `stacked_qkv` shares the queries out.
+    With `kv_heads`, the query heads are divided as `stacked_qkv` divides them.
     """
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     found = Heads(heads, heads if kv_heads is None else kv_heads, head_dim)
     _require_heads(whole, ranks, axis, found)
     if size != heads * head_dim:
         raise _cannot_cut(
-            whole, ranks, axis, f"it has {size}, not {heads} heads of {head_dim}", None
+            whole,
+            ranks,
+            axis,
+            f"it has {size} elements, but {heads} heads of {head_dim} need {heads * head_dim}",
+            None,
         )
 
     def find_ranges(count: int) -> list[tuple[Range, Range]] | None:
@@ -300,17 +309,17 @@ def head_aware_columnwise(
 
 
 def counts_that_work(found: Callable[[int], object | None], most: int) -> list[int]:
-    """Return the numbers of ranks, up to `most`, for which something is found."""
+    """Return the numbers of ranks, up to `most`, that work."""
     return [count for count in range(1, most + 1) if found(count) is not None]
 
 
 def ranks_that_work(counts: Sequence[int]) -> str:
-    """Return what tells how many ranks there may be: `1 to 4 or 6 ranks work`."""
+    """Return the numbers of ranks that work as text: `1 to 4 or 6 ranks work`."""
     return f"{join_counts(counts)} {'rank works' if list(counts) == [1] else 'ranks work'}"
 
 
 def join_counts(counts: Sequence[int]) -> str:
-    """Name numbers of ranks as people do, runs of them by their ends: `1 to 4, 6 or 8`."""
+    """Join numbers of ranks as text, with ranges of consecutive numbers: `1 to 4, 6 or 8`."""
     texts: list[str] = []
     for _, group in groupby(enumerate(counts), lambda pair: pair[1] - pair[0]):
         run = [count for _, count in group]
@@ -324,7 +333,7 @@ def _cut_segments(
     size, block = _size(whole, ranks, axis), whole.blocks[axis]
     segments = [size] if sizes is None else list(sizes)
     if sum(segments) != size or min(segments, default=0) < 0:
-        reason = f"its {size} elements are not segments of {' + '.join(map(str, segments))}"
+        reason = f"the segments {' + '.join(map(str, segments))} do not add up to {size} elements"
         raise _cannot_cut(whole, ranks, axis, reason, None)
     starts = [0, *accumulate(segments)][:-1]
     units = min((-(-each // block) for each in segments), default=0)
@@ -332,8 +341,8 @@ def _cut_segments(
         units = 1
     if ranks > max(units, 1):
         are = f"{pluralize(units, 'block')} of {block}" if block > 1 else f"{units}"
-        of = "its elements are" if len(segments) == 1 else "the elements of a segment are"
-        raise _cannot_cut(whole, ranks, axis, f"{of} {are}", list(range(1, max(units, 1) + 1)))
+        of = "it has" if len(segments) == 1 else "a segment has"
+        raise _cannot_cut(whole, ranks, axis, f"{of} only {are}", list(range(1, max(units, 1) + 1)))
     shared = [unit_ranges(each, block, ranks) or [(0, each)] for each in segments]
     parts = [
         [(start + ranges[rank][0], start + ranges[rank][1])
@@ -344,7 +353,7 @@ def _cut_segments(
 
 
 def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
-    """Return the part of a cut, with neighbours joined; the whole is not a cut."""
+    """Return the cut along an axis, with adjacent ranges joined; empty for the whole axis."""
     joined: list[Range] = []
     for start, stop in ranges:
         if start == stop:
@@ -358,25 +367,25 @@ def part_along(axis: int, size: int, ranges: Iterable[Range]) -> Part:
 
 def _size(whole: Whole, ranks: int, axis: int) -> int:
     if ranks < 1:
-        raise ShardingError(f"{ranks} is not a number of ranks", hint="1 at least")
+        raise ShardingError(f"{ranks} is not a valid number of ranks", hint="use at least 1")
     if not 0 <= axis < len(whole.shape):
         raise ShardingError(
-            f"`{whole.name}` of shape {list(whole.shape)} has no axis {axis} to cut along",
-            hint="`replicate` gives all ranks the whole",
+            f"`{whole.name}` of shape {list(whole.shape)} has no axis {axis}",
+            hint="use `replicate` to give all ranks the whole tensor",
         )
     return whole.shape[axis]
 
 
 def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
-    """Raise `ShardingError` unless each key-value head is looked at by as many query heads."""
-    queries, keys, length = heads
+    """Raise `ShardingError` unless each KV head has the same number of query heads."""
+    queries, keys, _ = heads
     if min(heads) < 1 or queries % keys:
-        reason = f"{queries} heads of {length} do not share {keys} of keys and values evenly"
+        reason = f"{queries} query heads cannot be divided evenly among {keys} KV heads"
         raise _cannot_cut(whole, ranks, axis, reason, None)
 
 
 def _describe_heads(heads: Heads, block: int) -> str:
-    return f"there are {heads}" + (f", in blocks of {block}" if block > 1 else "")
+    return f"it has {heads}" + (f", in blocks of {block}" if block > 1 else "")
 
 
 def _cannot_cut(

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
         (["--mem", "512"], "the size `512` has no unit"),
         (["--mem", "10kB"], "is too little"),
         (["--to", "safetensors"], "has the suffix of gguf"),
-        (["--to", "onnx"], "is not a format"),
-        (["--from", "onnx"], "is not a format"),
+        (["--to", "onnx"], "is not a supported format"),
+        (["--from", "onnx"], "is not a supported format"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -55,7 +55,9 @@ def test_what_a_format_cannot_hold_is_reported_for_all_tensors(
     weightctl("convert", tiny_llama, quantized, "--quant", "q8_0")
     done = weightctl("convert", quantized, tmp_path / "out.safetensors")
     assert done.returncode == 2
-    assert "`token_embd.weight` is Q8_0, which safetensors does not have" in done.stderr
+    assert (
+        "`token_embd.weight` is stored as Q8_0, which safetensors does not support" in done.stderr
+    )
     assert "... and 18 more" in done.stderr
     assert "--dtype bf16" in done.stderr
 
@@ -74,7 +76,7 @@ def test_fp8_goes_into_safetensors_and_back_out(
     out = tmp_path / "f8.safetensors"
     assert weightctl("convert", tiny_llama, out, "--dtype", "f8_e4m3").returncode == 0
     refused = weightctl("convert", out, tmp_path / "out.gguf")
-    assert "F8_E4M3, which GGUF does not have" in refused.stderr
+    assert "`lm_head.weight` is stored as F8_E4M3, which GGUF does not support" in refused.stderr
     assert "--dtype bf16" in refused.stderr
     assert weightctl("convert", out, tmp_path / "x.gguf", "--dtype", "bf16").returncode == 0
     assert weightctl("convert", out, tmp_path / "b.safetensors", "--dtype", "bf16").returncode == 0

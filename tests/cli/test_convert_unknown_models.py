@@ -66,9 +66,11 @@ def test_what_is_of_no_part_of_a_model_is_refused_until_it_is_excluded(
     save_file(tensors | more, tmp_path / "in" / "model.safetensors")
     asked = "convert", tmp_path / "in", tmp_path / "out.gguf"
     says = refused(weightctl(*asked), tmp_path)
-    assert "`model.extra.weight` is of no part of llama" in says
-    assert "`value_head` is of no part of llama" in says
-    assert "--exclude leaves out what is of no part of the model" in says
+    assert "`model.extra.weight` is not a part of llama" in says
+    assert "`value_head` is not a part of llama" in says
+    assert (
+        "to leave out tensors that are not part of the model, use --exclude (exclude in Python)"
+    ) in says
     says = refused(weightctl(*asked, "--exclude", "model.extra.*"), tmp_path)
     assert "model.extra" not in says
     assert "value_head" in says
@@ -107,9 +109,12 @@ def test_an_unknown_family_is_refused_with_what_is_known_and_can_be_kept(
     save_file(tensors, tmp_path / "in" / "model.safetensors")
     asked = "convert", tmp_path / "in", tmp_path / "out.gguf"
     says = refused(weightctl(*asked), tmp_path)
-    assert "`model_type` is `'lama'`, a family that weightctl does not know" in says
-    assert "`--names keep` converts the tensors as they are called" in says
-    assert "closest is llama" in says
+    assert "`model_type` is `'lama'`, a model family that weightctl does not support" in says
+    assert (
+        'to convert the tensors under their present names, use --names keep (names="keep" in '
+        "Python); the result is not a model that loads"
+    ) in says
+    assert "the closest family is llama" in says
     assert weightctl(*asked, "--names", "keep").returncode == 0
     assert names(tmp_path / "out.gguf") == names(tiny_llama)
 
@@ -129,11 +134,12 @@ def test_an_unknown_family_is_copied_into_a_directory(
         ("model.layers.1.mlp.up_proj.weight", None,
          "`model.layers.1.mlp.up_proj.weight` is missing"),
         ("model.layers.2.mlp.up_proj.weight", (500, 256),
-         "`model.layers.2.mlp.up_proj.weight` is of shape [500, 256], where [512, 256] belongs"),
+         "`model.layers.2.mlp.up_proj.weight` has shape [500, 256] instead of [512, 256]"),
         ("model.layers.0.self_attn.q_proj.weight", (255, 256),
-         "`model.layers.0.self_attn.q_proj.weight` is of shape [255, 256]"),
+         ("`model.layers.0.self_attn.q_proj.weight` has shape [255, 256] instead of [256, "
+             "256]")),
         ("model.layers.0.self_attn.q_norm.weight", (32,),
-         "`model.layers.0.self_attn.q_norm.weight` is of no part of llama"),
+         "`model.layers.0.self_attn.q_norm.weight` is not a part of llama"),
     ],
     ids=["missing", "of another shape", "of another number of heads", "unexpected"],
 )  # fmt: skip

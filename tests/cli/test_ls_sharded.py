@@ -144,7 +144,8 @@ def test_of_one_ranks_part_it_is_reported_where_the_whole_is(weightctl: Run, hal
     for path in (halves / "rank-1", halves / "rank-1" / "model.safetensors"):
         note = weightctl("ls", path).stderr
         assert (
-            note == f"note: this is the part of one rank alone; the whole checkpoint is {halves}\n"
+            note == "note: this file has only the tensors of one rank; "
+            f"open {halves} for the whole checkpoint\n"
         )
     assert weightctl("ls", halves).stderr == ""
 
@@ -193,8 +194,8 @@ def test_unfinished_shards_are_told_in_a_line(weightctl: Run, halves: Path, tmp_
     done = weightctl("ls", tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == (
-        f"error: {tmp_path / 'manifest.json'}: these shards are unfinished: their writing was "
-        "stopped"
+        f"error: {tmp_path / 'manifest.json'}: the sharded checkpoint is incomplete: the "
+        "run that wrote it was stopped"
     )
 
 

@@ -137,7 +137,7 @@ def test_a_plan_of_ones_own_decides_and_the_family_on_the_rest(tmp_path: Path) -
     assert strategies["lm_head.weight"] == "replicate"
     assert strategies[O_PROJ] == "head_aware_columnwise"
     assert strategies["model.layers.0.mlp.down_proj.weight"] == "columnwise"
-    note = r"note: \d+ weights that the plan does not name are cut as those of llama\n"
+    note = r"note: \d+ weights without a rule in the plan file are cut by the rules of llama\n"
     assert re.fullmatch(note, done.stderr)
 
 
@@ -166,7 +166,10 @@ def test_a_missing_part_is_named(halves: Path, tmp_path: Path) -> None:
     shutil.copytree(halves, tmp_path / "halves")
     (tmp_path / "halves" / "rank-1" / "model.safetensors").unlink()
     message = refusal("--gather", tmp_path / "halves", tmp_path / "whole")
-    assert "the shards are not whole: rank 1: rank-1/model.safetensors is missing" in message
+    assert (
+        "the sharded checkpoint is not complete: rank 1: rank-1/model.safetensors is missing"
+        in message
+    )
 
 
 def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Path) -> None:
@@ -207,19 +210,22 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} out --tp two", "--tp two is not a number of ranks"),
         ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),
         ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
-        ("{tiny} out --ep 2", "the model has no experts, which 2 groups cannot share"),
-        ("{tiny} out --pp 4", "3 layers, which 4 stages cannot share\n  hint: --pp takes up to 3"),
+        ("{tiny} out --ep 2", "the model has no experts, which cannot be divided among 2 groups"),
+        ("{tiny} out --pp 4", "the model has 3 layers, which cannot be divided among 4 stages"),
         ("{tiny} out --tp auto", "--tp auto writes nothing"),
         ("{tiny} --tp auto --pp 2 --to gguf", "hint: remove --pp and --to"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
-        ("{tiny} out --tp 2 --to none", "`none` is not a format\n  hint: formats: safetensors"),
+        ("{tiny} out --tp 2 --to none", "`none` is not a supported format"),
         ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
         ("{tiny} - --tp 2", "stdout takes one file, and a sharded checkpoint has several"),
         ("nowhere out --tp 2", "nowhere: No such file or directory"),
         ("nowhere --tp auto", "nowhere: No such file or directory"),
-        ("{readme} out --tp 2", "no checkpoint that weightctl reads: it is text"),
-        ("{training} out --tp 2", "; --plan FILE says how its tensors are cut"),
+        ("{readme} out --tp 2", "not a checkpoint that weightctl can read: it is text"),
+        (
+            "{training} out --tp 2",
+            ("; to define how its tensors are cut, use --plan FILE (rules=FILE in Python)"),
+        ),
         ("--gather {tiny}", "OUT is missing\n  hint: weightctl shard --gather DIR OUT"),
         ("--gather {tiny} whole", "is not a sharded checkpoint: it has no manifest"),
         ("--gather nowhere whole", "nowhere: No such file or directory"),
@@ -248,7 +254,7 @@ def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
 def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
     message = refusal(TINY, "out", "--tp", "3")
     assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in message
-    assert "8 heads of 32, which share 2 of keys and values" in message
+    assert "it has 8 query heads of 32, with 2 KV heads" in message
     assert message.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
 
 
@@ -289,7 +295,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on_and_it_does(tmp_path: Path) -
     assert not out.exists()
     partial = journal.removesuffix(".journal")
     message = refusal("--gather", partial, tmp_path / "whole")
-    assert "these shards are unfinished: their writing was stopped" in message
+    assert "the sharded checkpoint is incomplete: the run that wrote it was stopped" in message
     copy = partial.replace(str(out), str(again))
     shutil.copytree(partial, copy)
     shutil.copy(journal, f"{copy}.journal")

@@ -148,12 +148,12 @@ def test_every_block_type_that_the_gguf_package_decodes_is_decoded() -> None:
 
 @pytest.mark.parametrize("encoding", [e for e in ENCODINGS.values() if not can_decode(e)], ids=str)
 def test_what_cannot_be_decoded_is_reported(encoding: Encoding) -> None:
-    with pytest.raises(EncodingError, match=f"data of {encoding} cannot be interpreted"):
+    with pytest.raises(EncodingError, match=f"weightctl cannot read {encoding} data"):
         transcode(np.zeros((1, encoding.size), np.uint8), encoding, DType.float32.encoding)
 
 
 def test_an_encoding_that_the_table_lacks_has_no_codec() -> None:
-    with pytest.raises(EncodingError, match="gguf type 99 cannot be interpreted"):
+    with pytest.raises(EncodingError, match="weightctl cannot read gguf type 99 data"):
         codec(unknown_encoding("gguf", 99, 4, 8))
 
 

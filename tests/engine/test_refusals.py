@@ -32,13 +32,13 @@ def added(*types: TensorType) -> Graph:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ([numbers(2, 3)], "has 2 inputs, and 1 were given"),
-        ([numbers(2, 3), numbers(3)], r"input 1 is float32\[3\], .* has float32\[batch, 3\]"),
+        ([numbers(2, 3)], "has 2 inputs, but 1 were given"),
+        ([numbers(2, 3), numbers(3)], r"input 1 is float32\[3\], .* needs float32\[batch, 3\]"),
         ([numbers(2, 3), numbers(2, 3).astype("f8")], r"input 1 is float64\[2, 3\].*float32 first"),
-        ([numbers(2, 4), numbers(2, 3)], r"input 0 .* dimension 1 of .* is 3, not 4"),
+        ([numbers(2, 4), numbers(2, 3)], r"input 0 .* dimension 1 of .* must be 3, not 4"),
         ([numbers(2, 3), numbers(5, 3)], r"`batch` is 2 in input 0 and 5 in input 1"),
         ([numbers(2, 3), "text"], "input 1: str is not an array"),
-        ([numbers(2, 3), np.array(["text"])], "input 1: an array of <U4 has no DType"),
+        ([numbers(2, 3), np.array(["text"])], "input 1: no DType matches arrays of <U4"),
         ([numbers(2, 3), 1.0], "input 1: float is not an array"),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_numbers_are_inputs_of_rank_0_where_their_dtype_holds_them(
         found = loaded(graph).execute(number)[0].to_numpy()
         assert found == torch.tensor(number, dtype=torch_dtype(dtype)).double()
     for number in refused:
-        with pytest.raises(EngineError, match=f"input 0: .* does not fit {dtype.value}"):
+        with pytest.raises(EngineError, match=f"input 0: .* cannot be stored in {dtype.value}"):
             loaded(graph).execute(number)
 
 
@@ -82,14 +82,16 @@ def test_complex_numbers_are_inputs_of_rank_0() -> None:
         graph.output(graph.inputs[0])
     for number in (1, 1.5, 2 - 3j):
         assert loaded(graph).execute(number)[0].to_numpy() == number
-    with pytest.raises(EngineError, match="does not fit complex64"):
+    with pytest.raises(EngineError, match=r"1e\+300j cannot be stored in complex64"):
         loaded(graph).execute(1e300j)
 
 
 def test_a_dimension_that_is_arithmetic_is_checked() -> None:
     model = loaded(added(TensorType(F32, ("n",)), TensorType(F32, (Dim("n") * 2,))))
     assert model.execute(numbers(2), numbers(4))[1].shape == (4,)
-    with pytest.raises(EngineError, match=r"input 1 .* is 4 \(2\*n\), not 5"):
+    with pytest.raises(
+        EngineError, match=r"dimension 0 of float32\[2\*n\] must be 4 \(2\*n\), not 5"
+    ):
         model.execute(numbers(2), numbers(5))
 
 
@@ -98,8 +100,8 @@ N, M = Dim("n"), Dim("m")
 
 @pytest.mark.parametrize(
     ("dim", "says"),
-    [(N - 5, "n - 5 is less than 0 where n is 3"),
-     (N // M, r"\(n // m\) divides by 0 where m is 0 and n is 3")],
+    [(N - 5, "n - 5 is less than 0 with n is 3"),
+     (N // M, r"\(n // m\) divides by 0 with m is 0 and n is 3")],
     ids=str,
 )  # fmt: skip
 def test_a_dimension_that_comes_out_as_no_size_is_refused(dim: Dim, says: str) -> None:
@@ -122,9 +124,12 @@ def test_a_dimension_that_comes_out_as_no_size_is_refused(dim: Dim, says: str) -
 
 @pytest.mark.parametrize(
     ("registry", "says"),
-    [([np.ones(2)], "weights_registry is a list"), ("a.safetensors", "weights_registry is a str"),
-     ({0: np.ones(2)}, r"layers\.0\.w`: missing")],
-)  # fmt: skip
+    [
+        ([np.ones(2)], "weights_registry cannot be a list"),
+        ("a.safetensors", "weights_registry cannot be a str"),
+        ({0: np.ones(2)}, r"layers\.0\.w`: missing"),
+    ],
+)
 def test_what_is_not_a_registry_is_refused(registry: Any, says: str) -> None:
     with pytest.raises(EngineError, match=says):
         loaded(stack(1), registry)
@@ -147,7 +152,9 @@ def test_what_is_not_a_device_is_refused(devices: Any) -> None:
 
 def test_a_name_that_no_input_gives_a_size_is_refused() -> None:
     model = loaded(added(TensorType(F32, (Dim("n") * 2,))))
-    with pytest.raises(EngineError, match="nothing says what size `n` has"):
+    with pytest.raises(
+        EngineError, match=r"the size of `n`, on which 2\*n depends, is not defined"
+    ):
         model.execute(numbers(4))
 
 
@@ -162,7 +169,7 @@ def test_an_id_that_a_table_lacks_is_reported_with_the_operation_and_the_shapes(
     with Graph("rows", [TensorType(F32, (3, 2)), TensorType(DType.int64, ("n",))]) as graph:
         table, ids = graph.inputs
         graph.output(ops.embedding(table, ids))
-    message = r"(?s)embedding of float32\[3, 2\] and int64\[1\]: there is no row 7.*there are 3"
+    message = r"embedding of float32\[3, 2\] and int64\[1\]: row 7 does not exist"
     with pytest.raises(EngineError, match=message):
         loaded(graph).execute(numbers(3, 2), np.array([7]))
 
@@ -195,9 +202,9 @@ def test_what_fails_in_a_layer_names_the_layer() -> None:
 
 @pytest.mark.parametrize(
     ("result", "says"),
-    [(torch.zeros(3), r"gave float32\[3\] where the graph has float32\[2\]"),
+    [(torch.zeros(3), r"gave float32\[3\] instead of float32\[2\]"),
      (torch.zeros(2, dtype=torch.float64), r"gave float64\[2\]"),
-     ((torch.zeros(2), torch.zeros(2)), "gave 2 results, not 1")],
+     ((torch.zeros(2), torch.zeros(2)), "the operation gave 2 results instead of 1")],
 )  # fmt: skip
 def test_a_result_that_is_not_what_was_inferred_is_refused(
     result: Any, says: str, monkeypatch: pytest.MonkeyPatch
@@ -205,7 +212,7 @@ def test_a_result_that_is_not_what_was_inferred_is_refused(
     monkeypatch.setitem(OPS, "lying", LYING)
     with Graph("wrong", [TensorType(F32, (2,))]) as graph:
         graph.output(lying(graph.inputs[0], result))
-    with pytest.raises(EngineError, match=f"lying of float32\\[2\\]: it {says}"):
+    with pytest.raises(EngineError, match=f"lying of float32\\[2\\]: .*{says}"):
         loaded(graph).execute(numbers(2))
 
 
@@ -223,7 +230,7 @@ def test_a_gpu_is_refused_where_torch_is_built_without_cuda() -> None:
 
 @pytest.mark.parametrize(
     ("count", "says"),
-    [(0, "gpu:1 .* finds no GPU"), (1, "gpu:1 .* there is one, gpu:0")],
+    [(0, "gpu:1 .* finds no GPU"), (1, "gpu:1 is not available")],
 )  # fmt: skip
 def test_a_gpu_that_is_not_there_is_refused(
     count: int, says: str, monkeypatch: pytest.MonkeyPatch
@@ -235,7 +242,7 @@ def test_a_gpu_that_is_not_there_is_refused(
 
 
 def test_a_device_of_no_known_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match="'tpu' is not a kind of device"):
+    with pytest.raises(TypeError, match="'tpu' is not a device kind"):
         InferenceSession([DeviceRef("tpu")])
 
 

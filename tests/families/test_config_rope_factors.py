@@ -122,14 +122,23 @@ def test_factors_of_1_are_not_a_scaling() -> None:
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        (np.ones(7, np.float32), "7 numbers for 8 pairs"),
-        (np.full(8, np.nan, np.float32), "faster"),
-        (np.full(8, np.inf, np.float32), "faster"),
-        (np.full(8, 0.5, np.float32), "faster"),
-        (np.full(8, -1.0, np.float32), "faster"),
-        (np.arange(8, 0, -1).astype(np.float32), "no llama3 scaling"),
-        (np.array([1, 1, 1, 3, 2, 9, 9, 9], np.float32), "no llama3 scaling"),
-        (np.array([1, 1, 1, 1, 1, 3e38, 3e38, 3e38], np.float32), "no llama3 scaling"),
+        (np.ones(7, np.float32), r"`rope_freqs\.weight` has 7 values for 8 pairs"),
+        (np.full(8, np.nan, np.float32), "increases some frequencies"),
+        (np.full(8, np.inf, np.float32), "increases some frequencies"),
+        (np.full(8, 0.5, np.float32), "increases some frequencies"),
+        (np.full(8, -1.0, np.float32), "increases some frequencies"),
+        (
+            np.arange(8, 0, -1).astype(np.float32),
+            "does not match llama3 scaling",
+        ),
+        (
+            np.array([1, 1, 1, 3, 2, 9, 9, 9], np.float32),
+            "does not match llama3 scaling",
+        ),
+        (
+            np.array([1, 1, 1, 1, 1, 3e38, 3e38, 3e38], np.float32),
+            "does not match llama3 scaling",
+        ),
     ],
 )
 @pytest.mark.parametrize("base", [10000.0, 1.0, 1e12])
@@ -144,7 +153,7 @@ def test_factors_of_no_llama3_scaling_are_refused(factors: Any, message: str, ba
 
 def test_factors_beside_another_scaling_are_refused() -> None:
     fields = {"scaling.kind": "linear", "scaling.factor": 4.0}
-    with pytest.raises(ArchitectureError, match="by a key too"):
+    with pytest.raises(ArchitectureError, match="and a metadata key"):
         with_llama3(fields, np.ones(8, np.float32))
 
 

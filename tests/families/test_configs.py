@@ -207,14 +207,23 @@ def test_0_positions_are_not_a_window_in_gguf() -> None:
         ({"block_count": "many"}, "`llama.block_count` is `'many'`"),
         ({"block_count": True}, "`llama.block_count` is `True`"),
         ({"attention__head_count": 3}, "64 / 3"),
-        ({"attention__head_count_kv": 3}, "4 query heads cannot share 3"),
+        (
+            {"attention__head_count_kv": 3},
+            ("4 query heads cannot be divided evenly among 3 KV heads"),
+        ),
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "epsilon` is `nan`"),
-        ({"rope__dimension_count": 15}, "15 numbers of a head of 16"),
-        ({"rope__dimension_count": 18}, "18 numbers of a head of 16"),
+        (
+            {"rope__dimension_count": 15},
+            ("15 rotary dimensions do not fit a head of 16 elements; the number must be even"),
+        ),
+        (
+            {"rope__dimension_count": 18},
+            ("18 rotary dimensions do not fit a head of 16 elements; the number must be even"),
+        ),
         ({"rope__scaling__type": "longrope"}, "rope.scaling.type` is `'longrope'`"),
         ({"rope__freq_base": 0.0}, "freq_base` is `0.0`"),
-        ({"attention__value_length": 8}, "different lengths"),
-        ({"expert_count": 8}, "`llama.expert_count` is `8`: mixtures of experts"),
+        ({"attention__value_length": 8}, "keys and values of different sizes are not supported"),
+        ({"expert_count": 8}, r"`llama\.expert_count` is `8`: mixture of experts is not supported"),
     ],
 )
 def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -226,9 +235,12 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": -3}, "`num_hidden_layers` is `-3`, no whole number from 1 to 10000"),
+        (
+            {"num_hidden_layers": -3},
+            ("`num_hidden_layers` is `-3`; it must be an integer from 1 to 10000"),
+        ),
         ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is `1000000000`"),
-        ({"hidden_size": 10**400}, "`hidden_size` is a number of hundreds of digits"),
+        ({"hidden_size": 10**400}, "`hidden_size` is an integer of hundreds of digits"),
         ({"hidden_size": 4096.5}, "`hidden_size` is `4096.5`"),
         ({"hidden_size": "4096"}, "`hidden_size` is `'4096'`"),
         ({"hidden_size": True}, "`hidden_size` is `True`"),
@@ -236,19 +248,28 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
         ({"hidden_size": 4097}, "4097 / 32"),
         ({"vocab_size": 1 << 31}, "`vocab_size` is `2147483648`"),
         ({"num_attention_heads": 0}, "`num_attention_heads` is `0`"),
-        ({"num_key_value_heads": 7}, "32 query heads cannot share 7"),
-        ({"head_dim": 127}, "127 numbers of a head"),
+        ({"num_key_value_heads": 7}, "32 query heads cannot be divided evenly among 7 KV heads"),
+        ({"head_dim": 127}, "127 rotary dimensions do not fit a head of 127 elements"),
         ({"rms_norm_eps": -1e-6}, "`rms_norm_eps` is `-1e-06`"),
         ({"rms_norm_eps": float("inf")}, "`rms_norm_eps` is `inf`"),
-        ({"attention_bias": "yes"}, "`attention_bias` is `'yes'`, neither true nor false"),
-        ({"hidden_act": "mish"}, "`hidden_act` is `'mish'`, none of `silu`"),
+        ({"attention_bias": "yes"}, "`attention_bias` is `'yes'`; it must be true or false"),
+        (
+            {"hidden_act": "mish"},
+            (
+                "`hidden_act` is `'mish'`; it must be one of `silu`, `swish`, `gelu`, "
+                "`gelu_python`, `gelu_new`"
+            ),
+        ),
         ({"hidden_act": "s" * 999}, "`hidden_act` is `'sss"),
         ({"rope_theta": 0}, "rope_theta` is `0`"),
         ({"rope_scaling": [1]}, "is not an object"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type` is `'dynamic'`"),
         ({"rope_scaling": {"type": "linear"}}, "no `factor`"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor` is `-2`"),
-        ({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}}, "not below"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}},
+            ("`low_freq_factor` is not less than `high_freq_factor`"),
+        ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "full_attention"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "`rope_theta`.* is 1"),
         ({"rope_scaling": {"type": "yarn", "beta_fast": 1e-320}}, "beta_fast` is `1e-320`"),
@@ -257,21 +278,27 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
         ({"rope_theta": 1e-300}, "rope_theta` is `1e-300`"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}, "partial_rotary_factor": 0.5},
-            "`partial_rotary_factor` is 0.5 beside `linear` scaling",
+            (
+                "`partial_rotary_factor` is 0.5 with `linear` scaling, which transformers "
+                "does not support"
+            ),
         ),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "relative positions"),
-        ({"model_type": "bert", "is_decoder": True}, "BERTs that decode"),
+        ({"model_type": "bert", "is_decoder": True}, "BERT decoders are not supported"),
         (
             {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
-            "layer_idx` is `True`: attention that scales its scores",
+            (
+                "`scale_attn_by_inverse_layer_idx` is `True`: other scaling of attention "
+                "scores is not supported"
+            ),
         ),
         (
             {"model_type": "gpt2", "scale_attn_weights": False},
-            "scale_attn_weights` is `False`: attention that scales its scores",
+            ("`scale_attn_weights` is `False`: other scaling of attention scores is not supported"),
         ),
         (
             {"model_type": "gpt2", "add_cross_attention": True},
-            "add_cross_attention` is `True`: attention to another model",
+            "`add_cross_attention` is `True`: cross attention is not supported",
         ),
     ],
 )

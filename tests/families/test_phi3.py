@@ -164,5 +164,9 @@ def test_what_a_phi3_leaves_out_is_as_transformers_takes_it(document: dict[str, 
 def test_factors_for_other_numbers_of_pairs_are_refused() -> None:
     rope = LONGROPE["rope_parameters"] | {"long_factor": [1.0]}
     document = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4}
-    with pytest.raises(ArchitectureError, match="4 of `short_factor` and 1 of `long_factor`"):
+    with pytest.raises(
+        ArchitectureError,
+        match="has 4 values in `short_factor` and 1 in `long_factor` for 4 pairs of rotary "
+        "dimensions",
+    ):
         from_hugging_face(FAMILY, document | {"rope_parameters": rope}, "here")

@@ -174,11 +174,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_sliding_window": True, "sliding_window": 0.5}, "sliding_window` is `0.5`"),
     ({"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers` is `'all'`"),
     ({"use_sliding_window": True, "num_hidden_layers": 10**9}, "num_hidden_layers` is"),
-    ({"layer_types": "full_attention"}, "no list with a word for each layer"),
-    (WINDOWED | {"layer_types": []}, "no list with a word for each layer"),
-    ({"layer_types": [[]]}, "has a list, neither `full_attention` nor"),
-    ({"layer_types": ["sliding_attention"] * 32}, "nothing says how long it is"),
-    (WINDOWED | {"layer_types": MIXED}, "there are 32 layers, and 3 are described"),
+    ({"layer_types": "full_attention"}, "it must be a list with a layer type for each layer"),
+    (WINDOWED | {"layer_types": []}, "it must be a list with a layer type for each layer"),
+    ({"layer_types": [[]]}, "`layer_types` has a list"),
+    (
+        {"layer_types": ["sliding_attention"] * 32},
+        ("layers have a sliding window, but its size is missing"),
+    ),
+    (WINDOWED | {"layer_types": MIXED}, "the model has 32 layers, but the config describes 3"),
 ]
 
 
@@ -191,9 +194,9 @@ def test_windows_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ([True], "there are 3 layers, and 1 are described"),
-        (7, "no list with a flag for each layer"),
-        (["yes"], "has what is neither true nor false"),
+        ([True], "the model has 3 layers, but the config describes 1"),
+        (7, "it must be a list with true or false for each layer"),
+        (["yes"], "has a value that is not true or false"),
     ],
 )
 def test_flags_of_no_sense_in_gguf_are_refused(pattern: Any, message: str) -> None:

@@ -26,8 +26,8 @@ def test_lists_that_look_alike_are_told_apart_by_the_first_element_that_differs(
     one, other = [False] * 50, [False] * 50
     other[33] = True
     assert show_values_apart(one, other) == (
-        "a list of 50 whose element 33 is `False`",
-        "one whose element 33 is `True`",
+        "a list of 50 with element 33 = `False`",
+        "a list with element 33 = `True`",
     )
 
 

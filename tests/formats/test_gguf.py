@@ -149,7 +149,7 @@ def test_the_last_tensor_needs_no_padding(tmp_path: Path) -> None:
 
 def test_bytes_behind_the_last_tensor_are_noted(tmp_path: Path) -> None:
     weights = opened(tmp_path / "a.gguf", Gguf().file([Tensor("a", (3,), I8, b"abc")]) + b"more")
-    assert weights.header.notes == ("4 bytes behind the last tensor are not used",)
+    assert weights.header.notes == ("4 bytes after the last tensor are not used",)
 
 
 def test_a_table_out_of_order_is_read_by_its_offsets(tmp_path: Path) -> None:
@@ -212,13 +212,15 @@ def test_the_others_are_read_around_it(unknown: Weights) -> None:
 
 
 def test_only_its_data_is_an_error(unknown: Weights) -> None:
-    with pytest.raises(EncodingError, match="`new` is of gguf type 77"):
+    with pytest.raises(
+        EncodingError, match="weightctl does not support gguf type 77, the encoding of `new`"
+    ):
         unknown.new.data()
 
 
 @pytest.mark.parametrize("format_name", ["gguf", "safetensors"])
 def test_converting_it_is_an_error_that_names_the_type(unknown: Weights, format_name: str) -> None:
-    with pytest.raises(ConversionError, match="`new` is gguf type 77"):
+    with pytest.raises(ConversionError, match="`new` is stored as gguf type 77, which"):
         Plan.copy(unknown, format_name).layouts()
 
 

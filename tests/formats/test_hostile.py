@@ -32,68 +32,78 @@ class Case(NamedTuple):
 
 GGUF = {
     "header-cut": Case("the file ends inside the GGUF header", 15),
-    "metadata-cut": Case("the file ends where a u32 should stand", 35),
-    "table-cut": Case("the file ends where a u64 should stand", 82),
-    "version-4": Case("GGUF version 4 is not known", 4),
-    "version-0": Case("GGUF version 0 is not known", 4),
-    "tensor-count-lies": Case("claims 1152921504606846976 tensors", 24),
+    "metadata-cut": Case("the file ends where a u32 is expected", 35),
+    "table-cut": Case("the file ends where a u64 is expected", 82),
+    "version-4": Case("GGUF version 4 is not supported", 4),
+    "version-0": Case("GGUF version 0 is not supported", 4),
+    "tensor-count-lies": Case(
+        "the header states 1152921504606846976 tensors and 0 metadata values", 24
+    ),
     "value-count-lies": Case("1152921504606846976 metadata values", 24),
-    "key-length-lies": Case("a metadata key says it is 1152921504606846976 bytes long", 24),
-    "string-length-lies": Case("the value of `key` says it is 1152921504606846976 bytes", 39),
-    "array-count-lies": Case("`key` says it has 1152921504606846976 elements", 51),
-    "string-array-lies": Case("the strings of `key` do not end inside the file", 51),
-    "string-array-overflows": Case("the strings of `key` do not end inside the file", 51),
-    "arrays-too-deep": Case("`key` nests arrays more than 16 deep", 231),
+    "key-length-lies": Case("a metadata key has a stated length of 1152921504606846976 bytes", 24),
+    "string-length-lies": Case(
+        "the value of `key` has a stated length of 1152921504606846976 bytes", 39
+    ),
+    "array-count-lies": Case("`key` has a stated length of 1152921504606846976 elements", 51),
+    "string-array-lies": Case("the strings of `key` extend past the end of the file", 51),
+    "string-array-overflows": Case("the strings of `key` extend past the end of the file", 51),
+    "arrays-too-deep": Case("`key` has arrays nested more than 16 levels deep", 231),
     "arrays-mixed": Case("`key` mixes arrays of string and u32", 75),
     "unknown-value-type": Case("`key` has metadata type 13", 35),
     "unknown-element-type": Case("`key` has metadata type 13", 39),
-    "key-twice": Case("the metadata key `key` stands twice", 43),
+    "key-twice": Case("the metadata key `key` appears twice", 43),
     "key-empty": Case("a metadata key is empty", 24),
     "key-no-utf8": Case(r"the metadata key 'ke\udcff' is not UTF-8", 24),
-    "name-length-lies": Case("a tensor name says it is 1152921504606846976 bytes long", 24),
-    "name-twice": Case("two tensors are called `a`", 57),
+    "name-length-lies": Case("a tensor name has a stated length of 1152921504606846976 bytes", 24),
+    "name-twice": Case("two tensors are named `a`", 57),
     "name-no-utf8": Case(r"the tensor name 'na\udcffme' is not UTF-8", 24),
-    "five-dimensions": Case("`a` has 5 dimensions; GGUF allows 4", 24),
+    "five-dimensions": Case("`a` has 5 dimensions; GGUF allows at most 4", 24),
     "rank-lies": Case("`a` has 200 dimensions", 24),
-    "dimensions-overflow": Case("`a` has more elements than fit any file", 24),
-    "empty-but-huge": Case("`a` has more elements than fit any file", 24),
+    "dimensions-overflow": Case("`a` has more elements than a file can store", 24),
+    "empty-but-huge": Case("`a` has more elements than a file can store", 24),
     "alignment-0": Case("`general.alignment` is 0 (u32)", 57),
     "alignment-3": Case("`general.alignment` is 3 (u32)", 57),
     "alignment-u64": Case("`general.alignment` is 32 (u64)", 61),
     "alignment-string": Case("`general.alignment` is '32' (string)", 63),
     "offset-overlap": Case(
-        "`b` starts at 32 of the tensor data, where 64 is next: it overlaps", 57
+        "`b` starts at byte 32 of the tensor data instead of byte 64: it overlaps", 57
     ),
     "offset-gap": Case(
-        "`b` starts at 64 of the tensor data, where 32 is next: it leaves a gap", 57
+        "`b` starts at byte 64 of the tensor data instead of byte 32: it leaves a gap", 57
     ),
-    "offset-unaligned": Case("`b` starts at 16 of the tensor data, where 32 is next", 57),
-    "offset-huge": Case("`a` starts at 18446744073709551584 of the tensor data", 24),
+    "offset-unaligned": Case("`b` starts at byte 16 of the tensor data instead of byte 32: it", 57),
+    "offset-huge": Case(
+        "`a` starts at byte 18446744073709551584 of the tensor data instead of byte", 24
+    ),
     "tensor-past-end": Case(
-        "`a` ends 4064 bytes past the file, which should be 4160 bytes long and is 96: 4.06 kB of "
-        "4.16 kB are missing",
+        "`a` ends 4064 bytes after the end of the file: the file has 96 bytes instead of "
+        "4160 (4.06 kB of 4.16 kB are missing)",
         24,
     ),
-    "unknown-type-past-end": Case("`a` ends 512 bytes past the file", 24),
-    "row-no-block": Case("`a` of shape (32, 33) is not a whole number of Q8_0 blocks", 24),
-    "scalar-block": Case("`a` of shape () is not a whole number of Q8_0 blocks", 24),
+    "unknown-type-past-end": Case("`a` ends 512 bytes after the end of the file: the file has", 24),
+    "row-no-block": Case("the rows of `a` of shape (32, 33) are not whole Q8_0 blocks", 24),
+    "scalar-block": Case("the rows of `a` of shape () are not whole Q8_0 blocks", 24),
 }
-UNSOUND = Case("the entry of tensor 'a' is not sound", 8)
-NO_STRINGS = Case("`__metadata__` does not map strings to strings", 8)
+UNSOUND = Case("the entry of tensor 'a' is invalid", 8)
+NO_STRINGS = Case("`__metadata__` is not a mapping from strings to strings", 8)
 SAFETENSORS = {
     "too-short": Case(
-        "it is 8 bytes long; the file ends before that, and at least 7 bytes are missing", 0
+        "length of the header is 8 bytes; the file ends before that, and at least 7 bytes "
+            "are missing", 0
     ),
-    "length-past-end": Case("the header says it is 5000 bytes long; the file ends before", 0),
-    "length-over-limit": Case("100000001 bytes long; the format allows 100 MB", 0),
+    "length-past-end": Case(
+        "of the header is 5000 bytes; the file ends before that, and at least 4922 bytes are "
+        "missing", 0),
+    "length-over-limit": Case(
+        "the stated length of the header is 100000001 bytes; the format allows at most 100 MB", 0),
     "no-utf8": Case("the header is not UTF-8", 11),
-    "no-json": Case("the header is not JSON", 15),
-    "no-object": Case("the header is not JSON: Extra data", 16),
-    "not-closed": Case("the header is not JSON", 15),
-    "deep": Case("is not sound", 8),
-    "huge-integer": Case("the header is not sound: Exceeds the limit", 8),
-    "name-twice": Case("`a` stands twice", 8),
-    "key-twice": Case("`dtype` stands twice", 8),
+    "no-json": Case("the header is not valid JSON", 15),
+    "no-object": Case("the header is not valid JSON: Extra data", 16),
+    "not-closed": Case("the header is not valid JSON", 15),
+    "deep": Case("the header is invalid", 8),
+    "huge-integer": Case("the header is invalid: Exceeds the limit", 8),
+    "name-twice": Case("`a` appears twice", 8),
+    "key-twice": Case("`dtype` appears twice", 8),
     **dict.fromkeys(
         [
             "entry-list", "entry-string", "entry-null", "entry-empty", "dtype-number",
@@ -104,32 +114,32 @@ SAFETENSORS = {
         ],
         UNSOUND,
     ),
-    "overlap": Case("`b` starts at 8 of the tensor data, where 16 is next: it overlaps", 140),
-    "gap": Case("`b` starts at 24 of the tensor data, where 16 is next: it leaves a gap", 157),
-    "gap-at-start": Case("`a` starts at 8 of the tensor data, where 0 is next", 78),
-    "trailing-bytes": Case("7 bytes behind the last tensor belong to none", 86),
+    "overlap": Case("`b` starts at byte 8 of the tensor data instead of byte 16: it overlaps", 140),
+    "gap": Case("at byte 24 of the tensor data instead of byte 16: it leaves a gap", 157),
+    "gap-at-start": Case("`a` starts at byte 8 of the tensor data instead of byte 0: it", 78),
+    "trailing-bytes": Case("7 bytes after the last tensor belong to no tensor", 86),
     "past-end": Case(
-        "`a` ends 4080 bytes past the file, which should be 4171 bytes long and is 91: 4.08 kB of "
-        "4.17 kB are missing",
+        "`a` ends 4080 bytes after the end of the file: the file has 91 bytes instead of "
+            "4171 (4.08 kB of 4.17 kB are missing)",
         75,
     ),
-    "size-wrong": Case("`a` of shape [5] and dtype F32 does not fill 16 bytes", 8),
-    "half-byte": Case("`a` of shape [3] and dtype F4 does not fill 1 bytes", 8),
+    "size-wrong": Case("`a` of shape [5] and dtype F32 does not match its 16 bytes of data", 8),
+    "half-byte": Case("`a` of shape [3] and dtype F4 does not match its 1 bytes of data", 8),
     "metadata-list": NO_STRINGS,
     "metadata-number": NO_STRINGS,
     "metadata-nested": NO_STRINGS,
     "metadata-surrogate": NO_STRINGS,
-    "name-surrogate": Case(r"the entry of tensor '\ud800' is not sound", 8),
+    "name-surrogate": Case(r"the entry of tensor '\ud800' is invalid", 8),
 }  # fmt: skip
 NO_MAP = Case("the index has no `weight_map` from tensor names to file names")
 DIRECTORIES = {
-    "split-number-wrong": Case("model-00002-of-00002.gguf: `split.no` is 0, where 1 belongs"),
-    "split-count-wrong": Case("model-00001-of-00002.gguf: `split.count` is 3, where 2 belongs"),
-    "split-total-wrong": Case("`split.tensors.count` is 3, where 2 belongs"),
+    "split-number-wrong": Case("`split.no` is 0 instead of 1"),
+    "split-count-wrong": Case("`split.count` is 3 instead of 2"),
+    "split-total-wrong": Case("`split.tensors.count` is 3 instead of 2"),
     "split-key-missing": Case("model-00002-of-00002.gguf: `split.no` is missing"),
     "split-same-tensor": Case("model-00002-of-00002.gguf: `a` is also in"),
     "split-part-missing": Case("1 of 2 parts are missing: `model-00002-of-00002.gguf`"),
-    "split-byte-orders": Case("the parts are of different byte orders"),
+    "split-byte-orders": Case("the parts have different byte orders"),
     "index-part-missing": Case("1 of 2 parts are missing: `model-00002-of-00002.safetensors`"),
     "index-outside": Case("`../gguf-key-twice.gguf`, which is outside its directory"),
     "index-absolute": Case("the index names `/etc/passwd`, which is outside its directory"),
@@ -144,45 +154,47 @@ DIRECTORIES = {
     "index-tensor-missing": Case("1 tensor not in the part that the index names (`b`)"),
     "index-tensor-elsewhere": Case("2 tensors not in the part that the index names (`a`, `b`)"),
     "index-tensor-unlisted": Case("1 tensor in a part but not in the index (`c`)"),
-    "index-same-tensor": Case("the index and its parts disagree: 1 tensor in several parts (`b`)"),
-    "index-part-gguf": Case("model-00002-of-00002.safetensors: no safetensors file: it is gguf"),
+    "index-same-tensor": Case(
+        "the index and its parts do not match: 1 tensor in several parts (`b`)"
+    ),
+    "index-part-gguf": Case("not a safetensors file: it is gguf"),
     "index-all-wrong": Case(
-        "the index and its parts disagree:\n"
+        "the index and its parts do not match:\n"
         "  1 of 4 parts are missing: `gone.safetensors`\n"
         "  model-00002-of-00004.safetensors: it is a Git LFS pointer, not the file itself, which "
         "has 4.92 GB\n"
-        "  model-00003-of-00004.safetensors, byte 70: `c` ends 9 bytes past the file, which should "
-        "be 86 bytes long and is 77: 9 B of 86 B are missing\n"
-        "  1 file named as its parts but not in the index (`model-00004-of-00004.safetensors`)\n"
+        "  model-00003-of-00004.safetensors, byte 70: `c` ends 9 bytes after the end of the "
+        "file: the file has 77 bytes instead of 86 (9 B of 86 B are missing)\n"
+        "  1 file named like parts but not in the index (`model-00004-of-00004.safetensors`)\n"
         "  1 tensor not in the part that the index names (`d`)\n"
         "  1 tensor in a part but not in the index (`x`)"
     ),
-    "index-extra-part": Case("1 file named as its parts but not in the index (`model-00002-of-"),
-    "no-checkpoint": Case("no checkpoint that weightctl reads: it holds `readme.txt`"),
-    "only-onnx": Case("reads: `model.onnx` is an ONNX model, written by pytorch"),
-    "only-tfjs": Case(
-        "reads:\n  `group1-shard1of1.bin` is a shard of a TensorFlow.js model\n"
-        "  `model.json` is a TensorFlow.js model"
+    "index-extra-part": Case(
+        "1 file named like parts but not in the index (`model-00002-of-00004.safetensors`)"
     ),
+    "no-checkpoint": Case(
+        "the directory has no checkpoint that weightctl can read: it contains `readme.txt`"
+    ),
+    "only-onnx": Case("`model.onnx` is an ONNX model, written by pytorch"),
+    "only-tfjs": Case("`group1-shard1of1.bin` is a shard of a TensorFlow.js model"),
     "only-ctranslate2": Case("`model.bin` is a CTranslate2 model (WhisperSpec)"),
     "all-wrong": Case(
-        "reads:\n  `model.safetensors` is nothing but zeros, 64 bytes\n"
-        "  `pytorch_model.bin` is a Git LFS pointer, not the file itself, which has 4.92 GB"
+        "`pytorch_model.bin` is a Git LFS pointer, not the file itself, which has 4.92 GB"
     ),
-    "all-pointers": Case("..., 4 files, are each a Git LFS pointer, not the file itself"),
-    "deeper": Case("its directories `unet`, `vae` hold some"),
-    "models--a--b": Case("its directories `snapshots/2222`, `snapshots/1111` hold some"),
+    "all-pointers": Case("... are 4 files: each is a Git LFS pointer, not the file itself"),
+    "deeper": Case("its directories `unet`, `vae` contain checkpoints"),
+    "models--a--b": Case("its directories `snapshots/2222`, `snapshots/1111` contain checkpoints"),
     "several": Case("the directory holds several gguf checkpoints: one.gguf, two.gguf"),
 }
 OTHERS = {
     "empty.safetensors": Case("it is empty"),
     "empty.gguf": Case("it is empty"),
-    "three-bytes.gguf": Case("it is 3 bytes long, too short for a checkpoint"),
+    "three-bytes.gguf": Case("it is only 3 bytes long, too short for a checkpoint"),
     "zeros.safetensors": Case("it is nothing but zeros, 4096 bytes"),
     "zeros-first.gguf": Case("it is damaged: its first 1000 bytes are zeros"),
     "lfs-pointer.safetensors": Case("a Git LFS pointer, not the file itself, which has 4.92 GB"),
     "unfinished.safetensors.incomplete": Case("it is nothing but zeros, 512 bytes"),
-    "piece.gguf-split-b": Case("it is a later piece of a file, as its name says"),
+    "piece.gguf-split-b": Case("it is a later piece of a split file, according to its name"),
     "web-page.gguf": Case("it is a web page: `Sign in`"),
     "web-page-escapes.gguf": Case("it is a web page: `<Sign [31m in>"),
     "error-json.safetensors": Case("it is an error message in JSON: `Repository not found`"),
@@ -191,18 +203,18 @@ OTHERS = {
     "config.json": Case("it is a model's config, not its weights"),
     "tokenizer.json": Case("it is a tokenizer, not weights"),
     "tfjs-model.json": Case("it is a TensorFlow.js model"),
-    "index-renamed.json": Case("it is an index of parts, under a name that indexes do not have"),
+    "index-renamed.json": Case("it is an index of parts whose name is not that of an index"),
     "json-deep.json": Case("it is text, not weights: `[[[["),
-    "json-cut.json": Case("it is 8 bytes long"),
+    "json-cut.json": Case("it is only 8 bytes long, too short for a checkpoint"),
     "text.txt": Case("it is text, not weights: `Call me Ishmael. Some years ago, never mind"),
-    "older-ggml.bin": Case("it is a ggml file, older than GGUF"),
-    "older-ggmf.bin": Case("it is a ggml file (ggmf), older than GGUF"),
-    "older-ggjt.bin": Case("it is a ggml file (ggjt), older than GGUF"),
-    "older-ggla.bin": Case("it is a ggml LoRA adapter, older than GGUF"),
+    "older-ggml.bin": Case("it is a ggml file, a format older than GGUF"),
+    "older-ggmf.bin": Case("it is a ggml file (ggmf), a format older than GGUF"),
+    "older-ggjt.bin": Case("it is a ggml file (ggjt), a format older than GGUF"),
+    "older-ggla.bin": Case("it is a ggml LoRA adapter, a format older than GGUF"),
     "onnx.bin": Case("it is an ONNX model, written by pytorch"),
-    "onnx-length-lies.onnx": Case("it is of no known kind; it begins with 08 08 12 ff"),
+    "onnx-length-lies.onnx": Case("it is of an unsupported kind; it begins with 08 08 12 ff"),
     "ctranslate2.bin": Case("it is a CTranslate2 model (WhisperSpec)"),
-    "keras.h5": Case("it is HDF5, as Keras saves weights"),
+    "keras.h5": Case("it is an HDF5 file, as Keras writes weights (.h5)"),
     "array.npy": Case("it is a NumPy array (.npy)"),
     "lite.tflite": Case("it is a TensorFlow Lite model"),
     "saved_model.pb": Case("it is a TensorFlow SavedModel"),
@@ -210,20 +222,20 @@ OTHERS = {
     "tensorrt.engine": Case("it is a TensorRT engine"),
     "group1-shard1of2.bin": Case("it is a shard of a TensorFlow.js model"),
     "program.bin": Case("it is a program or a library, not weights"),
-    "unknown.bin": Case("it is of no known kind; it begins with 80 81 82 83 84 85 86 87"),
-    "zipped-model.zip": Case("it is a zip, and no checkpoint itself"),
-    "zip-cut.zip": Case("it is a zip that was cut off: its end is missing after 100 bytes"),
-    "zip-directory-lies.zip": Case("it is a zip without a checkpoint"),
-    "zip-names-lie.zip": Case("it is a zip without a checkpoint"),
+    "unknown.bin": Case("it is of an unsupported kind; it begins with 80 81 82 83 84 85 86 87"),
+    "zipped-model.zip": Case("it is a zip file, not a checkpoint"),
+    "zip-cut.zip": Case("it is a truncated zip file: its end is missing (the file has 100 bytes)"),
+    "zip-directory-lies.zip": Case("it is a zip file without a checkpoint"),
+    "zip-names-lie.zip": Case("it is a zip file without a checkpoint"),
     "keras.keras": Case("it is a Keras model (.keras)"),
     "office.bin": Case("it is an office document"),
     "arrays.npz": Case("it is arrays of NumPy or MLX (.npz)"),
-    "notes.tar": Case("it is a tar archive; it holds readme.txt"),
+    "notes.tar": Case("it is a tar archive; it contains readme.txt"),
     "nemo.nemo": Case("it is a NeMo model (.nemo)"),
-    "tar-size-lies.tar": Case("it is a tar archive; it holds a.txt"),
+    "tar-size-lies.tar": Case("it is a tar archive; it contains a.txt"),
     "packed.gz": Case("it is compressed with gzip"),
-    "none-00000-of-00000.gguf": Case("`split.count` is 0, where 1 belongs"),
-    "beyond-00003-of-00002.gguf": Case("`split.no` is 2, where 0 belongs"),
+    "none-00000-of-00000.gguf": Case("`split.count` is 0 instead of 1"),
+    "beyond-00003-of-00002.gguf": Case("`split.no` is 2 instead of 0"),
     "many-00001-of-99999.gguf": Case("99998 of 99999 parts are missing"),
 }
 CASES: dict[str, Case] = {

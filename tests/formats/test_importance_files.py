@@ -115,11 +115,15 @@ def test_a_tail_that_is_cut_off_is_not_an_end(tmp_path: Path, end: int) -> None:
     [
         (struct.pack("<i", -1), SECOND, "the length of a name is -1"),
         (struct.pack("<i", 0), SECOND, "the length of a name is 0"),
-        (struct.pack("<i", 1 << 30), SECOND + 4, "a name should take 1073741824 bytes"),
+        (struct.pack("<i", 1 << 30), SECOND + 4, "a name needs 1073741824 bytes"),
         (dat_entry(b"\xff\xfe", 1, SUMS), SECOND, "is not UTF-8"),
-        (dat_entry(b"a", 1, SUMS), SECOND, "`a` stands twice"),
+        (dat_entry(b"a", 1, SUMS), SECOND, "`a` appears twice"),
         (dat_entry(b"b", 1, SUMS[:0]), SECOND + 9, "the length of the values of `b` is 0"),
-        (struct.pack("<i1sii", 1, b"b", 1, 1 << 30), SECOND + 13, "values of `b` should take"),
+        (
+            struct.pack("<i1sii", 1, b"b", 1, 1 << 30),
+            SECOND + 13,
+            ("the values of `b` needs 4294967296 bytes"),
+        ),
         (struct.pack("<i1sii", 1, b"b", 1, -5), SECOND + 9, "the values of `b` is -5"),
         (dat_entry(b"b", 1, counts(1, np.nan)), SECOND + 17, "has nan at element 1"),
         (dat_entry(b"b", 1, counts(np.inf)), SECOND + 13, "has inf at element 0"),
@@ -139,7 +143,7 @@ def test_a_damaged_entry_of_the_older_form_is_named_with_its_place(
 @pytest.mark.parametrize("length", [1025, 4000])
 def test_a_name_longer_than_any_is_refused(tmp_path: Path, length: int) -> None:
     raw = SOUND[:SECOND] + dat_entry(b"b" * length, 1, SUMS)
-    assert "which none is" in refused(tmp_path / "i.dat", raw).message
+    assert "bytes, which is too long" in refused(tmp_path / "i.dat", raw).message
 
 
 def test_more_entries_than_any_model_has_matrices_are_refused(tmp_path: Path) -> None:
@@ -198,7 +202,7 @@ def test_numbers_stay_in_the_file_until_they_are_asked_for(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True,
                           env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "there is no memory for 2147483647 numbers of `a`" in done.stdout
+    assert "there is not enough memory for 2147483647 values of `a`" in done.stdout
 
 
 def test_what_is_not_a_file_is_not_an_importance_matrix(tmp_path: Path) -> None:
@@ -221,8 +225,8 @@ def test_more_entries_than_bytes_are_refused_before_any_is_read(tmp_path: Path) 
         (b"", "it is empty"),
         (b"<!DOCTYPE html><html></html>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS"),
-        (struct.pack("<ii", 0, 1) + b"a" * 40, "of no known kind"),
-        (struct.pack("<ii", 1, -1) + b"a" * 40, "of no known kind"),
+        (struct.pack("<ii", 0, 1) + b"a" * 40, "of an unsupported kind; it begins with"),
+        (struct.pack("<ii", 1, -1) + b"a" * 40, "of an unsupported kind; it begins with"),
         (struct.pack("<Q", 2) + b"{}", "a safetensors checkpoint"),
     ],
 )
@@ -230,7 +234,7 @@ def test_what_is_not_an_importance_matrix_is_called_what_it_is(
     tmp_path: Path, raw: bytes, what: str
 ) -> None:
     message = refused(tmp_path / "i.dat", raw).message
-    assert "no importance matrix" in message
+    assert "not an importance matrix: it is " in message
     assert what in message
 
 
@@ -238,35 +242,38 @@ def test_a_model_is_not_an_importance_matrix(tmp_path: Path) -> None:
     model = Gguf().file([Tensor("blk.0.attn_q.weight", (1, 4), F32, bytes(16))],
                         {"general.architecture": ("string", "qwen3")})  # fmt: skip
     message = refused(tmp_path / "model.gguf", model).message
-    assert "it is a GGUF of something else, such as a model (qwen3)" in message
-    assert "is of no tensor" in refused(tmp_path / "i.gguf", Gguf().file([], IMATRIX)).message
+    assert (
+        "not an importance matrix: it is a GGUF with other content, such as a model (qwen3)"
+        in message
+    )
+    assert "has no tensors" in refused(tmp_path / "i.gguf", Gguf().file([], IMATRIX)).message
 
 
 @pytest.mark.parametrize(
     ("tensors", "problem"),
     [
-        ([Tensor("a.in_sum2", (1, 4), F32, bytes(16))], "there is no `a.counts` for it"),
+        ([Tensor("a.in_sum2", (1, 4), F32, bytes(16))], "the tensor `a.counts` for it is missing"),
         (
             [
                 Tensor("a.in_sum2", (1, 4), F32, bytes(16)),
                 Tensor("a.counts", (1, 1), F32, bytes(4)),
                 Tensor("b.counts", (1, 1), F32, bytes(4)),
             ],
-            "there is no `b.in_sum2` for it",
+            "the tensor `b.in_sum2` for it is missing",
         ),
         (
             [
                 Tensor("a.in_sum2", (1, 4), F16, bytes(8)),
                 Tensor("a.counts", (1, 1), F32, bytes(4)),
             ],
-            "its numbers are F16, not F32",
+            "its values are stored as F16 instead of F32",
         ),
         (
             [
                 Tensor("a.in_sum2", (1, 4), F32, bytes(16)),
                 Tensor("a.counts", (3, 1), F32, bytes(12)),
             ],
-            "4 numbers are not of 3 equal matrices",
+            "4 values cannot be divided into 3 equal matrices",
         ),
         (
             [
@@ -294,4 +301,4 @@ def test_a_damaged_entry_of_gguf_is_named_with_its_place(
 
 def test_a_cut_off_gguf_says_what_is_missing(tmp_path: Path) -> None:
     path = imatrix_gguf(tmp_path / "i.gguf", {"a": (SUMS, counts(1, 1))})
-    assert "is the download complete?" in refused(path, path.read_bytes()[:-64]).hint
+    assert "check that the download is complete" in refused(path, path.read_bytes()[:-64]).hint

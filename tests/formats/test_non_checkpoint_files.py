@@ -73,12 +73,28 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "model.gguf.xz": (lzma.compress(GGUF), "compressed with xz", "unxz"),
     "model.gguf.bz2": (bz2.compress(GGUF), "compressed with bzip2", "bunzip2"),
     "model.zip": (zipped("m/config.json", "m/model.safetensors"), "a zip", "m/model.safetensors"),
-    "behind.zip": (b"#!/bin/sh\n" + zipped("a"), "of no known kind", "formats:"),
+    "behind.zip": (
+        b"#!/bin/sh\n" + zipped("a"),
+        "of an unsupported kind; it begins with",
+        "formats:",
+    ),
     "wheel.whl": (zipped("p/w.gguf", "p-1.dist-info/METADATA"), "a Python wheel", "p/w.gguf"),
-    "plain.whl": (zipped("p-1.dist-info/METADATA"), "a Python wheel", "name a checkpoint"),
-    "none.zip": (zipped(), "a zip without a checkpoint; it holds nothing", "formats:"),
-    "pictures.zip": (zipped(*"abcd"), "it holds a, b, c, ...", "formats:"),
-    "cut.zip": (zipped("a.npy")[:50], "NumPy (.npz), cut off", "is the download complete?"),
+    "plain.whl": (
+        zipped("p-1.dist-info/METADATA"),
+        "a Python wheel",
+        "use a checkpoint, or the directory",
+    ),
+    "none.zip": (
+        zipped(),
+        "it is a zip file without a checkpoint; it contains nothing",
+        "formats:",
+    ),
+    "pictures.zip": (zipped(*"abcd"), "it contains a, b, c, ...", "formats:"),
+    "cut.zip": (
+        zipped("a.npy")[:50],
+        "a truncated file of NumPy arrays (.npz)",
+        "check that the download is complete",
+    ),
     "model.tar": (tarred("config.json", "model.gguf"), "a tar archive", "model.gguf"),
     "old.tar": (tarred("a" * 200), "a tar archive", "formats:"),
     "long.json": (b'{"added_tokens": [' + b"1, " * 50_000 + b"1]}", "a tokenizer", "directory"),
@@ -86,13 +102,20 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "list.json": (b'["error", "message"]', "JSON, not weights", "formats:"),
     "nested.bin": (
         b'{"errors": [{"code": 4, "message": "no\\u001b such blob"}]}',
-        *("an error message in JSON: `no such blob`", "is a login needed?"),
+        *(
+            "an error message in JSON: `no such blob`",
+            "check whether the download needs a login",
+        ),
     ),
     "marked.gguf": (b"\xef\xbb\xbf<html><title>a\n b</title>", "a web page: `a b`", "login"),
     "wide.gguf": ("<html><title>b</title>".encode("utf-16"), "a web page: `b`", "login"),
     "graph.xml": (b'<?xml version="1.0"?><net name="a" version="11">', "OpenVINO model", "own"),
     "feed.xml": (b"<rss version='2'><a/></rss>", "XML", "formats:"),
-    "loud.gguf": (b"Denied\x1b[2J!", "text, not weights: `Denied [2J!`", "is a login needed?"),
+    "loud.gguf": (
+        b"Denied\x1b[2J!",
+        "text, not weights: `Denied [2J!`",
+        "check whether the download needs a login",
+    ),
     "cut-letter.txt": ("ö".encode() * 40_000, "text, not weights", "formats:"),
     "a.onnx_data": (b"\xa5" * 99, "the weights of an ONNX model", "own library"),
     "v.data-00000-of-00002": (b"\xa5" * 99, "a part of a TensorFlow checkpoint", "own library"),
@@ -109,7 +132,7 @@ def test_a_file_is_called_what_it_is(name: str, tmp_path: Path) -> None:
     content, what, hint = FILES[name]
     (tmp_path / name).write_bytes(content)
     error = error_of(tmp_path / name)
-    assert f"{name}: no checkpoint that weightctl reads: it is " in error.message
+    assert f"{name}: not a checkpoint that weightctl can read: it is " in error.message
     assert what in error.message
     assert hint in error.hint
 
@@ -127,7 +150,7 @@ def test_zeros_are_counted_cheaply(start: int, tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(20 << 30)
     before = time.process_time()
-    assert "nothing but zeros, as far as 64 samples of its 21.5 GB show" in error_of(path).message
+    assert "nothing but zeros, according to 64 samples of its 21.5 GB" in error_of(path).message
     with path.open("r+b") as file:
         file.seek(start or 100)
         file.write(b"x")
@@ -164,7 +187,7 @@ def test_a_name_that_says_that_the_download_goes_on_is_believed(name: str, tmp_p
     (tmp_path / name).write_bytes(bytes(99))
     if name == "a.gguf":
         (tmp_path / "a.gguf.aria2").write_bytes(b"\0\1")
-    says = "a.gguf.aria2 beside it says" if name == "a.gguf" else "its name ends in ."
+    says = "a.gguf.aria2 beside it shows that it is not" if name == "a.gguf" else "the suffix ."
     assert says in error_of(tmp_path / name).hint
     (tmp_path / name).write_bytes(GGUF[:-900])
     assert says in error_of(tmp_path / name).hint
@@ -174,7 +197,7 @@ def test_a_whole_file_that_aria2_still_fetches_has_a_note(tmp_path: Path) -> Non
     (tmp_path / "a.gguf").write_bytes(GGUF)
     (tmp_path / "a.gguf.aria2").write_bytes(b"\0\1")
     notes = open_weights(tmp_path / "a.gguf").header.notes
-    assert notes == ("a.gguf.aria2 says that the download of a.gguf has not ended",)
+    assert notes == ("a.gguf.aria2 shows that the download of a.gguf is not complete",)
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.safetensors", SAFETENSORS), ("a.gguf", GGUF)])
@@ -185,8 +208,8 @@ def test_what_is_missing_of_a_file_is_counted_to_its_end(
     missing = 1300 - (-400 % 32 if name == "a.gguf" else 0)
     whole = len(content) - 1300 + missing
     message = error_of(tmp_path / name).message
-    assert f"`l.4` ends {missing} bytes past the file, which should be {whole} bytes" in message
-    assert f"and is {len(content) - 1300}: 1." in message
+    assert f"`l.4` ends {missing} bytes after the end of the file: the file has" in message
+    assert f"has {len(content) - 1300} bytes instead of {whole} (1." in message
 
 
 def test_the_first_piece_of_a_file_says_how_it_is_joined(tmp_path: Path) -> None:
@@ -203,7 +226,7 @@ def test_a_suffix_of_another_format_is_noted(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     header = open_weights(tmp_path / name).header
-    assert header.notes == (f"{name} is {format_name}, whatever its suffix says",)
+    assert header.notes == (f"{name} is in {format_name} format despite its suffix",)
     assert header.format == format_name
 
 
@@ -212,7 +235,9 @@ def test_the_suffix_of_a_set_is_noted_once(tmp_path: Path) -> None:
         content = safetensors_of({name: ("I8", (1,), b"x")})
         (tmp_path / f"m-0000{number}-of-00002.bin").write_bytes(content)
     notes = open_weights(tmp_path).header.notes
-    assert notes == ("m-00001-of-00002.bin and 1 more are safetensors, whatever their names say",)
+    assert notes == (
+        "m-00001-of-00002.bin and 1 more are in safetensors format despite their suffixes",
+    )
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "weights", "a.gguf.bak"])
@@ -229,41 +254,48 @@ def fill(directory: Path, files: dict[str, bytes | str]) -> None:
 
 
 DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
-    "empty": ({}, "it is empty", "is it where the download went?"),
-    "hidden": ({".gitattributes": "x"}, "it is empty", "is it where"),
-    "texts": ({"config.json": "{}", "a.md": "x"}, "it holds `a.md`, `config.json`", "formats:"),
+    "empty": ({}, "it is empty", "check that this is the directory of the download"),
+    "hidden": ({".gitattributes": "x"}, "it is empty", "check that this is"),
+    "texts": ({"config.json": "{}", "a.md": "x"}, "it contains `a.md`, `config.json`", "formats:"),
     "pointer": (
         {"model.safetensors": POINTER, "config.json": "{}"},
-        *("reads: `model.safetensors` is a Git LFS pointer, not the file", "git lfs pull"),
+        *("read: `model.safetensors` is a Git LFS pointer, not the file", "git lfs pull"),
     ),
     "pointers": (
         {f"model-0000{number}-of-00002.safetensors": POINTER for number in (1, 2)},
-        *(", 2 files, are each a Git LFS pointer", "git lfs pull"),
+        *(" are 2 files: each is a Git LFS pointer", "git lfs pull"),
     ),
     "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
     "mlx": ({"weights.npz": zipped("a.npy")}, "`weights.npz` is arrays of NumPy or MLX", "numpy"),
-    "keras": ({"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)}, "`m.h5` is HDF5", "its own library"),
+    "keras": (
+        {"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)},
+        "`m.h5` is an HDF5 file",
+        "its own library",
+    ),
     "nemo": (
         {"m.nemo": tarred("model_config.yaml", "model_weights.ckpt")},
         *("`m.nemo` is a NeMo model", "model_weights.ckpt"),
     ),
     "download": (
         {".cache/huggingface/download/x.incomplete": "x", "config.json": "{}"},
-        *("a download into it has not ended: 1 file in .cache", "start the download again"),
+        *("a download into it is not complete: 1 file in .cache", "start the download again"),
     ),
     "pipeline": (
         {"unet/m.safetensors": SAFETENSORS, "vae/m.safetensors": SAFETENSORS},
-        *("its directories `unet`, `vae` hold some", "pipeline/unet"),
+        *("its directories `unet`, `vae` contain checkpoints", "pipeline/unet"),
     ),
     "models--a--b": (
         {"snapshots/12/m.safetensors": SAFETENSORS, "snapshots/34/m.gguf": GGUF, "refs/main": "34"},
-        *("its directories `snapshots/34`, `snapshots/12`", "name one: "),
+        *("its directories `snapshots/34`, `snapshots/12`", "use one of them: "),
     ),
     "hub": (
         {"models--a--b/snapshots/12/m.safetensors": SAFETENSORS},
-        *("its directory `models--a--b/snapshots/12` holds one", "hub/models--a--b/snapshots/12"),
+        *(
+            "its directory `models--a--b/snapshots/12` contains a checkpoint",
+            "hub/models--a--b/snapshots/12",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
@@ -272,7 +304,7 @@ def test_a_directory_without_a_checkpoint_says_what_is_there(name: str, tmp_path
     (tmp_path / name).mkdir()
     fill(tmp_path / name, files)
     error = error_of(tmp_path / name)
-    assert "the directory holds no checkpoint that weightctl reads:" in error.message
+    assert "the directory has no checkpoint that weightctl can read" in error.message
     assert what in error.message
     assert hint in error.hint
 
@@ -283,13 +315,16 @@ def test_links_to_nothing_and_what_is_not_a_file_are_reported_for_a_directory(
     (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")
     os.mkfifo(tmp_path / "model.gguf")
     message = error_of(tmp_path).message
-    assert "`model.safetensors` is a link to a file that is not there: ../../blobs/0123" in message
+    assert "`model.safetensors` is a link to a missing file: ../../blobs/0123" in message
     assert "`model.gguf` is a file that cannot be read: not a regular file" in message
 
 
 def test_a_format_that_is_asked_for_and_not_there_is_reported_with_what_is(tmp_path: Path) -> None:
     fill(tmp_path, {"a.gguf": GGUF})
-    with pytest.raises(FormatError, match=r"no safetensors file .*: it holds gguf \(`a\.gguf`\)"):
+    with pytest.raises(
+        FormatError,
+        match=r"no safetensors file that weightctl can read: it contains gguf \(`a\.gguf`\)",
+    ):
         open_weights(tmp_path, "safetensors")
 
 
@@ -322,7 +357,9 @@ def test_the_command_says_it_on_one_line_and_quickly(
     done = weightctl("ls", tmp_path / "model.safetensors")
     assert done.returncode == 2
     error, hint = done.stderr.splitlines()
-    assert error.startswith(f"error: {tmp_path}/model.safetensors: no checkpoint that weightctl ")
+    assert error.startswith(
+        f"error: {tmp_path}/model.safetensors: not a checkpoint that weightctl "
+    )
     assert error.endswith("it is a Git LFS pointer, not the file itself, which has 4.92 GB")
     assert hint.startswith("hint: run `git lfs pull` in its repository")
 
@@ -342,8 +379,8 @@ def test_parts_that_are_wrong_alike_are_said_together(tmp_path: Path) -> None:
     weight_map = dict(zip("abcd", names, strict=True))
     fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
     error = error_of(tmp_path)
-    assert "the set is not whole: " in error.message
-    assert "`, ... (4 parts): it is a Git LFS pointer" in error.message
+    assert "the set of parts is not complete: " in error.message
+    assert "... (4 parts): it is a Git LFS pointer" in error.message
     assert "git lfs pull" in error.hint
 
 
@@ -357,9 +394,11 @@ def test_missing_and_damaged_parts_without_an_index_are_one_error(tmp_path: Path
     names = [f"a-0000{number}-of-00004.gguf" for number in (1, 2, 3, 4)]
     fill(tmp_path, {names[0]: GGUF, names[2]: GGUF[:-900], names[3]: bytes(99)})
     message = error_of(tmp_path / names[0]).message
-    assert "the set is not whole:\n  1 of 4 parts are missing: `a-00002-of-00004.gguf`" in message
+    assert (
+        "the set of parts is not complete:\n  1 of 4 parts are missing: `a-00002-of-00004.gguf`"
+    ) in message
     assert "\n  a-00003-of-00004.gguf, byte 164: `l.4` ends" in message
-    assert "\n  a-00004-of-00004.gguf: it is nothing but zeros" in message
+    assert "it is nothing but zeros, 99 bytes" in message
 
 
 def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_path: Path) -> None:
@@ -367,7 +406,9 @@ def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_
     fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")}) for name in names})
     fill(tmp_path, {"model.safetensors.index.json": index_of({names[0]: names[0]})})
     for path in (tmp_path, *(tmp_path / name for name in names)):
-        assert "1 file named as its parts but not in the index" in error_of(path).message
+        assert (
+            "1 file named like parts but not in the index (`model-00002-of-00002.safetensors`)"
+        ) in error_of(path).message
 
 
 def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Path) -> None:
@@ -382,5 +423,8 @@ def test_a_directory_of_many_non_checkpoint_files_is_looked_at_in_part(tmp_path:
     for number in range(300):
         (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
     before = time.process_time()
-    assert "..., 50 files, are each nothing but zeros" in error_of(tmp_path).message
+    assert (
+        "`0.gguf`, `1.gguf`, `10.gguf`, ... are 50 files: each is nothing but zeros"
+        in error_of(tmp_path).message
+    )
     assert time.process_time() - before < 2

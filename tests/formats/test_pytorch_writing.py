@@ -239,7 +239,7 @@ def test_an_alignment_that_cannot_be_is_only_kept(value: MetadataValue) -> None:
 
 
 def test_an_alignment_that_would_take_all_memory_is_refused() -> None:
-    with pytest.raises(ConversionError, match="too large an alignment"):
+    with pytest.raises(ConversionError, match="bytes is too large for a PyTorch file"):
         layout([], {ALIGNMENT_KEY: MetadataValue("u32", 1 << 31)})
 
 
@@ -347,12 +347,12 @@ def test_what_cannot_be_held_is_reported() -> None:
     tensors = [TensorInfo(name.lower(), shape, ENCODINGS[name]) for name, shape in shapes.items()]
     tensors.append(TensorInfo("new", (1,), unknown_encoding("gguf", 99, 1, 4)))
     assert unfit([*tensors, TensorInfo("fine", (3, 2), ENCODINGS["F4"])]) == [
-        "`q4_k` is Q4_K, which PyTorch does not have",
-        "`f6_e2m3` is F6_E2M3, which PyTorch does not have",
-        "`qint8` is quantized with a scale of its own, which weightctl cannot write",
-        "`quint2x4` is quantized with a scale of its own, which weightctl cannot write",
-        "`f4` is F4 with rows of 3, where PyTorch has pairs",
-        "`new` is gguf type 99, which weightctl does not know",
+        "`q4_k` is stored as Q4_K, which PyTorch does not support",
+        "`f6_e2m3` is stored as F6_E2M3, which PyTorch does not support",
+        "`qint8` is stored as quantized values with a scale, which weightctl cannot write",
+        "`quint2x4` is stored as quantized values with a scale, which weightctl cannot write",
+        "`f4` is stored as F4 with rows of 3 elements; PyTorch stores pairs",
+        "`new` is stored as gguf type 99, which weightctl cannot write",
     ]
 
 

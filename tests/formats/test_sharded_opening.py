@@ -38,9 +38,11 @@ def test_unfinished_shards_are_said_to_be(parts: Path) -> None:
     changed = document_of(parts)
     changed["ranks"][1]["tensors"][2]["sha256"] = ""
     write_document(changed, parts)
-    with pytest.raises(FormatError, match="these shards are unfinished") as raised:
+    with pytest.raises(
+        FormatError, match="the sharded checkpoint is incomplete: the run that wrote it was stopped"
+    ) as raised:
         open_weights(parts)
-    assert "continues where it stopped" in raised.value.hint
+    assert "run the same `weightctl shard` command again to complete it" in raised.value.hint
 
 
 def opening_error(parts: Path) -> FormatError:
@@ -54,14 +56,16 @@ def opening_error(parts: Path) -> FormatError:
 def test_a_rank_that_is_missing_is_named(parts: Path) -> None:
     (parts / "rank-1" / "model.gguf").unlink()
     error = opening_error(parts)
-    assert error.reason == "the shards are not whole: rank 1: rank-1/model.gguf is missing"
+    assert error.reason == (
+        "the sharded checkpoint is not complete: rank 1: rank-1/model.gguf is missing"
+    )
 
 
 def test_all_that_is_missing_is_reported_at_once(parts: Path) -> None:
     for rank in (0, 1):
         shutil.rmtree(parts / f"rank-{rank}")
     assert opening_error(parts).reason.splitlines() == [
-        "the shards are not whole:",
+        "the sharded checkpoint is not complete:",
         "  rank 0: rank-0/model.gguf is missing",
         "  rank 1: rank-1/model.gguf is missing",
     ]
@@ -82,7 +86,7 @@ def test_a_file_of_another_rank_or_run_is_named_with_its_tensors(parts: Path) ->
     write_whole(parts / "rank-0" / "model.gguf", "gguf", contents, {})
     assert opening_error(parts).reason.splitlines()[1:] == [
         "  rank 0: rank-0/model.gguf: `norm` is missing",
-        "  rank 0: rank-0/model.gguf: `w` is F32 [3, 6], and the manifest says F32 [2, 6]",
+        "  rank 0: rank-0/model.gguf: `w` is F32 [3, 6], but the manifest states F32 [2, 6]",
         "  rank 0: rank-0/model.gguf: `q` is missing",
         "  rank 0: rank-0/model.gguf: `v` is not in the manifest",
     ]
@@ -97,8 +101,8 @@ def test_a_file_of_another_type_is_named_with_its_tensor(parts: Path) -> None:
     contents = {each.name: (each, bytes_for(each)) for each in infos}
     write_whole(parts / "rank-1" / "model.gguf", "gguf", contents, {})
     assert opening_error(parts).reason == (
-        "the shards are not whole: rank 1: rank-1/model.gguf: `w` is I32 [2, 6], and the manifest "
-        "says F32 [2, 6]"
+        "the sharded checkpoint is not complete: rank 1: rank-1/model.gguf: `w` is I32 "
+        "[2, 6], but the manifest states F32 [2, 6]"
     )
 
 
@@ -143,7 +147,7 @@ def test_a_file_in_another_byte_order_is_named(parts: Path) -> None:
     ]
     (parts / "rank-0" / "model.gguf").write_bytes(build.Gguf(order=">").file(tensors))
     reason = opening_error(parts).reason
-    assert "rank 0: rank-0/model.gguf: it is big-endian, as no shard is written" in reason
+    assert "rank 0: rank-0/model.gguf: it is big-endian, but rank files are little-endian" in reason
 
 
 def test_links_to_files_elsewhere_are_followed(parts: Path, sound: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_every_tensor_in_safetensors_starts_on_its_element_size(tmp_path: Path) 
 
 
 def test_an_alignment_larger_than_a_header_may_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="safetensors allows 100 MB"):
+    with pytest.raises(ConversionError, match="bytes; safetensors allows at most 100 MB"):
         copied(sample([]), tmp_path / "a.safetensors", 1 << 30)
 
 
@@ -240,13 +240,13 @@ UNHELD = ["BOOL", "U8", "U16", "U32", "U64", "C64", "F8_E4M3", "F8_E5M2", "F8_E8
 @pytest.mark.parametrize("name", UNHELD)
 def test_gguf_refuses_what_it_has_no_type_for(name: str, tmp_path: Path) -> None:
     message = refusal(sample([name]), tmp_path / "a.gguf")
-    assert f"`layer.0.größe` is {name}, which GGUF does not have" in message
+    assert f"`layer.0.größe` is stored as {name}, which GGUF does not support" in message
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_safetensors_refuses_blocks_and_says_what_to_do(name: str, tmp_path: Path) -> None:
     message = refusal(sample([name]), tmp_path / "a.safetensors")
-    assert f"`layer.0.größe` is {name}, which safetensors does not have" in message
+    assert f"`layer.0.größe` is stored as {name}, which safetensors does not support" in message
     assert "dequantizes" in message
 
 
@@ -256,8 +256,8 @@ def test_gguf_refuses_five_dimensions_long_names_and_no_unicode_at_once(tmp_path
     weights = held({name: (encoding, shape, bytes(prod(shape))) for name, shape in shapes.items()})
     message = refusal(weights, tmp_path / "a.gguf")
     assert "`deep` has 5 dimensions" in message
-    assert f"`{'x' * 64}` is a name of 64 bytes" in message
-    assert f"`{'ö' * 32}` is a name of 64 bytes" in message
+    assert f"the name `{'x' * 64}` has 64 bytes" in message
+    assert f"the name `{'ö' * 32}` has 64 bytes" in message
     assert "y" * 63 not in message
 
 
@@ -266,12 +266,14 @@ def test_safetensors_refuses_the_name_of_its_metadata(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
     weights = open_weights(tmp_path / "a.gguf")
     (tmp_path / "out").mkdir()
-    assert "`__metadata__` is not a name" in refusal(weights, tmp_path / "out" / "a.safetensors")
+    assert "safetensors does not allow a tensor named `__metadata__`" in refusal(
+        weights, tmp_path / "out" / "a.safetensors"
+    )
 
 
 def test_many_refusals_are_one_error_that_counts_them(tmp_path: Path) -> None:
     message = refusal(sample(["BOOL"] * 9), tmp_path / "a.gguf")
-    assert message.count("is BOOL") == 5
+    assert message.count("as BOOL") == 5
     assert "and 4 more" in message
 
 

@@ -72,7 +72,7 @@ def test_a_fraction_beside_integers_is_refused_with_what_to_do(graph: Graph) -> 
 def test_a_number_that_the_dtype_beside_it_cannot_hold_is_refused(graph: Graph) -> None:
     half, _, _, byte = graph.inputs
     for too_large in (lambda: half + 1e9, lambda: byte + 256, lambda: byte * -1):
-        with pytest.raises(GraphError, match="cannot become"):
+        with pytest.raises(GraphError, match="cannot be converted to"):
             too_large()
 
 
@@ -89,7 +89,7 @@ def test_integers_are_divided_by_two_slashes(graph: Graph) -> None:
 
 def test_tensors_of_two_dtypes_are_not_promoted(graph: Graph) -> None:
     half, whole = graph.inputs[:2]
-    with pytest.raises(GraphError, match=r"add of float16\[2\] and int32\[2\].*do not mix"):
+    with pytest.raises(GraphError, match=r"add of float16\[2\] and int32\[2\]"):
         half + whole
     assert (half + whole.cast(DType.float16)).dtype is DType.float16
 

@@ -74,7 +74,9 @@ def test_a_number_is_rounded_once_to_the_dtype() -> None:
     ],
 )
 def test_a_number_that_does_not_fit_its_dtype_is_refused(value: Any, dtype: DType | None) -> None:
-    with pytest.raises(GraphError, match=f"cannot become {(dtype or DType.float32).value}"):
+    with pytest.raises(
+        GraphError, match=f"cannot be converted to {(dtype or DType.float32).value}"
+    ):
         data_of(value, dtype)
 
 

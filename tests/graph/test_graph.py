@@ -127,7 +127,7 @@ def test_a_value_of_another_graph_is_refused() -> None:
 def test_outputs_are_set_once() -> None:
     with Graph("g", [FLOATS]) as graph:
         graph.output(*graph.inputs)
-        with pytest.raises(GraphError, match="outputs already"):
+        with pytest.raises(GraphError, match="already has outputs"):
             graph.output(*graph.inputs)
     assert [value.type for value in graph.outputs] == [FLOATS]
 
@@ -135,7 +135,9 @@ def test_outputs_are_set_once() -> None:
 def test_a_value_is_not_true_or_false_while_its_graph_is_built() -> None:
     with Graph("g", [FLOATS]) as graph:
         (x,) = graph.inputs
-        with pytest.raises(GraphError, match="not known"):
+        with pytest.raises(
+            GraphError, match="the content of a value is not available while its graph is built"
+        ):
             assert x == x  # noqa: PLR0124
         assert (x == x).dtype is DType.bool  # noqa: PLR0124
         assert len({x, x}) == 1
@@ -158,7 +160,7 @@ def test_rows_of_known_number_may_be_gone_through() -> None:
         x, y = graph.inputs
         q, k, v = x
         assert {str(row.type) for row in (q, k, v)} == {"float32[seq]"}
-        with pytest.raises(TypeError, match="one by one"):
+        with pytest.raises(TypeError, match="iteration over the rows"):
             list(y)
 
 
@@ -276,7 +278,7 @@ def test_an_input_may_have_arithmetic_in_its_shape() -> None:
 def test_a_subgraph_has_a_name_of_its_own() -> None:
     graph = Graph("g")
     graph.add_subgraph("block", [FLOATS])
-    with pytest.raises(GraphError, match="`block` already"):
+    with pytest.raises(GraphError, match="graph `g` already has a subgraph `block`"):
         graph.add_subgraph("block", [FLOATS])
 
 

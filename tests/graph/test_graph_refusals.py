@@ -15,24 +15,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
-    (lambda _, n: n + 1.5, r"^add of int64\[2\] .*would lose its fraction"),
-    (lambda x, _: x + "b!", r"^add of float32\[3, 4\] .*'b!' is not a name"),
+    (lambda _, n: n + 1.5, r"1\.5 cannot be combined with int64\[2\]: its fraction would be lost"),
+    (
+        lambda x, _: x + "b!",
+        r"add of float32\[3, 4\] \(in layers\.3\.mlp\): 'b!' is not a valid dimension name",
+    ),
     (lambda x, _: x * None, r"^mul of float32\[3, 4\] .*NoneType"),
     (lambda x, _: ops.sub(x, [[1.0], [2.0, 3.0]]), r"^sub of float32\[3, 4\] "),
     (lambda _, n: n + 2**70, r"^add of int64\[2\] .*(too large|more than 64 bits)"),
-    (lambda x, _: x.reshape((-2, 3)), r"^reshape of float32\[3, 4\] .*cannot be -2"),
+    (lambda x, _: x.reshape((-2, 3)), r"reshape of float32\[3, 4\] \(in layers\.3\.mlp\)"),
     (lambda x, _: x.reshape("text"), r"^reshape of float32\[3, 4\] "),
     (lambda x, _: x.reshape((1.5, 8)), r"^reshape of float32\[3, 4\] .*float"),  # type: ignore[arg-type]
-    (lambda x, _: x.broadcast_to((-1, 4)), r"^broadcast_to of float32\[3, 4\] .*cannot be -1"),
-    (lambda x, _: ops.top_k(x, -1), r"^top_k of float32\[3, 4\] .*cannot be -1"),
-    (lambda x, _: ops.split(x, [-1, 4]), r"^split of float32\[3, 4\] .*cannot be -1"),
-    (lambda *_: ops.range("a b"), "^range .*'a b' is not a name"),
-    (lambda *_: ops.dims("a b"), "^dims .*'a b' is not a name"),
+    (
+        lambda x, _: x.broadcast_to((-1, 4)),
+        r"broadcast_to of float32\[3, 4\] \(in layers\.3\.mlp\)",
+    ),
+    (lambda x, _: ops.top_k(x, -1), r"top_k of float32\[3, 4\] \(in layers\.3\.mlp\)"),
+    (lambda x, _: ops.split(x, [-1, 4]), r"split of float32\[3, 4\] \(in layers\.3\.mlp\)"),
+    (lambda *_: ops.range("a b"), "'a b' is not a valid dimension name"),
+    (lambda *_: ops.dims("a b"), "'a b' is not a valid dimension name"),
     (lambda *_: ops.constant(1.5, DType.int64), "^constant .*may have a fraction"),
     (lambda x, n: ops.where(x > 0, n, 1.5), r"^where of bool\[3, 4\] and int64\[2\] .*fraction"),
-    (lambda x, _: (x > 0) == 1, r"^equal of bool\[3, 4\] .*not a truth value"),
-    (lambda x, _: (x > 0) & Dim("batch"), r"^logical_and of bool\[3, 4\] .*not a truth value"),
-    (lambda x, _: (x > 0) + 0.5, r"^add of bool\[3, 4\] .*not a truth value"),
+    (lambda x, _: (x > 0) == 1, r"1 cannot be combined with bool\[3, 4\]: it is not a bool"),
+    (
+        lambda x, _: (x > 0) & Dim("batch"),
+        r"the size batch cannot be combined with bool\[3, 4\]: it is not a bool",
+    ),
+    (lambda x, _: (x > 0) + 0.5, r"0\.5 cannot be combined with bool\[3, 4\]: it is not a bool"),
     (lambda *_: ops.dequantize(Value(1)), r"^dequantize of int64\[\] .*not a quantized weight"),
 ]
 
@@ -58,5 +67,5 @@ def test_a_number_beside_a_weight_of_truth_values_is_refused() -> None:
     with Graph("truth"):
         seen = Weight("seen", DType.bool, (2,))
         assert (seen & True).type == TensorType(DType.bool, [2])
-        with pytest.raises(GraphError, match=r"1 beside bool.* is not a truth value"):
+        with pytest.raises(GraphError, match="it is not a bool"):
             _ = seen | 1

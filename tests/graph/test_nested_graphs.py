@@ -141,14 +141,16 @@ def test_weights_that_are_placeholders_need_a_prefix() -> None:
         block, _ = block_with_part(graph, "", "layers.0.w")
         with pytest.raises(GraphError, match=r"^call of float32\[1, 2\].*no prefix") as caught:
             ops.call(block, graph.inputs[0])
-    assert "supply a matching prefix" in caught.value.hint
+    assert "supply a matching prefix, such as `ops.call(..., prefix" in caught.value.hint
 
 
 def test_a_prefix_that_changes_no_name_is_refused() -> None:
     with Graph("net", [PAIR]) as graph:
         with graph.add_subgraph("block", [PAIR]) as block:
             block.output(block.inputs[0] @ Weight("layers.0.w", DType.float32, (2, 2)))
-        with pytest.raises(GraphError, match=r"the prefix `layers\.1\.` does not change"):
+        with pytest.raises(
+            GraphError, match=r"have full names, so the prefix `layers\.1\.` has no effect"
+        ):
             ops.call(block, graph.inputs[0], prefix="layers.1.")
 
 
@@ -163,7 +165,9 @@ def test_two_weights_of_one_name_are_refused_across_subgraphs(*, is_outer_first:
                 one.add_weight(first)
         with (
             graph.add_subgraph("two", [PAIR]) as two,
-            pytest.raises(GraphError, match=r"called `w`: float32\[1, 1\] and float32\[1, 2\]"),
+            pytest.raises(
+                GraphError, match=r"and `two` are named `w`: float32\[1, 1\] and float32\[1, 2\]"
+            ),
         ):
             two.add_weight(second)
 

@@ -119,7 +119,7 @@ def test_a_name_that_turns_out_too_small_is_refused_when_it_runs(
     "index", [True, 1.5, "seq", [0, 1], (0, 1), slice(0, 4, -1), slice(0, 4, 0), slice("a", 2)]
 )
 def test_what_is_not_an_index_is_refused(index: Any) -> None:
-    with pytest.raises(GraphError, match="is not an index"):
+    with pytest.raises(GraphError, match="is not a valid index"):
         sliced((index,), (1,))
 
 

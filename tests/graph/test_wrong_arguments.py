@@ -25,29 +25,35 @@ NOT: dict[str, Any] = {
 }
 
 WRONG: list[tuple[Callable[[Value, Value], Any], str]] = [
-    (lambda x, _: ops.unsqueeze(x), r"^unsqueeze of float32\[3, 4\].*the axis is not given"),
+    (lambda x, _: ops.unsqueeze(x), r"unsqueeze of float32\[3, 4\]: the axis is missing"),
     (lambda x, _: ops.softmax(x, axis=1, dim=0), r"^softmax of .*axis=1 and dim=0 are both given"),
-    (lambda x, _: ANY.softmax(x, axis="a"), r"^softmax of .*an axis is an integer, not 'a'"),
+    (lambda x, _: ANY.softmax(x, axis="a"), "an axis must be an integer, not 'a'"),
     (lambda x, _: ANY.sum(x, axis=(0, 1)), r"^sum of .*not \(0, 1\)"),
     (lambda x, _: ops.sum(x, axis=True), r"^sum of .*not True"),
     (lambda x, _: ANY.sum(x, axis=1.0), r"^sum of .*not 1\.0"),
     (lambda x, _: ANY.unsqueeze(x, 1.5), r"^unsqueeze of .*not 1\.5"),
-    (lambda x, _: x.cast(NOT["name"]), r"^cast of .*a dtype is a DType, not 'float31'"),
-    (lambda x, _: x.cast(NOT["numpy"]), r"^cast of .*a dtype is a DType"),
-    (lambda x, _: x.to(NOT["device"]), r"^transfer_to of .*a device is a DeviceRef, not 'cpu'"),
+    (lambda x, _: x.cast(NOT["name"]), "'float31' is not a dtype; use a DType"),
+    (lambda x, _: x.cast(NOT["numpy"]), r"<class 'numpy\.str_'> is not a dtype; use a DType"),
+    (lambda x, _: x.to(NOT["device"]), "a device must be a DeviceRef, not 'cpu'"),
     (lambda x, _: ANY.permute(x, "ab"), r"^permute of .*not 'a'"),
     (lambda x, _: ANY.permute(x, 5), r"^permute of .*int"),
-    (lambda *_: ops.constant(1.0, NOT["name"]), r"^constant: a dtype is a DType"),
-    (lambda *_: ops.constant(1.0, device=NOT["device"]), r"^constant: a device is a DeviceRef"),
-    (lambda *_: ops.range(5, dtype=NOT["name"]), r"^range: a dtype is a DType"),
+    (lambda *_: ops.constant(1.0, NOT["name"]), "'float31' is not a dtype; use a DType"),
+    (
+        lambda *_: ops.constant(1.0, device=NOT["device"]),
+        ("a device must be a DeviceRef, not 'cpu'"),
+    ),
+    (lambda *_: ops.range(5, dtype=NOT["name"]), "'float31' is not a dtype; use a DType"),
     (lambda x, _: ANY.split(x, 2), r"^split of .*a sequence of dimensions, not 2"),
     (lambda x, _: ANY.reshape(x, 4), r"^reshape of .*a sequence of dimensions, not 4"),
     (lambda *_: ANY.concat(5), r"^concat: .*int"),
-    (lambda x, _: x + 2**70, r"^add of .*takes more than 64 bits"),
+    (lambda x, _: x + 2**70, "1180591620717411303424 needs more than 64 bits"),
     (lambda x, _: x + NOT["none"], r"^add of .*NoneType is not a number"),
-    (lambda *_: ops.range(-200, 0, dtype=DType.int8), r"^range: int8 does not hold -200"),
-    (lambda *_: ops.range(70000, dtype=DType.float16), r"^range: float16 does not hold 69999"),
-    (lambda *_: ops.constant([1, 2]) ** -1, r"^pow of int64\[2\].*power of -1"),
+    (lambda *_: ops.range(-200, 0, dtype=DType.int8), "int8 cannot hold -200"),
+    (lambda *_: ops.range(70000, dtype=DType.float16), "float16 cannot hold 69999"),
+    (
+        lambda *_: ops.constant([1, 2]) ** -1,
+        r"pow of int64\[2\]: the power -1 of integers would give fractions",
+    ),
 ]
 
 
@@ -73,7 +79,7 @@ def test_pythons_own_error_is_the_cause_of_the_refusal() -> None:
 @pytest.mark.parametrize(
     ("sizes", "output", "says"),
     [
-        ([2, 2], lambda x: x[5:], "cannot be -3"),
+        ([2, 2], lambda x: x[5:], "cannot have size -3"),
         ([2, 0], lambda _: ops.range(0, Dim("n") // "m"), "divided by 0"),
     ],
     ids=["negative", "division"],
@@ -91,15 +97,15 @@ def test_a_call_with_sizes_that_its_outputs_cannot_have_is_refused(
 
 @pytest.mark.parametrize("given", [TensorType(DType.float32, [1]), TensorType, [1], "ab"], ids=str)
 def test_the_inputs_of_a_graph_are_a_list_of_types(given: Any) -> None:
-    with pytest.raises(GraphError, match="the inputs of graph `g` are"):
+    with pytest.raises(GraphError, match="is not a valid list of inputs for graph `g`"):
         Graph("g", given)
 
 
 def test_types_and_weights_are_of_dtypes_and_devices_not_of_their_names() -> None:
     for make in (TensorType, lambda *given: Weight("w", *given)):
-        with pytest.raises(GraphError, match="a dtype is a DType, not 'float31'"):
+        with pytest.raises(GraphError, match="'float31' is not a dtype; use a DType"):
             make(NOT["name"], (2,))
-        with pytest.raises(GraphError, match="a device is a DeviceRef, not 'cpu'"):
+        with pytest.raises(GraphError, match="a device must be a DeviceRef, not 'cpu'"):
             make(DType.float32, (2,), NOT["device"])
         with pytest.raises(TypeError, match="a sequence of dimensions, not 2"):
             make(DType.float32, NOT["size"])
@@ -107,16 +113,16 @@ def test_types_and_weights_are_of_dtypes_and_devices_not_of_their_names() -> Non
 
 @pytest.mark.parametrize("dtype", [DType.int32, DType.bool, DType.complex64])
 def test_blocks_are_of_floating_point_numbers(dtype: DType) -> None:
-    with pytest.raises(GraphError, match="cannot be Q4_K"):
+    with pytest.raises(GraphError, match="cannot be stored as Q4_K, whose values are floats"):
         Weight("w", dtype, (4, 256), quantization_encoding=QuantizationEncoding.Q4_K)
     weight = Weight("w", dtype, (4, 256))
-    with pytest.raises(GraphError, match="cannot be Q4_K"):
+    with pytest.raises(GraphError, match="cannot be stored as Q4_K, whose values are floats"):
         weight.quantization_encoding = QuantizationEncoding.Q4_K
 
 
 def test_an_encoding_is_not_a_name() -> None:
     given: Any = "Q4_K"
-    with pytest.raises(GraphError, match="encoding of `w` is 'Q4_K'"):
+    with pytest.raises(GraphError, match="'Q4_K' is not a quantization encoding for `w`"):
         Weight("w", DType.float32, (4, 256), quantization_encoding=given)
 
 

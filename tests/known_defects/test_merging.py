@@ -59,8 +59,8 @@ def test_a_set_with_a_part_that_is_cut_off_ends_the_command_with_2(
     done = weightctl("convert", parts[0], tmp_path / "out.gguf")
     assert done.returncode == 2
     assert f"{last}, byte" in done.stderr
-    assert "ends 1000 bytes past the file" in done.stderr
-    assert "is the download complete?" in done.stderr
+    assert "ends 1000 bytes after the end of the file: the file has" in done.stderr
+    assert "check that the download is complete" in done.stderr
     assert os.listdir(tmp_path) == ["in"]
 
 

@@ -38,8 +38,8 @@ def without_padding(tmp_path: Path) -> Path:
 def test_a_note_says_which_token_is_none(weightctl: Run, without_padding: Path) -> None:
     # A published GGUF has such ids, and transformers crashes on it.
     note = (
-        f"`{PADDING}` is 4294967295, which is not a token: the vocabulary has 3; "
-        f"`--unset {PADDING}` leaves it out"
+        f"`{PADDING}` is 4294967295, but the vocabulary has only 3 tokens; to remove it, "
+        f"use --unset {PADDING} (unset in Python)"
     )
     assert open_weights(without_padding).header.notes == (note,)
     for command in (["ls"], ["convert", "--dry-run"]):

@@ -34,13 +34,20 @@ WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "LFS pointer": (lambda path: path.write_text(LFS), "a Git LFS pointer", "git lfs pull"),
     "HTML page": (
         *(lambda path: path.write_text("<!DOCTYPE html><html>", "utf-8"), "a web page"),
-        "the download got an error page",
+        (
+            "the server sent an error page instead of the file; check whether the download "
+            "needs a login"
+        ),
     ),
     "HTML behind blanks": (
         *(lambda path: path.write_text("\n\n <html>Sign in</html>"), "a web page"),
-        "is a login needed",
+        "it is a web page",
     ),
-    "zip": (zipped, "a zip without a checkpoint; it holds notes", "formats: safetensors"),
+    "zip": (
+        zipped,
+        "it is a zip file without a checkpoint; it contains notes/readme.txt",
+        "formats: safetensors",
+    ),
     "nothing": (lambda path: path.write_bytes(b""), "empty", "download it again"),
 }
 
@@ -77,5 +84,5 @@ def test_a_header_with_a_key_that_stands_twice_is_refused(tmp_path: Path, what: 
     # safetensors: opens it, and one of the two is what is there.
     twice, header = TWICE[what]
     (tmp_path / "a.safetensors").write_bytes(safetensors(header.encode(), b"1234"))
-    with pytest.raises(FormatError, match=f"`{twice}` stands twice"):
+    with pytest.raises(FormatError, match=f"`{twice}` appears twice"):
         open_weights(tmp_path / "a.safetensors")

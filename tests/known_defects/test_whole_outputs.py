@@ -53,7 +53,7 @@ def test_an_error_leaves_nothing_at_the_final_name(weightctl: Run, tmp_path: Pat
 
 # What is asked for, and what is said of it.
 REFUSALS = {
-    "no such format": (["--to", "onnx"], "`onnx` is not a format"),
+    "no such format": (["--to", "onnx"], "`onnx` is not a supported format"),
     "no such type": (["--dtype", "nonsense"], "`nonsense` is not a type"),
     "two types": (["--dtype", "f16", "--quant", "Q8_0"], "both given"),
     "a type it cannot make": (["--quant", "IQ3_S"], "cannot quantize to IQ3_S"),
@@ -73,7 +73,10 @@ REFUSALS = {
     "a report over the output": (["--report", "out.gguf"], "is the output itself"),
     "a report nowhere": (["--report", "nowhere/report.json"], "does not exist"),
     "another format than the suffix": (["--to", "safetensors"], "has the suffix of gguf"),
-    "a format that is not there": (["--from", "safetensors"], "no safetensors file: it is gguf"),
+    "a format that is not there": (
+        ["--from", "safetensors"],
+        ("not a safetensors file: it is gguf"),
+    ),
 }
 
 

@@ -87,10 +87,10 @@ def test_a_shared_weight_is_found_by_each_of_its_names(load: Load, values: Any) 
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (E + 1, "their values differ"),
-        (E.astype(np.float64) + 1e-9, "their values differ"),
-        (E[:9], r"their shapes differ: \[10, 4\] and \[9, 4\]"),
-        (E.astype(np.int64), "their types differ: float32 and int64"),
+        (E + 1, "the values differ"),
+        (E.astype(np.float64) + 1e-9, "the values differ"),
+        (E[:9], r"the shapes differ: \[10, 4\] and \[9, 4\]"),
+        (E.astype(np.int64), "the types differ: float32 and int64"),
     ],
     ids=["values", "float64", "shape", "int64"],
 )
@@ -98,7 +98,7 @@ def test_two_names_of_one_weight_with_different_values_are_refused(
     load: Load, head: Any, says: str
 ) -> None:
     model = Tied()
-    with pytest.raises(WeightctlError, match=rf"`head\.weight` is another name of .*, and {says}"):
+    with pytest.raises(WeightctlError, match=rf"`head\.weight` is another name of .*, but {says}"):
         load(model, built(model), {"embed.weight": E, "head.weight": head})
 
 
@@ -185,10 +185,13 @@ def test_unaligned_values_are_copied(load: Load) -> None:
         (E.astype(np.float64), "`astype`|WeightData.astype"),
         (E.tolist(), "NumPy arrays, torch tensors"),
         (None, "NumPy arrays, torch tensors"),
-        (np.ma.masked_array(E, E > 3), r"`filled\(\)` gives plain arrays"),
-        (torch.empty(10, 4, device="meta"), "load them first"),
+        (np.ma.masked_array(E, E > 3), r"use `filled\(\)` to get a plain array"),
+        (torch.empty(10, 4, device="meta"), "load its values first"),
         (torch.from_numpy(E).to_sparse(), r"`to_dense\(\)`"),
-        (WeightData.declared("w", DType.float32, (10, 4)), "open a checkpoint that has it"),
+        (
+            WeightData.declared("w", DType.float32, (10, 4)),
+            ("open a checkpoint that has the tensor"),
+        ),
     ],
     ids=["float64", "list", "none", "masked", "meta", "sparse", "declared"],
 )
@@ -197,7 +200,10 @@ def test_what_is_refused_comes_with_what_to_do(load: Load, value: Any, says: str
     with pytest.raises(WeightctlError, match=r"`embed\.weight`") as caught:
         load(model, built(model), {"embed.weight": value})
     assert caught.match(rf"(?s)hint: .*({says})")
-    assert "names and shapes must be" not in caught.value.hint
+    assert (
+        "names and shapes must match the stored tensors; `weightctl ls --flat` lists them for "
+        "a file"
+    ) not in caught.value.hint
 
 
 def test_a_registry_may_hold_more_than_a_graph_uses() -> None:
@@ -213,4 +219,7 @@ def test_each_kind_of_problem_of_a_registry_has_its_own_hint() -> None:
     with pytest.raises(EngineError) as caught:
         InferenceSession().load(graph, values)
     assert "`astype`" in caught.value.hint
-    assert "names and shapes must be the stored ones" in caught.value.hint
+    assert (
+        "names and shapes must match the stored tensors; `weightctl ls --flat` lists them for "
+        "a file"
+    ) in caught.value.hint

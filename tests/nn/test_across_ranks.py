@@ -255,16 +255,18 @@ def test_what_cannot_be_cut_changes_nothing_and_is_named() -> None:
 
 def test_a_network_that_is_cut_already_is_refused() -> None:
     model = parallel(Model(), [CPU] * 2)
-    with pytest.raises(GraphError, match="is cut for several devices already"):
+    with pytest.raises(GraphError, match="Model is already cut for several devices"):
         parallel(model, [CPU] * 2)
-    with pytest.raises(GraphError, match="is cut for several devices already"):
+    with pytest.raises(GraphError, match="Model is already cut for several devices"):
         model.to(GPUS[0])
 
 
 def test_a_layer_by_itself_is_refused() -> None:
     with pytest.raises(GraphError) as raised:
         parallel(MLP(8, 6, "gelu"), [CPU] * 2)
-    assert raised.value.hint == "`Parallel(layer, devices)` is what takes its place"
+    assert raised.value.hint == (
+        "use the result of `Parallel(layer, devices)` instead of the layer"
+    )
 
 
 def test_a_network_without_such_layers_stays_as_it_is() -> None:

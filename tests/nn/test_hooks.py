@@ -199,12 +199,12 @@ def paths_in_stack() -> list[str]:
 
 
 def test_what_is_not_a_function_is_not_a_hook() -> None:
-    with pytest.raises(TypeError, match="a hook is a function, not int"):
+    with pytest.raises(TypeError, match="a hook must be a function, not int"):
         add_layer_hook(3)  # type: ignore[arg-type]
 
 
 def test_a_layer_without_a_call_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="Layer has no `__call__`"):
+    with pytest.raises(NotImplementedError, match="Layer does not define `__call__`"):
         Layer()()
 
 

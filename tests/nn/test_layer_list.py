@@ -104,7 +104,7 @@ def test_it_prints_as_what_it_is() -> None:
 def test_what_is_not_a_layer_is_refused_and_nothing_changes(step: tuple[Any, ...]) -> None:
     made = LayerList(LAYERS[:2])
     name, *args = step
-    with pytest.raises(TypeError, match="a LayerList holds layers, not int"):
+    with pytest.raises(TypeError, match="a LayerList can only contain layers, not int"):
         getattr(made, name)(*args)
     assert made == LAYERS[:2]
 
@@ -115,7 +115,9 @@ def test_a_class_instead_of_a_layer_is_named() -> None:
 
 
 def test_one_layer_is_not_a_list_of_them() -> None:
-    with pytest.raises(TypeError, match="one Numbered is not a list of layers; `append` takes one"):
+    with pytest.raises(
+        TypeError, match="a single Numbered is not a list of layers; use `append` to add it"
+    ):
         LayerList().extend(LAYERS[0])  # type: ignore[arg-type]
 
 

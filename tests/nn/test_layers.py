@@ -299,12 +299,14 @@ class Masked(Module):
 
 @pytest.mark.parametrize("kv_heads", [0, 3, 8])
 def test_heads_that_cannot_be_shared_evenly_are_refused(kv_heads: int) -> None:
-    with pytest.raises(GraphError, match=f"4 query heads cannot share {kv_heads} key-value heads"):
+    with pytest.raises(
+        GraphError, match=f"4 query heads cannot be divided evenly among {kv_heads} KV heads"
+    ):
         Attention(32, 4, kv_heads=kv_heads)
 
 
 def test_features_that_heads_do_not_divide_are_refused() -> None:
-    with pytest.raises(GraphError, match="34 features are not a whole number for each of 4 heads"):
+    with pytest.raises(GraphError, match="34 features cannot be divided evenly among 4 heads"):
         Attention(34, 4)
 
 

@@ -127,7 +127,9 @@ def test_what_is_not_a_value_is_not_an_output_and_leaves_no_subgraph() -> None:
             return None
 
     with Graph("model", [ROW]) as graph:
-        with pytest.raises(GraphError, match="Nothing gives NoneType where a subgraph gives"):
+        with pytest.raises(
+            GraphError, match="Nothing returned a NoneType, but a subgraph must return values"
+        ):
             Nothing().build_subgraph("nothing", [ROW])
         assert graph.subgraphs == {}
 
@@ -143,13 +145,13 @@ def test_a_layer_that_cannot_be_built_leaves_its_name_free_and_the_graph_open() 
 def test_a_name_that_is_taken_is_an_error_and_the_first_stays() -> None:
     with Graph("model", [ROW]) as graph:
         first = Scale().build_subgraph("scale", [ROW])
-        with pytest.raises(GraphError, match="has a subgraph `scale` already"):
+        with pytest.raises(GraphError, match="graph `model` already has a subgraph `scale`"):
             Scale().build_subgraph("scale", [ROW])
         assert graph.subgraphs["scale"] is first
 
 
 def test_outside_of_a_graph_there_is_nothing_to_build_a_part_of() -> None:
-    with pytest.raises(GraphError, match="there is no graph"):
+    with pytest.raises(GraphError, match="no graph is open"):
         Scale().build_subgraph("scale", [ROW])
 
 
@@ -158,7 +160,10 @@ def test_a_prefix_that_no_weight_has_is_an_error() -> None:
     stack.name_weights()
     with (
         Graph("model", [ROW]),
-        pytest.raises(GraphError, match=r"starts with `blocks\.`; one is `layers\.1\.up\.weight`"),
+        pytest.raises(
+            GraphError,
+            match=r"do not start with `blocks\.`, for example `layers\.1\.up\.weight`",
+        ),
     ):
         stack.layers[1].build_subgraph("block", [ROW], weight_prefix="blocks.")
 

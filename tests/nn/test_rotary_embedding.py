@@ -176,7 +176,7 @@ def test_bfloat16_heads_are_rotated_by_exact_angles() -> None:
 
 
 def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"`ntk` is not a scaling(.|\n)*linear, llama3, yarn"):
+    with pytest.raises(GraphError, match="`ntk` is not a supported RoPE scaling"):
         RopeScaling(kind="ntk", factor=2.0)
 
 
@@ -187,5 +187,5 @@ def test_a_scaling_without_its_original_context_is_refused(kind: str) -> None:
 
 
 def test_a_scaling_by_zero_is_refused() -> None:
-    with pytest.raises(GraphError, match="0 times as long"):
+    with pytest.raises(GraphError, match="a scaling factor of 0 is not valid"):
         RopeScaling(kind="linear", factor=0.0)

@@ -113,7 +113,7 @@ def test_an_extension_is_named_by_its_number(opcode: bytes) -> None:
 def test_what_was_named_before_the_damage_is_reported() -> None:
     found = names(memoryview(named("os.system") + b"\xff"))
     assert [each.path for each in found.named] == ["os.system"]
-    assert found.problem == "it cannot be read from byte 11 on: there is no opcode 0xff"
+    assert found.problem == "it cannot be read from byte 11: opcode 0xff does not exist"
 
 
 @pytest.mark.parametrize("end", range(1, 30))

@@ -215,7 +215,9 @@ def test_parts_that_are_cut_off_are_not_merged(tmp_path: Path) -> None:
     for suffix in (".gguf", ".safetensors"):
         *_, last = divided(layers(3), tmp_path / f"a{suffix}", 70_000)
         last.write_bytes(last.read_bytes()[:-1000])
-        with pytest.raises(FormatError, match="ends 1000 bytes past the file"):
+        with pytest.raises(
+            FormatError, match="ends 1000 bytes after the end of the file: the file has"
+        ):
             open_weights(last)
 
 

@@ -308,7 +308,9 @@ def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
 ) -> None:
     tensors, settings = REFUSED[kind]
     weights = opened(tmp_path, tensors(), settings)
-    with pytest.raises(ShardingError, match=rf"`l\.weight`.*stored as {kind}.*alike") as caught:
+    with pytest.raises(
+        ShardingError, match=rf"`l\.weight`.*stored as {kind}.*the same way"
+    ) as caught:
         planned(weights, 0, 2)
     assert "--plan" in caught.value.hint
     plan = shard_plan(weights, Grid(2), rules=CutRules("plan.toml", ()))
@@ -348,6 +350,6 @@ def test_it_is_reported_that_shapes_beside_packed_numbers_are_those_of_the_whole
 ) -> None:
     plan = planned(opened(tmp_path, of_compressed(4)), 0, 2)
     assert [note for note in plan.notes if "weight_shape" in note] == [
-        "`.weight_shape` beside packed numbers says the shape of the whole on every rank"
+        "`.weight_shape` of packed weights has the shape of the whole weight on every rank"
     ]
     assert plan.shardings["l.weight_shape"] == ("replicate", ((), ()))

@@ -71,7 +71,10 @@ def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[
 def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
     with pytest.raises(ArchitectureError, match="mamba") as caught:
         shard_plan(unknown_model(tmp_path, a=(4, 4)), Grid(2))
-    assert "--plan FILE says how its tensors are cut" in caught.value.hint
+    assert (
+        "to define how its tensors are cut, use --plan FILE (rules=FILE in Python)"
+        in caught.value.hint
+    )
 
 
 def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) -> None:
@@ -82,8 +85,10 @@ def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) ->
         "in_proj": "rowwise", "out_proj": "columnwise", "scale": "replicate", "none": "replicate",
     }  # fmt: skip
     assert [shard.info.shape for shard in plan.ranks[1]] == [(3, 4), (4, 3), (), (0, 4)]
-    assert plan.notes[0].startswith("only the plan says how tensors are cut: ")
-    assert plan.notes[1:] == ("2 weights that the plan does not name are not cut",)
+    assert plan.notes[0].startswith(
+        "the model family is not recognized, so only the plan file defines how tensors are cut: "
+    )
+    assert plan.notes[1:] == ("2 weights without a rule in the plan file are not cut",)
 
 
 def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> None:
@@ -94,7 +99,9 @@ def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> 
         "layers.0.a": [[0, 1], [2, 3], None, None],
         "layers.1.a": [None, None, [0, 1], [2, 3]],
     }
-    with pytest.raises(ShardingError, match="2 layers, which 3 stages cannot share"):
+    with pytest.raises(
+        ShardingError, match="the model has 2 layers, which cannot be divided among 3 stages"
+    ):
         shard_plan(weights, Grid(1, 1, 3), rules=rules(tmp_path, "a = 'rowwise'"))
 
 
@@ -112,7 +119,9 @@ def test_people_are_asked_before_the_family(tmp_path: Path) -> None:
     plan = shard_plan(llama(tmp_path), Grid(2), rules=own)
     assert plan.shardings[DOWN] == ("replicate", ((), ()))
     assert plan.shardings[DOWN.replace("1", "0")].strategy == "columnwise"
-    assert plan.notes == ("18 weights that the plan does not name are cut as those of llama",)
+    assert plan.notes == (
+        ("18 weights without a rule in the plan file are cut by the rules of llama"),
+    )
 
 
 def test_rules_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
@@ -120,8 +129,8 @@ def test_rules_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
                 "experts = 'expert_parallel'")  # fmt: skip
     notes = shard_plan(llama(tmp_path), Grid(2), rules=own).notes
     assert [note.split(": ")[1] for note in notes[:2]] == [
-        "every tensor whose name matches `1.mlp` is of a rule above it",
-        "no tensor's name matches `experts`",
+        "all tensors that match `1.mlp` also match an earlier rule",
+        "no tensor matches `experts`",
     ]
 
 
@@ -147,7 +156,7 @@ def test_a_rule_that_cannot_be_followed_names_itself_and_the_tensor(tmp_path: Pa
 
 def test_tensors_that_are_missing_are_reported(tmp_path: Path) -> None:
     plan = shard_plan(llama(tmp_path, without=DOWN), Grid(2))
-    assert plan.notes == (f"1 tensor of llama is missing, as `{DOWN}`",)
+    assert plan.notes == (f"1 tensor of llama is missing, for example `{DOWN}`",)
     assert DOWN not in plan.shardings
 
 
@@ -173,7 +182,9 @@ def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_ar
         "model.layers.7.eh_proj.weight": ((), ()),
         "layers.None.weight": ((), ()),
     }
-    assert plan.notes[0].startswith("4 tensors of no part of llama are not cut, as `")
+    assert plan.notes[0].startswith(
+        "4 tensors are not cut, because they are not a part of llama, for example `"
+    )
 
 
 def test_a_name_for_the_embedding_and_the_output_is_one_tensor_on_both_stages(
@@ -199,7 +210,7 @@ def test_a_tensor_that_is_two_parts_which_are_cut_otherwise_needs_a_rule(tmp_pat
         directory=tmp_path, config=CONFIG | {"intermediate_size": 64},
     )  # fmt: skip
     weights = with_names(tree, {down: up})
-    with pytest.raises(ShardingError, match=rf"`{up}` is two parts") as caught:
+    with pytest.raises(ShardingError, match=rf"`{up}` is used in two places") as caught:
         shard_plan(weights, Grid(2))
     assert "--plan" in caught.value.hint
     own = rules(tmp_path, "'layers.0.mlp' = 'replicate'")
@@ -208,7 +219,9 @@ def test_a_tensor_that_is_two_parts_which_are_cut_otherwise_needs_a_rule(tmp_pat
 
 def test_a_checkpoint_without_tensors_is_not_a_model_but_people_may_cut_it(tmp_path: Path) -> None:
     weights = stated({}, directory=tmp_path, config=CONFIG)
-    with pytest.raises(ArchitectureError, match="2 layers, and there are 0 tensors"):
+    with pytest.raises(
+        ArchitectureError, match="states 2 layers, but the checkpoint has only 0 tensors"
+    ):
         shard_plan(weights, Grid(2))
     plan = shard_plan(weights, Grid(2), rules=rules(tmp_path, "a = 'rowwise'"))
     assert plan.ranks == ((), ())
@@ -216,16 +229,24 @@ def test_a_checkpoint_without_tensors_is_not_a_model_but_people_may_cut_it(tmp_p
 
 @pytest.mark.parametrize("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
 def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
-    with pytest.raises(ShardingError, match="not numbers of ranks"):
+    with pytest.raises(ShardingError, match="are not valid numbers of ranks"):
         shard_plan(llama(tmp_path), grid)
 
 
 @pytest.mark.parametrize(
     ("grid", "message", "hint"),
     [
-        (Grid(1, 2), "no experts, which 2 groups", "leave --ep out"),
-        (Grid(1, 1, 3), "2 layers, which 3 stages", "--pp takes up to 2"),
-        (Grid(3), r"`model\.layers\.0.*q_proj.*4 heads of 16, which share 2", "1, 2 or 4 ranks"),
+        (
+            Grid(1, 2),
+            "the model has no experts, which cannot be divided among 2 groups",
+            "leave out --ep (ep in Python)",
+        ),
+        (
+            Grid(1, 1, 3),
+            "the model has 2 layers, which cannot be divided among 3 stages",
+            "use --pp (pp in Python) up to 2",
+        ),
+        (Grid(3), "it has 4 query heads of 16, with 2 KV heads", "1, 2 or 4 ranks"),
         (Grid(1 << 40), r"`model\.embed_tokens.*96 elements are too few", "1 to 96 ranks work"),
     ],
 )
@@ -238,7 +259,7 @@ def test_what_cannot_be_shared_is_refused_with_what_can(
 
 
 def test_layouts_and_formats_that_there_are_not_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ShardingError, match="no layout `tensorrt`"):
+    with pytest.raises(ShardingError, match="`tensorrt` is not a supported layout"):
         shard_plan(llama(tmp_path), Grid(2), layout="tensorrt")
     with pytest.raises(ConversionError, match="onnx"):
         shard_plan(llama(tmp_path), Grid(2), format_name="onnx")
@@ -255,7 +276,7 @@ def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -
     assert list(found) == [4, 3, 0, 1, 5]
     assert found[4] is found[1] is None
     assert "q_proj.weight` of shape [64, 64] cannot be cut" in str(found[3])
-    assert "not numbers of ranks" in str(found[0])
+    assert "are not valid numbers of ranks" in str(found[0])
     with pytest.raises(ArchitectureError, match="mamba"):
         possible(unknown_model(tmp_path, a=(4, 4)), [2])
 
@@ -267,7 +288,7 @@ def test_blocks_are_in_the_way_before_heads_are() -> None:
     assert two.refusal is None
     assert four.refusal is not None
     assert "`blk.0.attn_output.weight`" in four.refusal.message
-    assert "8 heads of 64, in blocks of 256" in four.refusal.message
+    assert "it has 8 query heads of 64, in blocks of 256" in four.refusal.message
     assert four.refusal.hint == "1 or 2 ranks work"
 
 
@@ -305,7 +326,7 @@ def test_scales_of_blocks_are_cut_with_their_numbers_and_heads_stay_whole(tmp_pa
     assert sizes == [512, 128, 128]
     refusal = possible(weights, [3])[0].refusal
     assert refusal is not None
-    assert "12 heads of 64, which share 3 of keys and values, in blocks of 128" in str(refusal)
+    assert "it has 12 query heads of 64, with 3 KV heads, in blocks of 128" in str(refusal)
 
 
 def test_nothing_of_numpy_is_loaded_where_nothing_is_quantized_in_parts(tmp_path: Path) -> None:

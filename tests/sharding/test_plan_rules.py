@@ -123,38 +123,47 @@ def test_patterns_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     )
     notes = shard_plan(stated({"ffn_up": ((4, 4), "F32")}), Grid(2), rules=rules).notes
     path = tmp_path / "mine.toml"
-    assert f"{path}: every tensor whose name matches `ffn_up` is of a rule above it" in notes
-    assert f"{path}: no tensor's name matches `fnn_down`" in notes
+    assert f"{path}: all tensors that match `ffn_up` also match an earlier rule" in notes
+    assert f"{path}: no tensor matches `fnn_down`" in notes
     assert not any("`ffn`" in note for note in notes)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "the plan is empty"),
+        ("", "the plan file is empty"),
         ("[tensors", "is not TOML"),
-        ("[tensor]\na = 'rowwise'", "`tensor` means nothing in a plan"),
+        ("[tensor]\na = 'rowwise'", "`tensor` is not a table of a plan file"),
         ("tensors = 3", "`tensors` is not a table"),
-        ("[tensors]", "`tensors` has no lines"),
+        ("[tensors]", "`tensors` is empty"),
         ("[tensors]\n'a(' = 'rowwise'", "`a(` is not a regular expression"),
-        ("[tensors]\na = 'colwise'", "`a`: 'colwise' is not a strategy that weightctl knows"),
-        ("[tensors]\na = 3", "`a` is 3, no strategy"),
-        ("[tensors]\na = { strategy = 3 }", "`a`: 3 is not a strategy"),
+        ("[tensors]\na = 'colwise'", "`a`: 'colwise' is not a supported strategy"),
+        ("[tensors]\na = 3", "`a` is 3, which is not a strategy"),
+        ("[tensors]\na = { strategy = 3 }", "`a`: 3 is not a supported strategy"),
         ("[tensors]\nmlp.up = 'rowwise'", "`mlp` is a table without a `strategy`"),
-        ("[tensors]\na = { strategy = 'rowwise', axis = 1 }", "`a`: rowwise knows no `axis`"),
-        ("[tensors]\na = 'axiswise'", "`a`: axiswise needs `axis`"),
-        ("[tensors]\na = { strategy = 'axiswise', axis = -1 }", "`axis` is -1, and not a number"),
-        ("[tensors]\na = { strategy = 'axiswise', axis = true }", "`axis` is True, and not a"),
-        ("[tensors]\na = { strategy = 'segmented', sizes = [] }", "`sizes` is [], and not a list"),
-        ("[tensors]\na = { strategy = 'segmented', sizes = [0] }", "`sizes` is [0], and not a"),
-        ("[tensors]\na = { strategy = 'segmented', sizes = 4 }", "`sizes` is 4, and not a list"),
+        (
+            "[tensors]\na = { strategy = 'rowwise', axis = 1 }",
+            ("`a`: rowwise does not have the setting `axis`"),
+        ),
+        ("[tensors]\na = 'axiswise'", "`a`: axiswise needs the setting `axis`"),
+        ("[tensors]\na = { strategy = 'axiswise', axis = -1 }", "`axis` is -1"),
+        ("[tensors]\na = { strategy = 'axiswise', axis = true }", "`axis` is True"),
+        (
+            "[tensors]\na = { strategy = 'segmented', sizes = [] }",
+            ("`sizes` is []; it must be a list of integers of at least 1"),
+        ),
+        ("[tensors]\na = { strategy = 'segmented', sizes = [0] }", "`sizes` is [0]"),
+        (
+            "[tensors]\na = { strategy = 'segmented', sizes = 4 }",
+            ("`sizes` is 4; it must be a list of integers of at least 1"),
+        ),
         (
             "[tensors]\na = { strategy = 'stacked_qkv', heads = 3, kv_heads = 2, head_dim = 4 }",
-            "3 `heads` are not a whole number for each of 2 `kv_heads`",
+            "3 `heads` cannot be divided evenly among 2 `kv_heads`",
         ),
         (
             "[tensors]\na = { strategy = 'stacked_qkv', heads = 0, kv_heads = 2, head_dim = 4 }",
-            "`heads` is 0, and not a number from 1 on",
+            "`heads` is 0",
         ),
     ],
 )

@@ -197,8 +197,8 @@ def test_what_vllm_has_no_place_for_is_reported(tmp_path: Path) -> None:
     plan = planned(tmp_path, "bert")
     (problem,) = plan.notes
     assert problem == (
-        "2 tensors are in no file, as vLLM's model has no place for them: pooler.dense.bias, "
-        "pooler.dense.weight"
+        "2 tensors are not written, because vLLM's model does not have them: "
+        "pooler.dense.bias, pooler.dense.weight"
     )
     assert not any("pooler" in shard.info.name for shard in plan.ranks[0])
     assert not any("pooler" in name for name in plan.shardings)
@@ -219,21 +219,47 @@ def test_files_have_the_names_that_vllm_looks_for(family: str, tmp_path: Path) -
 
 
 UNEVEN: Mapping[str, tuple[str, dict[str, Any], int, str, str, str]] = {
-    "heads": ("llama", {"vocab_size": 192}, 3, f"{ATTENTION}.q_proj.weight",
-              "4 heads do not divide", "1, 2 or 4 ranks work"),
-    "keys": ("llama", {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96,
-                       "vocab_size": 192}, 6, f"{ATTENTION}.k_proj.weight",
-             "4 heads of keys and values do not divide, nor into the ranks",
-             "1, 2, 4 or 12 ranks work"),
-    "vocabulary": ("llama", {}, 3, "model.embed_tokens.weight",
-                   "96 rows, padded to 128, a multiple of 64, do not divide",
-                   "1, 2 or 4 ranks work"),
-    "inner": ("llama", {"intermediate_size": 90}, 4, "model.layers.0.mlp.gate_proj.weight",
-              "90 elements do not divide", "1 or 2 ranks work"),
-    "experts": ("qwen3moe", {"num_attention_heads": 8, "num_experts": 4}, 8,
-                "model.layers.0.mlp.experts.0.gate_proj.weight", "there are only 4 experts",
-                "1, 2 or 4 ranks work"),
-}  # fmt: skip
+    "heads": (
+        "llama",
+        {"vocab_size": 192},
+        3,
+        f"{ATTENTION}.q_proj.weight",
+        "4 query heads cannot be divided evenly",
+        "1, 2 or 4 ranks work",
+    ),
+    "keys": (
+        "llama",
+        {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96, "vocab_size": 192},
+        6,
+        f"{ATTENTION}.k_proj.weight",
+        "the number of KV heads, 4, is neither a multiple nor a divisor of the number of ranks",
+        "1, 2, 4 or 12 ranks work",
+    ),
+    "vocabulary": (
+        "llama",
+        {},
+        3,
+        "model.embed_tokens.weight",
+        "96 rows, padded to 128 (a multiple of 64), cannot be divided evenly",
+        "1, 2 or 4 ranks work",
+    ),
+    "inner": (
+        "llama",
+        {"intermediate_size": 90},
+        4,
+        "model.layers.0.mlp.gate_proj.weight",
+        "90 elements cannot be divided evenly",
+        "1 or 2 ranks work",
+    ),
+    "experts": (
+        "qwen3moe",
+        {"num_attention_heads": 8, "num_experts": 4},
+        8,
+        "model.layers.0.mlp.experts.0.gate_proj.weight",
+        "the model has only 4 experts",
+        "1, 2 or 4 ranks work",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", UNEVEN)
@@ -245,7 +271,9 @@ def test_what_does_not_divide_is_refused_with_the_counts_that_work(
         planned(tmp_path, family, ranks, **changes)
     assert f"`{name}`" in caught.value.message
     assert caught.value.message.endswith(f"among {ranks} ranks: {problem}")
-    assert caught.value.hint == f"{works}; --layout ranks takes more"
+    assert caught.value.hint == (
+        f'{works}; other numbers of ranks need --layout ranks (layout="ranks" in Python)'
+    )
 
 
 def refused(weights: Weights, grid: Grid | None = None, **changes: Any) -> str:
@@ -256,13 +284,15 @@ def refused(weights: Weights, grid: Grid | None = None, **changes: Any) -> str:
 
 
 def test_a_gguf_is_refused() -> None:
-    assert "is of a GGUF, whose rows and names are not vLLM's" in refused(gguf_llama())
+    assert "is a GGUF, whose rows and names differ from those of vLLM" in refused(gguf_llama())
 
 
 def test_gpt2_whose_matrices_would_have_to_be_turned_is_refused(tmp_path: Path) -> None:
     made = small_models.gpt2(bos_token_id=1, eos_token_id=2)
     weights = saved(tmp_path, small_models.arrays(made), made.config.to_dict())
-    assert "the matrices of gpt2 lie the other way in vLLM" in refused(weights)
+    assert "vLLM transposes the matrices of gpt2, but shards only contain copied bytes" in refused(
+        weights
+    )
 
 
 def llama(folder: Path, **changes: Any) -> Weights:
@@ -273,9 +303,17 @@ def llama(folder: Path, **changes: Any) -> Weights:
 @pytest.mark.parametrize(
     ("grid", "changes", "problem"),
     [
-        (Grid(2, pp=1), {"format_name": "gguf"}, "from safetensors, and not from gguf"),
-        (Grid(1, pp=2), {}, "not built for stages of layers"),
-        (Grid(2), {"rules": CutRules("", ())}, "vLLM cuts tensors its own way"),
+        (
+            Grid(2, pp=1),
+            {"format_name": "gguf"},
+            ("vLLM reads sharded checkpoints only from safetensors, not from gguf"),
+        ),
+        (Grid(1, pp=2), {}, "the layout of vLLM does not support pipeline stages"),
+        (
+            Grid(2),
+            {"rules": CutRules("", ())},
+            ("the layout of vLLM is fixed and does not use a plan file"),
+        ),
     ],
 )
 def test_what_the_layout_is_not_built_for_is_refused(
@@ -288,17 +326,17 @@ def test_what_the_layout_is_not_built_for_is_refused(
 def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     arrays, config = model("mixtral")
     problem = refused(saved(tmp_path, arrays, config), Grid(1, ep=2))
-    assert problem == "the layout of vLLM is not built for experts that vLLM shares out among ranks"
+    assert problem == "the layout of vLLM does not support experts that vLLM divides among ranks"
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"architectures": ["LlamaForSequenceClassification"]}, "says that `architectures` is"),
-        ({"architectures": None}, "says that `architectures` is None"),
-        ({"architectures": "LlamaForCausalLM"}, "says that `architectures` is"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "states the `architectures`"),
+        ({"architectures": None}, "states the `architectures` None, but vLLM's layout of"),
+        ({"architectures": "LlamaForCausalLM"}, "states the `architectures`"),
         ({"quantization_config": {"quant_method": "fp8"}}, "has a `quantization_config`"),
-        ({"vocab_size": 90}, "`lm_head.weight` has 96 rows, and vLLM wants as many as the vocab"),
+        ({"vocab_size": 90}, "`lm_head.weight` has 96 rows, but vLLM expects"),
     ],
 )
 def test_a_config_of_another_model_is_refused(
@@ -318,7 +356,9 @@ def encoded(folder: Path, encoding: str, **others: str) -> Weights:
 
 def test_numbers_that_vllm_does_not_compute_in_are_refused(tmp_path: Path) -> None:
     problem = refused(encoded(tmp_path, "F64"))
-    assert problem == "`model.embed_tokens.weight` is F64, and vLLM computes in F32, F16, BF16"
+    assert problem == (
+        "`model.embed_tokens.weight` is stored as F64, but vLLM computes in F32, F16, BF16"
+    )
 
 
 def test_a_quantized_weight_is_refused(tmp_path: Path) -> None:
@@ -327,13 +367,15 @@ def test_a_quantized_weight_is_refused(tmp_path: Path) -> None:
                for name, each in arrays.items()}  # fmt: skip
     scales = {f"{name}_scale": ((1,), "F32") for name in arrays if "_proj" in name}
     problem = refused(stated(tensors | scales, directory=tmp_path, config=config))
-    assert "is a part of a quantized weight: vLLM packs quantized weights anew" in problem
+    assert (
+        "is a part of a quantized weight: vLLM packs quantized weights again when it loads them"
+    ) in problem
 
 
 def test_parts_of_one_tensor_are_of_one_encoding(tmp_path: Path) -> None:
     assert refused(encoded(tmp_path, "BF16", k_proj="F32")) == (
-        f"`{ATTENTION}.q_proj.weight` is BF16 and `{ATTENTION}.k_proj.weight` F32, which vLLM has "
-        f"in one tensor, `{ATTENTION}.qkv_proj.weight`"
+        f"`{ATTENTION}.q_proj.weight` is stored as BF16 and `{ATTENTION}.k_proj.weight` "
+        f"as F32, but vLLM joins them into one tensor, `{ATTENTION}.qkv_proj.weight`"
     )
 
 
@@ -346,7 +388,9 @@ def test_norms_may_be_of_another_encoding(tmp_path: Path) -> None:
 def test_a_bias_that_vllm_would_not_add_is_refused(tmp_path: Path) -> None:
     arrays, config = model("qwen3", attention_bias=True)
     problem = refused(saved(tmp_path, arrays, config))
-    assert problem == f"vLLM 0.33.0 has no `{ATTENTION}.o_proj.bias`, and would compute without it"
+    assert problem == (
+        f"vLLM 0.33.0 does not have `{ATTENTION}.o_proj.bias` and would compute without it"
+    )
 
 
 def test_one_tensor_that_the_config_says_are_two_is_refused(tmp_path: Path) -> None:
@@ -357,8 +401,8 @@ def test_one_tensor_that_the_config_says_are_two_is_refused(tmp_path: Path) -> N
     aliases = {"lm_head.weight": "model.embed_tokens.weight"}
     problem = refused(with_names(weights, aliases))
     assert problem == (
-        "`model.embed_tokens.weight` is two parts of the model, which the config says are two "
-        "tensors"
+        "`model.embed_tokens.weight` is used in two places of the model, but the config "
+        "does not state that they are tied"
     )
 
 
@@ -372,7 +416,10 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tmp_path: Path) -> None:
 def test_a_bias_that_the_config_does_not_know_is_refused(tmp_path: Path) -> None:
     arrays, config = model("llama")
     arrays[f"{ATTENTION}.q_proj.bias"] = np.zeros(64, np.float32)
-    with pytest.raises(ArchitectureError, match=r"q_proj\.bias` is of no part of llama"):
+    with pytest.raises(
+        ArchitectureError,
+        match=r"`model\.layers\.0\.self_attn\.q_proj\.bias` is not a part of llama",
+    ):
         shard_plan(saved(tmp_path, arrays, config), Grid(2), layout="vllm")
 
 

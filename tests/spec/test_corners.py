@@ -45,7 +45,10 @@ def test_the_trees_of_a_graph_share_their_names() -> None:
     graph = Graph("g")
     first = graph.weights().layer.w.allocate(F32, (2,))
     assert graph.weights().layer.w.allocate(F32, (2,)) is first
-    with pytest.raises(GraphError, match=r"`layer\.w` is allocated as .* already, not as"):
+    with pytest.raises(
+        GraphError,
+        match=r"`layer\.w` is already allocated as .*, so it cannot be allocated as float16\[2\]",
+    ):
         graph.weights().layer.w.allocate(DType.float16, (2,))
 
 
@@ -122,7 +125,7 @@ def test_moving_a_module_after_a_graph_was_built_with_it_warns() -> None:
     layer.to(GPU)
     with Graph("built", [TensorType(F32, (1, 2), GPU)]) as graph:
         graph.output(layer(graph.inputs[0]))
-    with pytest.warns(UserWarning, match="built before keeps `weight` on gpu:0"):
+    with pytest.warns(UserWarning, match="already built keep `weight` on gpu:0"):
         layer.to(DeviceRef.CPU())
 
 
@@ -143,7 +146,10 @@ def test_a_value_of_a_subgraph_is_not_an_output_and_the_error_says_how_it_become
     ):
         subgraph = layer.build_subgraph("inner", [graph.inputs[0].type])
         (made,) = ops.call(subgraph, graph.inputs[0])
-        with pytest.raises(GraphError, match=r"subgraph `inner`.*\n.*have the layer return it"):
+        with pytest.raises(
+            GraphError,
+            match=r"(?s)subgraph `inner`.*return it from the layer",
+        ):
             graph.output(made, seen[0])
 
 
@@ -181,32 +187,38 @@ def test_an_attribute_that_is_set_after_a_graph_used_the_weight_warns(
     with Graph("g") as graph:
         graph.output(weight * 2)
     setattr(weight, attribute, getattr(weight, attribute))
-    with pytest.warns(UserWarning, match=f"built before keeps `w` with {attribute} "):
+    with pytest.warns(
+        UserWarning, match=f"graphs that are already built keep `w` with {attribute}"
+    ):
         setattr(weight, attribute, after)
 
 
 @pytest.mark.parametrize("original", [3, (DType.float16,), "f2", None])
 def test_the_original_dtype_and_shape_are_two(original: Any) -> None:
     weight = Weight("w", F32, (2,))
-    with pytest.raises(TypeError, match=r"(?s)`w` are two, not .*hint: for example `\(DType"):
+    with pytest.raises(TypeError, match=r"hint: for example `\(DType\.float32, \(2, 64\)\)`"):
         weight.original_dtype_and_shape = original
 
 
 @pytest.mark.parametrize("given", [np.ones(3), 3, "w", None, Graph("tree").weights().w])
 def test_what_is_added_to_a_graph_as_a_weight_is_one(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"(?s)is a Weight, not .*hint: `ops\.constant\(numbers\)`"):
+    with pytest.raises(TypeError, match="a graph takes a Weight, not"):
         Graph("g").add_weight(given)
 
 
 @pytest.mark.parametrize("number", [-1, "0", True, 1.0, None])
 def test_devices_are_counted_from_0(number: Any) -> None:
-    with pytest.raises(TypeError, match=r"(?s)number of a device is .*counted from 0"):
+    with pytest.raises(TypeError, match="devices are numbered from 0"):
         DeviceRef.GPU(number)
 
 
 @pytest.mark.parametrize("size", [None, 2.5, [2]])
 def test_what_is_not_a_dimension_is_named(size: Any) -> None:
-    with pytest.raises(TypeError, match="is not a dimension: a size such as 4, a name such as"):
+    with pytest.raises(
+        TypeError,
+        match="is not a dimension: use an integer such as 4, a name such as `batch`, or a Dim made "
+        "of these",
+    ):
         TensorType(F32, (size,))
 
 
@@ -228,7 +240,7 @@ def test_norms_take_a_shape_of_one_axis(norm: Any) -> None:
 @pytest.mark.parametrize("given", [[[1.0, 2.0]], 3, None])
 @pytest.mark.parametrize("layer", [nn.Linear(2, 2), nn.RMSNorm(2), nn.LayerNorm(2)], ids=repr)
 def test_a_layer_that_is_called_with_what_is_not_a_value_says_so(layer: Any, given: Any) -> None:
-    with Graph("g"), pytest.raises(TypeError, match=r"is called with .*, which is not a value"):
+    with Graph("g"), pytest.raises(TypeError, match="which is not a value of a graph"):
         layer(given)
 
 
@@ -245,7 +257,7 @@ def test_a_hook_does_not_replace_a_value_by_what_is_not_one(replaced: Any) -> No
     with (
         nn.add_layer_hook(hook),
         Graph("g", [TensorType(F32, (1, 2))]) as graph,
-        pytest.raises(TypeError, match=r"the hook `.*hook` returns .* in the place of what Linear"),
+        pytest.raises(TypeError, match=r"instead of float32\[1, 2\], the output of Linear"),
     ):
         nn.Linear(2, 2)(graph.inputs[0])
 
@@ -256,7 +268,9 @@ def test_a_subgraph_of_one_input_takes_its_type() -> None:
         assert [value.type for value in made.inputs] == [graph.inputs[0].type]
         for wrong in (3, ["float32"], [[3]]):
             given: Any = wrong
-            with pytest.raises(GraphError, match="the input types of a subgraph are"):
+            with pytest.raises(
+                GraphError, match="is not a valid list of input types for a subgraph"
+            ):
                 nn.Linear(2, 2).build_subgraph("other", given)
 
 
@@ -304,11 +318,11 @@ def test_ranges_take_the_words_of_torch_and_refuse_fractions_with_what_gives_the
         assert ops.arange(start=0, end=3).shape == [3]
         wrong: Any = 0.25
         for make in (lambda: ops.arange(wrong), lambda: ops.arange(0, 1, wrong)):
-            with pytest.raises(GraphError, match=r"0\.25 is not a whole number\n.*\* 0\.25"):
+            with pytest.raises(GraphError, match=r"0\.25 is not an integer"):
                 make()
-        with pytest.raises(GraphError, match="are the same, and both are given"):
+        with pytest.raises(GraphError, match="are the same argument, and both"):
             ops.arange(0, 3, end=3)
         for count in ("a", 2.5, 0):
             given: Any = count
-            with pytest.raises(GraphError, match="chunks cannot be made"):
+            with pytest.raises(GraphError, match="the number of chunks cannot be"):
                 ops.chunk(graph.inputs[0], given, dim=1)

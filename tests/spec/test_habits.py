@@ -116,9 +116,27 @@ def test_what_is_not_a_dtype_is_a_value_error(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "says"),
     [
-        (DType.int64, DType.float32, "`.cast(DType.float32)` the operand of int64"),
-        (DType.float32, DType.float16, "`.cast(DType.float32)` the operand of float16"),
-        (DType.bool, DType.int32, "`.cast(DType.int32)` the operand of bool"),
+        (
+            DType.int64,
+            DType.float32,
+            (
+                "dtypes are not promoted automatically: use `.cast(DType.float32)` on the int64 "
+                "operand"
+            ),
+        ),
+        (
+            DType.float32,
+            DType.float16,
+            (
+                "dtypes are not promoted automatically: use `.cast(DType.float32)` on the float16 "
+                "operand"
+            ),
+        ),
+        (
+            DType.bool,
+            DType.int32,
+            ("dtypes are not promoted automatically: use `.cast(DType.int32)` on the bool operand"),
+        ),
     ],
 )
 def test_operands_of_two_dtypes_are_refused_with_the_cast_that_numpy_does(

@@ -115,7 +115,7 @@ def test_an_index_below_0_counts_from_the_last_layer() -> None:
     assert layers[-1].name == "layers.10"
     assert layers[-3].name == "layers.0"
     with pytest.raises(
-        IndexError, match="`layers` has 3 numbered children, and -4 is before"
+        IndexError, match="`layers` has 3 numbered children, so index -4 is before the first"
     ) as caught:
         layers[-4]
     assert isinstance(caught.value, KeyError)
@@ -124,7 +124,10 @@ def test_an_index_below_0_counts_from_the_last_layer() -> None:
 
 
 def test_no_weight_is_declared_under_an_index_below_0() -> None:
-    with pytest.raises(IndexError, match="named by its number"):
+    with pytest.raises(
+        IndexError,
+        match="only numbers of at least 0, such as 0, name a layer that is only declared",
+    ):
         Graph("g").weights().layers[-1]
 
 
@@ -235,7 +238,7 @@ def test_a_path_without_a_file_is_a_file_not_found_error(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("given", [None, 3, {}, Graph("g").weights()], ids=repr)
 def test_what_is_not_a_path_is_not_opened(given: Any) -> None:
-    with pytest.raises(TypeError, match="a checkpoint is opened by its path, not by a"):
+    with pytest.raises(TypeError, match="open_weights needs a path, not a"):
         open_weights(given)
 
 

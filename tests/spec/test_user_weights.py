@@ -206,7 +206,9 @@ def test_arrays_in_place_of_data_or_nodes_are_taken_everywhere(given: Any, tmp_p
 
 def test_a_class_that_lacks_members_is_told_which(tmp_path: Path) -> None:
     given: Any = Unindexed()
-    with pytest.raises(ConversionError, match="has `__getattr__` and `__getitem__` too"):
+    with pytest.raises(
+        ConversionError, match="a weights class also needs `__getattr__` and `__getitem__`"
+    ):
         save(given, tmp_path / "out.gguf")
 
 
@@ -215,7 +217,10 @@ def test_a_class_that_lacks_members_is_told_which(tmp_path: Path) -> None:
     [
         (torch.nn.Linear(2, 2), r"\.state_dict\(\)"),
         (nn.Linear(2, 2), r"\.state_dict\(\)"),
-        ({"a": {"weight": X}}, "names have dots"),
+        (
+            {"a": {"weight": X}},
+            ("use dotted names instead of nested mappings: `{'a.weight': array}`"),
+        ),
         ({"step": 3}, "`np.asarray`"),
         ({"steps": [1, 2]}, "`np.asarray`"),
     ],

@@ -95,13 +95,19 @@ def test_what_llama_cpp_does_for_phi_3_goes_by_the_name_of_the_model(tmp_path: P
     assert "`<|assistant|>`, `<|end|>`, `<|user|>` (`rstrip`)" in note
     assert "`general.name`" in note
     (note,) = read(tmp_path, "Phi-3 mini").notes
-    assert note.startswith("llama.cpp drops white space behind `</s>`")
+    assert note.startswith(
+        "llama.cpp removes white space behind `</s>` because of the model's name, but "
+        "transformers keeps it"
+    )
 
 
 def test_spaces_that_llama_cpp_drops_because_of_a_name_are_noted(tmp_path: Path) -> None:
     with_token(tmp_path)
     (note,) = read(tmp_path, "not-phi-3").notes
-    assert "llama.cpp drops white space behind `</s>`, `<added>`" in note
+    assert (
+        "llama.cpp removes white space behind `</s>`, `<added>` because of the model's name, "
+        "but transformers keeps it"
+    ) in note
 
 
 def test_a_flag_that_phi_3_does_not_have_stays_away(tmp_path: Path) -> None:

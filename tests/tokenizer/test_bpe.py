@@ -347,13 +347,15 @@ def test_merges_of_what_are_not_tokens_are_not_written() -> None:
 
 def test_tokens_of_one_text_are_not_written() -> None:
     tokenizer = Tokenizer(model="gpt2", tokens=("a", "b", "a"), types=(1, 1, 1), merges=())
-    with pytest.raises(TokenizerError, match="the tokens 0 and 2 are both 'a'"):
+    with pytest.raises(TokenizerError, match="tokens 0 and 2 have the same text 'a'"):
         to_documents(tokenizer, "llama", {})
 
 
 def test_tokens_that_are_not_text_are_not_written() -> None:
     tokenizer = Tokenizer(model="gpt2", tokens=("a", "\udcff"), types=(1, 1), merges=())
-    with pytest.raises(TokenizerError, match="not Unicode text"):
+    with pytest.raises(
+        TokenizerError, match="a token or a chat template is not valid Unicode text"
+    ):
         to_documents(tokenizer, "llama", {})
 
 

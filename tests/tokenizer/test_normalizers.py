@@ -89,7 +89,7 @@ def test_a_model_file_gives_the_ids_of_sentencepiece_everywhere_but_where_it_is_
     expected = read_fixture()["ids"][name]
     assert otherwise(ids_of(tokenizer, TEXTS, tmp_path / "v.gguf"), expected) == in_llama_cpp
     assert otherwise(ids(back(tokenizer)), expected) == in_transformers
-    noted = [note for note in tokenizer.notes if "text of spaces alone" in note]
+    noted = [note for note in tokenizer.notes if "text of spaces only" in note]
     assert bool(noted) == bool(in_llama_cpp)
 
 
@@ -110,9 +110,20 @@ def test_spaces_that_a_bpe_removes_and_llama_cpp_keeps_are_noted(tmp_path: Path)
         ("bpe nmt_nfkc kept", {"normalizer": field(1, b"nmt_nfkc")}, "normalizer `nmt_nfkc`"),
         ("unigram identity kept", {"trainer": number(24, 1)}, "marks the ends of words"),
         ("bpe identity kept", {"normalizer": number(5, 0)}, "does not mark spaces"),
-        ("unigram identity removed", {"add_dummy_prefix": False}, "puts one before each word"),
+        (
+            "unigram identity removed",
+            {"add_dummy_prefix": False},
+            (
+                "it removes extra spaces and adds none before a text, but llama.cpp adds one "
+                "before each word when it removes them: text would be tokenized differently"
+            ),
+        ),
         ("unigram nmt_nfkc kept", {"charsmap": charsmap()[:-1]}, "damaged"),
-        ("bpe identity kept", {"algorithm": 1}, "makes bytes of characters"),
+        (
+            "bpe identity kept",
+            {"algorithm": 1},
+            r"the unigram model splits characters without a token into bytes \(`byte_fallback`\)",
+        ),
         ("unigram identity kept", {"algorithm": 2}, "tokens for 0 of the 256 bytes"),
     ],
 )
@@ -199,9 +210,20 @@ def test_the_normalizer_is_stored_once_and_comes_back(tmp_path: Path) -> None:
         (None, pre_tokenizers.Sequence([WORDS, MARKS]), "WhitespaceSplit"),
         (normalizers.Sequence([RUNS, NFKC]), MARKS, "Precompiled"),
         (normalizers.Sequence([STRIP, NFKC]), MARKS, "Precompiled"),
-        (RUNS, pre_tokenizers.Metaspace(prepend_scheme="never"), "puts one before each word"),
+        (
+            RUNS,
+            pre_tokenizers.Metaspace(prepend_scheme="never"),
+            (
+                "it removes extra spaces and adds none before a text, but llama.cpp adds one "
+                "before each word when it removes them: text would be tokenized differently"
+            ),
+        ),
         (None, WORDS, "WhitespaceSplit"),
-        (None, None, "leave spaces as they are"),
+        (
+            None,
+            None,
+            ("its normalizer and pre_tokenizer keep spaces, but llama.cpp replaces them with"),
+        ),
         (None, pre_tokenizers.Metaspace(replacement="_"), "Metaspace"),
     ],
 )
@@ -218,7 +240,10 @@ def test_a_token_of_two_words_that_transformers_never_finds_is_refused(tmp_path:
     document = json.loads(made.to_str())
     document["model"]["vocab"].append(["▁of▁the", -3.0])
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(TokenizerError, match="'▁of▁the' is of more than one"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"splits text into words, but the token '▁of▁the' spans several words",
+    ):
         read(tmp_path)
     document["pre_tokenizer"]["split"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))

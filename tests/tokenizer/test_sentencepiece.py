@@ -186,18 +186,32 @@ def bpe(**changes: Any) -> dict[str, Any]:
         (bpe(vocab={"a": 0, "b": 0}), "the same id"),
         (bpe(vocab={"a": 4_000_000_000}), "the id of 'a' is 4000000000"),
         (bpe(vocab={"a": -1}), "the id of 'a' is -1"),
-        (bpe(vocab={"a": "x"}), "not an object of ids"),
-        (bpe(vocab=[["a"]]), "no token and score"),
-        (bpe(vocab={"\ud800": 0, **BYTE_IDS}), "not Unicode text"),
-        (bpe(vocab=[["a", 10**400]]), "no token and score"),
-        (bpe(merges=["a"]), "a merge is 'a'"),
-        (bpe() | {"added_tokens": [{"id": 1}]}, "an added token is"),
-        (bpe() | {"added_tokens": [{"id": 5, "content": "a"}]}, "tokens 1 and 5 are both 'a'"),
-        (bpe(byte_fallback=False) | {"normalizer": None}, "neither of bytes nor SentencePiece's"),
-        ({"model": {"type": "Unigram", "vocab": [["a", -1.0]]},
-          "normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "not base64"),
+        (bpe(vocab={"a": "x"}), "its vocabulary is not an object from tokens to ids"),
+        (bpe(vocab=[["a"]]), "which is not a token with a score"),
+        (
+            bpe(vocab={"\ud800": 0, **BYTE_IDS}),
+            ("a token of the tokenizer is not valid Unicode text"),
+        ),
+        (bpe(vocab=[["a", 10**400]]), "which is not a token with a score"),
+        (bpe(merges=["a"]), "the merge 'a' is not a pair of tokens"),
+        (bpe() | {"added_tokens": [{"id": 1}]}, "the added token"),
+        (
+            bpe() | {"added_tokens": [{"id": 5, "content": "a"}]},
+            ("tokens 1 and 5 have the same text 'a'"),
+        ),
+        (
+            bpe(byte_fallback=False) | {"normalizer": None},
+            ("its BPE is neither byte-level nor SentencePiece"),
+        ),
+        (
+            {
+                "model": {"type": "Unigram", "vocab": [["a", -1.0]]},
+                "normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"},
+            },
+            "not base64",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_tokenizer_json_is_refused(
     tmp_path: Path, document: dict[str, Any], message: str
 ) -> None:

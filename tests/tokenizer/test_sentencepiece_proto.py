@@ -49,12 +49,15 @@ def test_fields_that_are_not_known_are_skipped() -> None:
     ("data", "message"),
     [
         (b"", "byte 0: .* no pieces"),
-        (piece("a") + b"\x0a\xff\xff\xff\x7f", "byte 5: .* ends 268435455 bytes past"),
+        (
+            piece("a") + b"\x0a\xff\xff\xff\x7f",
+            ("a field ends 268435455 bytes after the end of its message"),
+        ),
         (piece("a") + b"\x0b", "byte 5: .* wire type 3"),
-        (b"\xff" * 11, "byte 0: .* does not end"),
+        (b"\xff" * 11, r"tokenizer\.model, byte 0: not a valid SentencePiece model"),
         (field(1, b"\x0a\x01\xff"), "byte 4: .* not UTF-8"),
-        (piece("a", kind=9), "of type 9"),
-        (b"# a ranks file of tiktoken\n", "not a SentencePiece model"),
+        (piece("a", kind=9), "a piece has the invalid type 9"),
+        (b"# a ranks file of tiktoken\n", "not a valid SentencePiece model"),
     ],
 )
 def test_a_file_that_is_not_a_model_is_refused_with_the_place(data: bytes, message: str) -> None:

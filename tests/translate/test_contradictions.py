@@ -80,7 +80,10 @@ def test_biases_that_llama_cpp_does_not_load_are_refused(make: Callable[..., Any
 
 
 def test_a_gemma2_without_windows_is_refused() -> None:
-    with pytest.raises(ArchitectureError, match="no layer has a window"):
+    with pytest.raises(
+        ArchitectureError,
+        match="states that no layer has a sliding window",
+    ):
         to_gguf(small_models.gemma2(layer_types=["full_attention"] * 4))
 
 
@@ -112,7 +115,9 @@ def test_ends_of_yarn_that_llama_cpp_does_not_read_are_noted_with_its_flags(
 def test_heads_that_llama_cpp_does_not_load_are_refused(
     make: Callable[..., Any], head_dim: int
 ) -> None:
-    with pytest.raises(ArchitectureError, match=f"`head_dim` is {head_dim} for 4 heads"):
+    with pytest.raises(
+        ArchitectureError, match=f": `head_dim` is {head_dim} instead of hidden size / heads"
+    ):
         to_gguf(make(head_dim=head_dim))
 
 
@@ -121,7 +126,7 @@ def test_windows_that_llama_cpp_has_on_other_layers_are_named_by_layer() -> None
     with pytest.raises(ArchitectureError, match="a list of 4") as caught:
         to_gguf(small_models.gemma3(layer_types=kinds))
     assert "tuple" not in str(caught.value)
-    own, other = str(caught.value).split("which llama.cpp would take for")
+    own, other = str(caught.value).split("but llama.cpp would read")
     assert "False, True, False, True" in own
     assert "False, True, False, True" not in other
 

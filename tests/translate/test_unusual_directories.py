@@ -57,7 +57,7 @@ def test_a_pooling_outside_the_directory_is_refused(tmp_path: Path, path: object
         (place / "config.json").write_text('{"pooling_mode_cls_token": true}')
     modules = [{"type": "sentence_transformers.models.Pooling", "path": path}]
     (inside / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ArchitectureError, match=r"modules\.json: the pooling's path"):
+    with pytest.raises(ArchitectureError, match="the pooling path"):
         pooling_keys(str(inside), "bert", print)
 
 
@@ -100,7 +100,10 @@ def test_eight_bit_floats_whose_scales_are_missing_are_refused(model: Path, tmp_
     assert plan_of(open_weights(narrow), "gguf").items
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (narrow / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConversionError, match="its scales are missing"):
+    with pytest.raises(
+        ConversionError,
+        match="the model is quantized, but the scales are missing",
+    ):
         plan_of(open_weights(narrow), "gguf")
 
 
@@ -108,7 +111,7 @@ def test_heads_for_training_that_are_left_out_are_named(tmp_path: Path) -> None:
     network = small_models.bert()
     network.save_pretrained(tmp_path)
     notes = plan_of(open_weights(tmp_path), "gguf").notes
-    assert any("pooler.dense.weight" in note and "left out" in note for note in notes)
+    assert any("pooler.dense.weight" in note and "not written" in note for note in notes)
 
 
 def test_rows_of_an_embedding_that_are_of_no_token_are_left_out_and_told(tmp_path: Path) -> None:

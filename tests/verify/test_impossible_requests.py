@@ -79,7 +79,7 @@ def test_a_damaged_tokenizer_is_the_checkpoint_s(with_tokenizer: Subject) -> Non
     with open(f"{with_tokenizer.path}/tokenizer.json", "w") as file:
         file.write("{}")
     report = verify(Request(subject=with_tokenizer, text="hello"), ["forward"])
-    assert "refuses the tokenizer" in report.problems[0].text
+    assert "the package `tokenizers` rejects the tokenizer" in report.problems[0].text
 
 
 def test_skipping_all_that_was_asked_for_is_refused(without_tokenizer: Subject) -> None:

@@ -133,7 +133,7 @@ def test_bytes_that_nothing_uses_are_reported(tmp_path: Path) -> None:
     result = checked(path)
     assert (result.problems, result.notes) == (
         (),
-        ("100 bytes behind the last tensor are not used",),
+        ("100 bytes after the last tensor are not used",),
     )
 
 

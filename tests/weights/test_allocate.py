@@ -213,22 +213,26 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
 @pytest.mark.parametrize(
     ("name", "request_", "reason"),
     [
-        ("embed.weight", {"dtype": DType.complex64}, "cannot go from F32 to complex64"),
-        ("layers.0.w", {"quantization_encoding": Q8_0}, "rows of 4, not whole Q8_0 blocks"),
+        ("embed.weight", {"dtype": DType.complex64}, "cannot be converted from F32 to complex64"),
+        (
+            "layers.0.w",
+            {"quantization_encoding": Q8_0},
+            "have 4 elements, which is not a multiple of the Q8_0 block",
+        ),
         (
             "embed.weight",
             {"quantization_encoding": QuantizationEncoding.IQ1_S},
-            "IQ1_S, which weightctl can only read",
+            "cannot be converted to IQ1_S: weightctl can only read this type",
         ),
         (
             "embed.weight",
             {"quantization_encoding": Q8_0, "dtype": DType.int32},
-            "Q8_0 blocks hold fractions, and int32 has none",
+            "Q8_0 blocks hold fractions, but int32 is an integer dtype",
         ),
         (
             "embed.weight",
             {"quantization_encoding": Q8_0, "dtype": DType.uint8, "shape": (3, 256)},
-            "3, 256. bytes has rows that are not whole Q8_0 blocks",
+            "3, 256. bytes are not whole Q8_0 blocks",
         ),
     ],
 )
@@ -346,7 +350,8 @@ def test_another_request_for_a_name_is_refused_by_naming_both(
 ) -> None:
     weight = weights.embed.weight.allocate()
     with pytest.raises(
-        GraphError, match=rf"is allocated as float32\[3, 256\] on cpu:0 already, not as {text}"
+        GraphError,
+        match=rf"allocated as float32\[3, 256\] on cpu:0, so it cannot be allocated as {text}",
     ):
         weights.embed.weight.allocate(**other)
     assert weights.embed.weight.allocate() is weight

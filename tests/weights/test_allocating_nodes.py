@@ -59,10 +59,10 @@ def test_nodes_of_one_tree_know_what_was_allocated_by_any(weights: Weights) -> N
 def test_what_is_not_an_encoding_or_device_is_refused(
     asked: dict[str, Any], weights: Weights
 ) -> None:
-    ((word, given),) = asked.items()
+    ((word, _),) = asked.items()
     with pytest.raises(GraphError, match="for example") as error:
         weights.embed.weight.allocate(**asked)
-    assert f"{word} is {given!r}, which is not a " in str(error.value)
+    assert f"{word} must be a " in str(error.value)
     assert not weights.allocated_weights
 
 

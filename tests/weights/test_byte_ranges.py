@@ -70,7 +70,7 @@ def test_a_part_of_a_range_ends_where_the_range_does(start: int, stop: int, file
 @pytest.mark.parametrize("size", [0, 5])
 def test_a_read_behind_a_new_end_is_an_error(size: int, file: Reader) -> None:
     os.truncate(file.path, size)
-    message = f"byte {max(size, 2)}: the file ends here: it changed while it was read"
+    message = f"byte {max(size, 2)}: the file ends here: it became shorter while it was read"
     with pytest.raises(FormatError, match=message) as caught:
         file.read(2, 8)
     assert "try again" in caught.value.hint

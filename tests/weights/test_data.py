@@ -117,7 +117,10 @@ def test_a_buffer_says_what_it_holds() -> None:
 
 
 def test_a_buffer_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(EncodingError, match=r"\[2, 2\] of float32 takes 16 bytes, not 15"):
+    with pytest.raises(
+        EncodingError,
+        match=r"an array of shape \[2, 2\] and dtype float32 needs 16 bytes, but 15 were given",
+    ):
         Buffer(memoryview(bytes(15)), DType.float32, (2, 2))
 
 
@@ -237,9 +240,9 @@ def test_a_float_that_an_integer_cannot_hold_is_an_error(number: float, target: 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.int8, DType.bool], ids=str)
 def test_complex_numbers_stay_complex(dtype: DType) -> None:
-    with pytest.raises(EncodingError, match="cannot go from"):
+    with pytest.raises(EncodingError, match="cannot be converted from"):
         data_of([1], dtype).astype(DType.complex64)
-    with pytest.raises(EncodingError, match="cannot go from"):
+    with pytest.raises(EncodingError, match="cannot be converted from"):
         data_of([1], DType.complex64).astype(dtype)
 
 
@@ -317,7 +320,9 @@ def test_quantized_data_that_is_not_whole_blocks_is_refused(shape: tuple[int, ..
 
 def test_data_of_an_unknown_encoding_is_not_interpreted() -> None:
     info = TensorInfo("w", (4,), unknown_encoding("gguf", 99, 4, 8))
-    with pytest.raises(EncodingError, match="gguf type 99, which weightctl does not know"):
+    with pytest.raises(
+        EncodingError, match="weightctl does not support gguf type 99, the encoding of `w`"
+    ):
         WeightData.stored(info, memoryview(bytes(8)))
 
 

@@ -57,7 +57,7 @@ def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(weights: Checkpo
 def test_nothing_is_declared_without_dtype_and_shape(
     given: dict[str, Any], lacking: str, weights: Checkpoint
 ) -> None:
-    with pytest.raises(ValueError, match=f"`a.b` cannot be declared without a {lacking}"):
+    with pytest.raises(ValueError, match=f"`a.b` cannot be declared without {lacking}"):
         weights.a.b.allocate(**given)
 
 
@@ -84,7 +84,7 @@ def test_the_same_declaration_gives_the_same_weight_and_another_is_refused(
     assert weights.a.b.allocate(DType.float32, [2, Dim("n")]) is weight
     with pytest.raises(
         GraphError,
-        match=r"`a.b` is allocated as float32\[2, n\] on cpu:0 already, not as float32\[2, 3\]",
+        match=r"float32\[2, n\] on cpu:0, so it cannot be allocated as float32\[2, 3\]",
     ):
         weights.a.b.allocate(DType.float32, (2, 3))
 
@@ -103,7 +103,7 @@ def test_data_of_what_is_declared_is_a_key_error_that_says_so(
     ask: Callable[[Checkpoint], object], weights: Checkpoint
 ) -> None:
     weights.a.b.allocate(DType.float32, (2,))
-    with pytest.raises(KeyError, match=r"`a\.b` is declared only: nothing is loaded") as caught:
+    with pytest.raises(KeyError, match=r"`a\.b` is only declared: this tree has no data") as caught:
         ask(weights.a.b)
     assert isinstance(caught.value, MissingTensorError)
 
@@ -121,7 +121,7 @@ def test_the_copy_of_a_declaring_tree_declares(
 
 
 def test_an_opened_tree_without_tensors_declares_nothing() -> None:
-    with pytest.raises(MissingTensorError, match="no tensor is called `w`"):
+    with pytest.raises(MissingTensorError, match="no tensor is named `w`"):
         as_checkpoint({})["w"].allocate(DType.float32, (2,))
 
 
@@ -143,7 +143,7 @@ def test_declared_data_says_what_it_will_be(declared: WeightData) -> None:
 def test_touching_declared_data_is_a_clear_error(
     touch: Callable[[Any], object], declared: WeightData
 ) -> None:
-    with pytest.raises(MissingTensorError, match="`w` is only declared; it has no data yet"):
+    with pytest.raises(MissingTensorError, match="`w` is only declared and has no data yet"):
         touch(declared)
     with pytest.raises(MissingTensorError, match="`v` is only declared"):
         touch(declared.with_name("v"))
@@ -169,5 +169,5 @@ def test_astype_of_declared_blocks_describes_their_numbers() -> None:
 
 
 def test_astype_of_declared_data_refuses_what_cannot_be(declared: WeightData) -> None:
-    with pytest.raises(EncodingError, match="cannot go from F32 to complex64"):
+    with pytest.raises(EncodingError, match="`w` cannot be converted from F32 to complex64"):
         declared.astype(DType.complex64)

@@ -88,7 +88,7 @@ def test_steps_follow_one_another_and_all_are_reported() -> None:
     tensor = DerivedTensor("made", Transposed(), [DerivedTensor("rows", RowRange(1, 3), [entry])])
     assert bytes_of(tensor) == np.ascontiguousarray(C[2][1:3].T).tobytes()
     assert [source.name for source in tensor.origin.sources] == ["c"]
-    assert tensor.origin.steps == ("taken out of a stack", "rows 1 to 3", "transposed")
+    assert tensor.origin.steps == ("one entry of a stack", "rows 1 to 3", "transposed")
 
 
 @pytest.mark.parametrize(

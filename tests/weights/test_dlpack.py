@@ -210,7 +210,7 @@ def test_a_capsule_dropped_while_an_exception_flies_holds_nothing() -> None:
 def test_a_type_that_comes_in_without_a_dtype_is_refused_and_given_back() -> None:
     array = np.zeros(4, np.float16)
     alive = weakref.ref(array)
-    with pytest.raises(BufferError, match="type 5 of 32 bits has no DType"):
+    with pytest.raises(BufferError, match="no DType matches DLPack type 5 with 32 bits"):
         Buffer.from_dlpack(torch.from_numpy(array).view(torch.complex32))
     del array
     gc.collect()
@@ -219,12 +219,12 @@ def test_a_type_that_comes_in_without_a_dtype_is_refused_and_given_back() -> Non
 
 @pytest.mark.parametrize("kind", ["clongdouble", "U3", "M8[s]", "O"])
 def test_a_numpy_array_without_a_dtype_is_refused(kind: str) -> None:
-    with pytest.raises(EncodingError, match="has no DType"):
+    with pytest.raises(EncodingError, match="no DType matches arrays of"):
         Buffer.from_numpy(np.zeros(2, kind))
 
 
 def test_float4_cannot_go_out() -> None:
-    with pytest.raises(BufferError, match="cannot hold float4_e2m1fn"):
+    with pytest.raises(BufferError, match="DLPack does not support float4_e2m1fn"):
         buffer_of(DType.float4_e2m1fn, (4,))[0].__dlpack__()
 
 

@@ -187,12 +187,17 @@ def test_parts_of_parts_are_parts() -> None:
 
 
 REFUSED = [
-    ("F32", (4, 6), Cut(2, ((0, 1),)), "there is no axis 2"),
-    ("F32", (4, 6), Cut(0, ((2, 5),)), "axis 0 of 4 has no 2 to 5"),
-    ("F32", (4, 6), Cut(0, ((0, 1), (3, 3))), "axis 0 of 4 has no 0 to 1 and 3 to 3"),
-    ("F32", (), Cut(0, ((0, 1),)), "there is no axis 0"),
-    ("Q8_0", (4, 64), Cut(1, ((0, 40),)), "0 to 40 of axis 1 would break its blocks of 32"),
-    ("Q8_0", (3, 48, 1), Cut(0, ((0, 1),)), "its rows are not whole blocks of 32"),
+    ("F32", (4, 6), Cut(2, ((0, 1),)), "it has no axis 2"),
+    ("F32", (4, 6), Cut(0, ((2, 5),)), "axis 0 has 4 elements, which do not include 2 to 5"),
+    (
+        "F32",
+        (4, 6),
+        Cut(0, ((0, 1), (3, 3))),
+        ("axis 0 has 4 elements, which do not include 0 to 1 and 3 to 3"),
+    ),
+    ("F32", (), Cut(0, ((0, 1),)), "it has no axis 0"),
+    ("Q8_0", (4, 64), Cut(1, ((0, 40),)), "0 to 40 of axis 1 would split blocks of 32 elements"),
+    ("Q8_0", (3, 48, 1), Cut(0, ((0, 1),)), "its rows are not whole blocks of 32 elements"),
 ]
 
 
@@ -205,7 +210,9 @@ def test_what_is_not_a_part_of_a_tensor_says_why(
     assert unfit(tensor.info, (cut,)) == says
     with pytest.raises(ConversionError) as refusal:
         DerivedTensor("part", Sliced((cut,)), [tensor])
-    assert refusal.value.message == (f"`w`, {kind} of shape {list(shape)}, cannot be cut: {says}")
+    assert refusal.value.message == (
+        f"`w`, stored as {kind} of shape {list(shape)}, cannot be cut: {says}"
+    )
 
 
 @given(cut_tensors())

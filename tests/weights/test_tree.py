@@ -90,7 +90,9 @@ def test_going_somewhere_by_name_never_fails(weights: Weights) -> None:
 
 @pytest.mark.parametrize("index", [slice(0, 2), None, 1.0, ["a", "b"], True], ids=repr)
 def test_what_is_not_a_name_or_a_whole_number_is_not_an_index(index: Any, weights: Weights) -> None:
-    with pytest.raises(TypeError, match="a name or a whole number, not") as caught:
+    with pytest.raises(
+        TypeError, match="is not an index of a tree; use a name or an integer"
+    ) as caught:
         weights.model.layers[index]
     assert isinstance(caught.value, WeightctlError)
     assert index not in weights.model.layers
@@ -142,7 +144,7 @@ def test_missing_data_is_a_key_error_that_names_what_is_near(weights: Weights) -
     with pytest.raises(KeyError) as caught:
         node.data()
     assert isinstance(caught.value, MissingTensorError)
-    assert str(caught.value).startswith("no tensor is called `model.layers.2.w.wieght`")
+    assert str(caught.value).startswith("no tensor is named `model.layers.2.w.wieght`")
     assert "did you mean `model.layers.2.w.weight`" in str(caught.value)
 
 

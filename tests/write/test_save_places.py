@@ -305,7 +305,7 @@ def test_a_disk_that_fills_up_before_there_is_room_for_all_ends_with_nothing_lef
     monkeypatch.setattr(os, "mkdir", make_and_fill)
     with pytest.raises(OutputError, match="No space left on device") as caught:
         save_shards(plan, disk / "out")
-    assert "free some space" in caught.value.hint
+    assert "free some disk space; the target is unchanged" in caught.value.hint
     assert "continues" not in caught.value.hint
     assert os.listdir(disk) == ["filler"]
 
@@ -318,7 +318,8 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_is_complete(
     with pytest.raises(OutputError, match="No space left on device") as caught:
         save_shards(plan, disk / "out", progress=lambda _: fill(disk))
     assert (
-        "free some space; the target is as it was; the same command continues" in caught.value.hint
+        "free some disk space; the target is unchanged; the same command continues"
+        in caught.value.hint
     )
     (disk / "filler").unlink()
     assert save_shards(plan, disk / "out").kept_bytes

@@ -121,9 +121,9 @@ def test_a_run_that_was_killed_leaves_only_the_partial_directory(tmp_path: Path)
     assert manifest.source == fingerprint_source(open_weights(source).source)
     assert manifest.shardings == plan.shardings
     assert {shard.sha256 for file in manifest.files for shard in file.shards} == {""}
-    with pytest.raises(FormatError, match="unfinished") as caught:
+    with pytest.raises(FormatError, match="is incomplete") as caught:
         open_weights(partial)
-    assert "continues" in caught.value.hint
+    assert "to complete it" in caught.value.hint
 
 
 def test_the_same_command_finishes_what_was_killed_and_writes_only_what_is_missing(

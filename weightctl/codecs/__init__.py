@@ -45,7 +45,7 @@ def codec(encoding: Encoding) -> Codec:
 
 
 class Transcoded(NamedTuple):
-    """The bytes of a new encoding, and what the numbers lost: None where it `is_exact`."""
+    """The bytes of a new encoding, and what the numbers lost: None if it `is_exact`."""
 
     raw: U8
     loss: Loss | None
@@ -67,9 +67,9 @@ def transcode(
     contiguous and shares no memory with `raw`. `importance` is one weight per column, or None.
     Plain numbers are rounded once, to nearest even; where one side is a block encoding they go
     through float32, as in ggml, and the loss is of that. Overflows are always counted, the rest of
-    the loss only with `measure`. Raises `NonFiniteError` where a block encoding would have to hold
-    a number that overflows its scale, a NaN or an infinity, but with `zero_nonfinite` the latter
-    become 0; and `EncodingError` where there is no way from the one to the other.
+    the loss only with `measure`. Raises `NonFiniteError` if a block encoding would have to hold a
+    number that overflows its scale, a NaN or an infinity, but with `zero_nonfinite` the latter
+    become 0; and `EncodingError` if there is no way from the one to the other.
     """
     if source == target:
         return Transcoded(_fill(out, raw), None)

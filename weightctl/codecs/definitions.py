@@ -30,7 +30,8 @@ def definition(encoding: Encoding) -> Codec:
     if can_decode(encoding):
         return GgufDecoder(encoding)
     raise EncodingError(
-        f"data of {encoding.name} cannot be interpreted", hint="a newer version may know it"
+        f"weightctl cannot read {encoding.name} data",
+        hint="a newer version of weightctl may support it",
     )
 
 

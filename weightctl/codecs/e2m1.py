@@ -74,7 +74,7 @@ def _choose_exponents(peak: F32) -> U8:
 
 
 def _half_powers(exponent: U8) -> F32:
-    """Return half of what E8M0 exponents stand for; as in ggml, 255 is not a NaN."""
+    """Return half of what E8M0 exponents represent; as in ggml, 255 is not a NaN."""
     return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128)
 
 
@@ -107,7 +107,7 @@ def _round_scales(values: F32) -> U8:
 
 
 def _half_scales(scales: U8) -> F32:
-    """Return half of what unsigned E4M3 stand for; their top bit changes nothing, and 0x7F is 0."""
+    """Return half of what unsigned E4M3 represent; their top bit changes nothing, and 0x7F is 0."""
     exponent = (scales >> np.uint8(3) & np.uint8(15)).astype(np.int32)
     mantissa = (scales & np.uint8(7)).astype(np.float32)
     normal = np.ldexp(mantissa + np.float32(8), exponent - 11)

@@ -23,7 +23,7 @@ __all__ = ["Loss", "measure_loss", "sum_squares_and_error"]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a conversion did to numbers; the losses of a tensor's pieces add up to its own.
+    """The loss of a conversion; the losses of a tensor's chunks add up to that of the tensor.
 
     Of `count` numbers `overflows` were too large for their new encoding, and `underflows` became
     zero without being it (of plain numbers only: a zero in a block is ordinary rounding). `squares`
@@ -42,7 +42,7 @@ class Loss:
 
     @classmethod
     def from_counts(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
-        """The loss of a conversion of which only the overflows were counted."""
+        """Return the loss of a conversion if only its overflows were counted."""
         return cls(count, overflows, 0, nan, nan, nonfinite)
 
     def __add__(self, other: Loss) -> Loss:

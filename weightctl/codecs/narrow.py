@@ -59,7 +59,7 @@ def widen(numbers: NDArray[Any], out: F32 | None = None) -> F32:
 
 @lru_cache
 def _values(kind: np.dtype[Any]) -> F32:
-    """Return what each code of a type stands for, by code."""
+    """Return what each code of a type represents, by code."""
     codes = np.arange(1 << 8 * kind.itemsize, dtype=f"u{kind.itemsize}")
     with np.errstate(invalid="ignore"):
         values: F32 = codes.view(kind).astype(np.float32)

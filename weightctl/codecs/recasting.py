@@ -49,7 +49,7 @@ def recast(numbers: Numbers, dtype: DType, *, measure: bool) -> tuple[Numbers, L
 def _narrow(
     numbers: F32, dtype: DType, out: Numbers, space: list[NDArray[np.uint32]], *, measure: bool
 ) -> Loss | None:
-    """Fill `out` and return the loss; None where some numbers are too large or not finite."""
+    """Fill `out` and return the loss; None if some numbers are too large or not finite."""
     # Of bfloat16 the sums tell, where there are any.
     if dtype is not DType.bfloat16 or not measure:
         greatest = max(numbers.max(), -numbers.min())

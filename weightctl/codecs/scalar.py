@@ -40,7 +40,7 @@ _ML_DTYPES = {
 }
 HAS_INFINITY = {DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.float8_e5m2}
 _PACKED = ml_dtypes.float4_e2m1fn
-_CLIP = "clip the values first, or choose a wider dtype"
+_CLIP = "clip the values first, or use a wider dtype"
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -66,7 +66,10 @@ def pack(numbers: Numbers) -> U8:
     if numbers.dtype != _PACKED:
         return raw
     if raw.shape[-1] % 2:
-        raise EncodingError(f"float4 is stored in pairs, and {raw.shape[-1]} is an odd number")
+        raise EncodingError(
+            "float4 stores two values in each byte, so a row cannot have "
+            f"{raw.shape[-1]} elements, which is odd"
+        )
     packed: U8 = raw[..., ::2] & np.uint8(15) | raw[..., 1::2] << np.uint8(4)
     return packed
 
@@ -75,10 +78,10 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
     """Round numbers to another type, once and to nearest even.
 
     What is too large becomes an infinity where the type has one, and the largest finite number of
-    its sign where it has none (float8_e4m3fn, the fnuz forms, float4); `overflow` counts both.
-    A NaN stays one, and a signalling one of float16 becomes quiet.
-    Raises `EncodingError` where numbers with fractions would become integers, where an integer
-    does not fit, for complex numbers, and for what float8_e8m0fnu or float4 have nothing near to.
+    its sign where it has none (float8_e4m3fn, the fnuz forms, float4); `overflow` counts both. A
+    NaN stays one, and a signalling one of float16 becomes quiet. Raises `EncodingError` if numbers
+    with fractions would become integers, if an integer does not fit, for complex numbers, and for
+    what float8_e8m0fnu or float4 have nothing near to.
     """
     target = numpy_dtype(dtype)
     if numbers.dtype == target:
@@ -144,10 +147,10 @@ def _require_convertible(numbers: Numbers, dtype: DType) -> None:
     is_complex = "c" in {numbers.dtype.kind, numpy_dtype(dtype).kind}
     if is_complex or not (is_whole or dtype.is_float):
         raise EncodingError(
-            f"{numbers.dtype} cannot become {dtype.value}",
-            hint="complex numbers stay as they are"
+            f"{numbers.dtype} cannot be converted to {dtype.value}",
+            hint="complex numbers can only be copied"
             if is_complex
-            else "only numbers without fractions become integers",
+            else "floats cannot be converted to integers or bool",
         )
     if dtype.is_integer and numbers.size:
         limits = np.iinfo(dtype.value)

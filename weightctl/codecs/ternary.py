@@ -17,7 +17,7 @@ __all__ = ["TQ1_0", "TQ2_0"]
 
 
 def _round(x: F32) -> tuple[F32, U8]:
-    """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256): 1 stands for zero."""
+    """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256): 1 represents zero."""
     scale: F32 = np.maximum(x.max(axis=2), -x.min(axis=2))
     # Adding 0 turns -0 into 0, where ggml starts.
     scale += np.float32(0)

@@ -89,8 +89,8 @@ def _encode_blocks(
 ) -> tuple[U8, Loss]:
     """Return the blocks of rows of numbers, and the loss: all of it with `measure`.
 
-    `importance` is one weight per column, or None. Raises `NonFiniteError` where a block would have
-    to hold a number that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.
+    `importance` is one weight per column, or None. Raises `NonFiniteError` if a block would have to
+    hold a number that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.
     """
     rows, columns = numbers.shape
     blocks = np.empty((rows, columns // target.block * target.size), np.uint8)

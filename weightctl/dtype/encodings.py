@@ -49,7 +49,7 @@ class Encoding(NamedTuple):
 
     `layout` is the `struct` format of one block, which says what a change of byte order swaps.
     `ids` are what formats call it, by their names. `codec` refers to the codec of its blocks,
-    `module:name`; empty where none of ours does them. `file_type` is llama.cpp's number for a file
+    `module:name`; empty if none of ours does them. `file_type` is llama.cpp's number for a file
     that is mostly of it (llama.h, `llama_ftype`). `fallback` takes its place where blocks do not
     divide the row (llama-quant.cpp, `tensor_type_fallback`); what fits neither becomes F16. Where
     it `takes_importance`, ggml weights its search for blocks (ggml-quants.c). `scales` are the
@@ -105,24 +105,26 @@ class Encoding(NamedTuple):
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape (outermost first).
 
-        Raises `EncodingError` where the elements do not fill whole blocks.
+        Raises `EncodingError` if the elements do not fill whole blocks.
         """
         if self.block == 1:
             return prod(shape) * self.size
         if not self.fits(shape):
-            raise EncodingError(f"shape {tuple(shape)} is not a whole number of {self.name} blocks")
+            raise EncodingError(
+                f"shape {tuple(shape)} does not consist of whole {self.name} blocks"
+            )
         return prod(shape) // self.block * self.size
 
     def elements_of(self, row_bytes: _Size) -> _Size:
-        """Return how many elements are in a row of so many bytes, which are whole blocks."""
+        """Return how many elements are in a row of this many bytes, which are whole blocks."""
         return row_bytes // self.size * self.block
 
     def row_bytes(self, elements: _Size) -> _Size:
-        """Return how many bytes a row of so many elements fills, which are whole blocks."""
+        """Return how many bytes a row of this many elements fills, which are whole blocks."""
         return elements // self.block * self.size
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether this shape is a whole number of blocks; ggml's blocks never cross rows."""
+        """Whether this shape consists of whole blocks; ggml's blocks never cross rows."""
         if self.block == 1:
             return True
         if self.quantization is None:
@@ -259,7 +261,7 @@ _BY_ID = {
 
 
 def encoding_by_id(format_name: str, identifier: int | str) -> Encoding | None:
-    """Return the encoding that a format calls `identifier`, None where the table lacks it."""
+    """Return the encoding that a format calls `identifier`, None if the table lacks it."""
     return _BY_ID.get((format_name, identifier))
 
 

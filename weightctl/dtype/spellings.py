@@ -26,13 +26,16 @@ def hint_for(value: object) -> str:
         import difflib  # only on an error
 
         if name in _AMBIGUOUS:
-            return f"NumPy means {_AMBIGUOUS[name]} by `{name}`, and others do not; say which"
+            return (
+                f"`{name}` is ambiguous: NumPy means {_AMBIGUOUS[name]} by it, other "
+                "libraries do not; use a name with the number of bits"
+            )
         wanted = _normalize_name(name)
         if (found := _list_spellings().get(wanted)) is not None and found.quantization is not None:
-            return f"{found.name} is a QuantizationEncoding, of blocks of numbers"
+            return f"{found.name} is a QuantizationEncoding, which has blocks of values"
         if near := difflib.get_close_matches(wanted, DType.__members__, n=3):
             return f"did you mean {' or '.join(near)}?"
-    return "`DType.float32`; the names of NumPy and torch are taken too: `np.float32`"
+    return "for example `DType.float32`; NumPy and torch dtypes also work: `np.float32`"
 
 
 def parse_encoding(text: str) -> Encoding:
@@ -46,8 +49,12 @@ def parse_encoding(text: str) -> Encoding:
         import difflib  # only on an error
 
         near = difflib.get_close_matches(wanted, _list_spellings(), n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "examples: f32, bf16, q8_0, q4_k"
-        raise EncodingError(f"`{text}` is not a type that weightctl knows", hint=hint)
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else ("for example f32, bf16, q8_0 or q4_k")
+        )
+        raise EncodingError(f"`{text}` is not a type that weightctl supports", hint=hint)
     return found
 
 

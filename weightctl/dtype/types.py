@@ -24,7 +24,7 @@ class DType(Enum):
     """The type of one number.
 
     `DType("float16")`, `DType("f16")`, `DType(np.float16)`, `DType(np.dtype("float16"))` and
-    `DType(torch.float16)` are `DType.float16`; raises `ValueError` for what is not a dtype.
+    `DType(torch.float16)` are `DType.float16`; raises `ValueError` if the value is not a dtype.
     """
 
     bool = "bool"
@@ -64,7 +64,7 @@ class DType(Enum):
         if found is None:
             from weightctl.dtype.spellings import hint_for
 
-            raise EncodingError(f"a dtype is a DType, not {value!r}", hint=hint_for(value))
+            raise EncodingError(f"{value!r} is not a dtype; use a DType", hint=hint_for(value))
         return found
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ DTypeLike: TypeAlias = "DType | str | type[Any] | _LibraryDType"
 
 
 def as_dtype(given: DTypeLike) -> DType:
-    """Return a dtype in any spelling as a `DType`; `ArgumentTypeError` for what is not one."""
+    """Return a dtype in any spelling as a `DType`; raises `ArgumentTypeError` if it is invalid."""
     if isinstance(given, DType):
         return given
     try:
@@ -156,7 +156,7 @@ class QuantizationEncoding(Enum):
 
 
 def as_quantization(given: QuantizationEncoding | str) -> QuantizationEncoding:
-    """Return an encoding of blocks, or its name; `ArgumentTypeError` for what is not one."""
+    """Return a block encoding, or its name, as such; raises `ArgumentTypeError` if invalid."""
     if isinstance(given, QuantizationEncoding):
         return given
     from weightctl.dtype.spellings import find_spelling
@@ -164,7 +164,7 @@ def as_quantization(given: QuantizationEncoding | str) -> QuantizationEncoding:
     found = find_spelling(str(given))
     if found is None or found.quantization is None:
         raise ArgumentTypeError(
-            f"an encoding of blocks is a QuantizationEncoding, not {given!r}",
-            hint="`QuantizationEncoding.Q8_0`; its name is taken too: `Q8_0`",
+            f"{given!r} is not a block encoding; use a QuantizationEncoding",
+            hint="for example `QuantizationEncoding.Q8_0`, or its name `Q8_0`",
         )
     return found.quantization

@@ -1,4 +1,4 @@
-"""Weights as `Checkpoint.allocate` was asked for them, where that is not how they are stored."""
+"""Weights in the form requested by `Checkpoint.allocate`, if they are stored in another form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Allocated", "find_allocated"]
 
 
 class Allocated:
-    """A tensor of a tree, converted anew each time and kept by nobody."""
+    """A tensor of a tree, converted for each use and not kept."""
 
     def __init__(self, node: Checkpoint) -> None:
         self._node = node

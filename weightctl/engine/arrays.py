@@ -1,4 +1,4 @@
-"""Arrays of any library as torch's, and torch's as buffers; without a copy where there can be."""
+"""Conversion of arrays of any library to torch tensors, and of tensors to buffers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SMALL = 1 << 20
 
 
 def tensor_of(array: Any) -> Tensor:
-    """Return a tensor of an array's numbers: torch's, NumPy's, a `Buffer` or what offers DLPack.
+    """Return an array as a tensor: from torch, NumPy, a `Buffer` or another DLPack object.
 
-    Shares the array's memory where that is contiguous and aligned; nobody may write to it then.
-    Raises `EngineError` for what is not an array and for types that torch has none for.
+    Shares the memory of the array if it is contiguous and aligned; it must not be written to then.
+    Raises `EngineError` if the value is not an array and for types that torch has none for.
     """
     import numpy as np
     import torch
@@ -50,7 +50,7 @@ def tensor_of(array: Any) -> Tensor:
     if not hasattr(array, "__dlpack__"):
         raise EngineError(
             f"{type(array).__name__} is not an array",
-            hint="NumPy arrays, torch tensors, Buffers and all that offer DLPack are",
+            hint="use NumPy arrays, torch tensors, Buffers or other objects that support DLPack",
         )
     if array.__dlpack_device__()[0] != DLPACK_CPU[0]:
         # torch does not say what this takes.
@@ -59,7 +59,7 @@ def tensor_of(array: Any) -> Tensor:
     try:
         return _of_numpy(take(array))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise EngineError(f"{type(array).__name__} cannot be taken: {error}") from error
+        raise EngineError(f"{type(array).__name__} cannot be read: {error}") from error
 
 
 def _require_plain(tensor: Tensor) -> None:
@@ -69,11 +69,11 @@ def _require_plain(tensor: Tensor) -> None:
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     if layout != str(torch.strided).removeprefix("torch."):
         raise EngineError(
-            f"a {layout} tensor does not lie in memory number by number",
-            hint="give a dense one: `to_dense()` or `to_padded_tensor(0.0)`",
+            f"the values of a {layout} tensor are not contiguous in memory",
+            hint="convert it to a dense tensor with `to_dense()` or `to_padded_tensor(0.0)`",
         )
     if tensor.is_meta:
-        raise EngineError("a tensor on the device meta has no numbers", hint="load them first")
+        raise EngineError("a tensor on the meta device has no values", hint="load its values first")
 
 
 def _of_buffer(buffer: Buffer) -> Tensor:
@@ -87,11 +87,11 @@ def _of_numpy(array: NDArray[Any]) -> Tensor:
 
     if isinstance(array, np.ma.MaskedArray):
         raise EngineError(
-            "the mask of a masked array would be lost", hint="`filled()` gives plain arrays"
+            "the mask of a masked array would be lost", hint="use `filled()` to get a plain array"
         )
     if array.dtype.name not in DType.__members__:
         raise EngineError(
-            f"an array of {array.dtype} has no DType", hint="convert it with `.astype`"
+            f"no DType matches arrays of {array.dtype}", hint="convert it with `.astype`"
         )
     shape = array.shape
     native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
@@ -145,6 +145,6 @@ def make_result_buffer(tensor: Tensor, device: DeviceRef) -> Buffer:
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """Return what messages say of a tensor: `float32[2, 3]`, and where it is unless on the CPU."""
+    """Return a tensor's type for messages: `float32[2, 3]`, with any device but the CPU."""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{dtype_of(tensor.dtype).value}{list(tensor.shape)}{where}"

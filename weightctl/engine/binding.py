@@ -39,17 +39,17 @@ __all__ = ["BoundWeights", "bind"]
 # For how many missing names near ones are looked for, and among how many: that takes a while.
 _MOST_HINTS, _MOST_NAMES = 8, 1000
 _REGISTRY = (
-    "give them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
+    "pass them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
 )
-_TIED = "give one of the two, or untie the weights in the model"
+_TIED = "give only one of the two, or untie the weights in the model"
 
 
 class BoundWeights:
-    """The weights of a graph, each with where its bytes are.
+    """The weights of a graph, each with the place of its bytes.
 
-    Those that are not `resident` are read when they are asked for, and nothing keeps them. Resident
-    ones are read once, now: numbers wait on their device as the graph wants them, blocks in the
-    memory of the CPU, to be decoded each time.
+    Those that are not `resident` are read on demand, and nothing keeps them. Resident ones are read
+    once, now: numbers wait on their device as the graph wants them, blocks in the memory of the
+    CPU, to be decoded each time.
     """
 
     def __init__(self, found: Mapping[WeightForm, StoredWeight], *, resident: bool) -> None:
@@ -62,14 +62,14 @@ class BoundWeights:
             self._read_all()
 
     def tensor(self, form: WeightForm) -> Tensor:
-        """Return a weight in the form that is asked for."""
+        """Return a weight in the requested form."""
         ready = self._ready.get(form)
         return make_tensor(self._found[form], form) if ready is None else ready
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that numbers pick, and the numbers of them among these.
 
-        They alone are read. None where that cannot be: of what is in memory, or stored with other
+        They alone are read. None if that cannot be: of what is in memory, or stored with other
         rows, as bare bytes may be, or with rows that start within a byte, and for a row that is not
         there.
         """
@@ -89,16 +89,16 @@ class BoundWeights:
         return make_tensor(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
 
     def is_borrowed(self, form: WeightForm) -> bool:
-        """Whether the memory of `tensor` is somebody's who will use it again."""
+        """Whether the memory of `tensor` belongs to other code that will use it again."""
         return form in self._ready or self._found[form].is_borrowed
 
     def expect(self, form: WeightForm) -> None:
-        """Say that a weight will be wanted soon."""
+        """Announce that a weight is needed soon."""
         if form not in self._ready:
             self._found[form].expect()
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where a file has been written to since it was opened."""
+        """Raise `FormatError` if a file has been written to since it was opened."""
         for source in self._sources:
             source.refuse_change()
 
@@ -126,7 +126,7 @@ def bind(
 ) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
-    Raises `EngineError` for what is not a registry, and one that names all weights which are
+    Raises `EngineError` if the value is not a registry, and one that names all weights which are
     missing, of another shape, or stored in what does not become what the graph wants.
     """
     _require_registry({} if registry is None else registry)
@@ -157,7 +157,7 @@ def bind(
         elif wanted is not form and form.whole is not None:
             info = interpret_info(place.info, wanted)
             if reason := unfit(info, form.whole.part):
-                statement = f"stored as {info.encoding} {list(info.shape)}, {reason}"
+                statement = f"stored as {info.encoding} {list(info.shape)}; {reason}"
                 problems[form.name] = BindingProblem(statement, "")
             else:
                 place = slice_weight(place, info, form.whole.part)
@@ -180,8 +180,8 @@ def _entry(
 ) -> _RegistryEntry:
     """Return what a registry has under the name of a weight, or else under a second name of it.
 
-    Names of other weights of the graph are theirs. Raises `KeyError` where it has none, and
-    `EngineError` where it has different values under two names.
+    Names of other weights of the graph are theirs. Raises `KeyError` if it has none, and
+    `EngineError` if it has different values under two names.
     """
     others = [each for each in wanted.second_names if each not in names and _has(registry, each)]
     try:
@@ -196,7 +196,7 @@ def _entry(
         if place.key == entry.place.key:
             continue
         if problem := difference(_data_of(entry.given), _data_of(registry[second])):
-            raise EngineError(f"`{second}` is another name of it, and {problem}", hint=_TIED)
+            raise EngineError(f"`{second}` is another name of it, but {problem}", hint=_TIED)
     return entry
 
 
@@ -235,8 +235,8 @@ def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
 def _require_registry(given: object) -> None:
     if not isinstance(given, Weights | Mapping):
         raise EngineError(
-            f"weights_registry is a {type(given).__name__}",
-            hint="give a tree from open_weights, or a mapping from names to arrays",
+            f"weights_registry cannot be a {type(given).__name__}",
+            hint="use a tree from open_weights, or a mapping from names to arrays",
         )
 
 

@@ -1,4 +1,4 @@
-"""The devices of this machine, and one clear error for those that it lacks."""
+"""Checks of devices against those of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ON_THE_CPU = "InferenceSession() runs on the CPU"
 
 
 def devices_of(given: object) -> tuple[DeviceRef, ...]:
-    """Return the devices that are given: one, or several; `EngineError` for what are none."""
+    """Return one or several given devices as a tuple; raises `EngineError` for anything else."""
     # One is a record of two, and text is of letters: neither is a collection of devices.
     if isinstance(given, DeviceRef | str) or not isinstance(given, Iterable):
         several: list[object] = [given]
@@ -25,14 +25,14 @@ def devices_of(given: object) -> tuple[DeviceRef, ...]:
     for device in several:
         if not isinstance(device, DeviceRef):
             raise EngineError(
-                f"{device!r} is not a device", hint="DeviceRef.CPU() and DeviceRef.GPU(0) are"
+                f"{device!r} is not a device", hint="use DeviceRef.CPU() or DeviceRef.GPU(0)"
             )
         found.append(device)
     return tuple(found)
 
 
 def require_devices(devices: Iterable[DeviceRef]) -> None:
-    """Raise `EngineError` where this machine, or its torch, lacks one of the devices."""
+    """Raise `EngineError` if this machine, or its torch, lacks one of the devices."""
     _require_torch()
     wanted = [device for device in devices if device.kind != "cpu"]
     if wanted:
@@ -42,8 +42,8 @@ def require_devices(devices: Iterable[DeviceRef]) -> None:
 def _require_torch() -> None:
     if find_spec("torch") is None:
         raise EngineError(
-            "graphs run on torch, which is not installed",
-            hint="pip install 'weightctl[torch]'",
+            "graphs need torch, which is not installed",
+            hint="install it with: pip install 'weightctl[torch]'",
         )
 
 
@@ -53,26 +53,28 @@ def _require_gpus(last: DeviceRef) -> None:
     # The builds for AMD have CUDA's names too.
     if torch.version.cuda is None and torch.version.hip is None:
         raise EngineError(
-            f"{last} was asked for, and torch {torch.__version__} is built without CUDA",
-            hint=f"install a torch with CUDA, or leave the devices out: {_ON_THE_CPU}",
+            f"{last} is not available: torch {torch.__version__} is built without CUDA",
+            hint=f"install a torch build with CUDA, or leave the devices out: {_ON_THE_CPU}",
         )
     count = torch.cuda.device_count()
     if count == 0:
         raise EngineError(
-            f"{last} was asked for, and torch finds no GPU on this machine",
-            hint=f"does `nvidia-smi` list one? without one {_ON_THE_CPU}",
+            f"{last} is not available: torch finds no GPU on this machine",
+            hint=f"check that `nvidia-smi` lists a GPU; without a GPU, {_ON_THE_CPU}",
         )
     if last.id >= count:
-        found = "is one, gpu:0" if count == 1 else f"are {count}, gpu:0 to gpu:{count - 1}"
-        raise EngineError(f"{last} was asked for, and there {found}", hint="they count from 0")
+        found = "has only gpu:0" if count == 1 else f"has gpu:0 to gpu:{count - 1}"
+        raise EngineError(
+            f"{last} is not available: this machine {found}", hint="GPUs are numbered from 0"
+        )
 
 
 def require_placed(
     graph_name: str, used: Iterable[DeviceRef], devices: Iterable[DeviceRef]
 ) -> None:
-    """Raise `EngineError` where a graph is placed on devices that a session does not have.
+    """Raise `EngineError` if a graph is placed on devices that a session does not have.
 
-    The processor that the program runs on is always there.
+    The CPU is always available.
     """
     has = {CPU, *devices}
     lacking = sorted({*used} - has)
@@ -80,7 +82,7 @@ def require_placed(
         names = " and ".join(map(str, lacking))
         wanted = ", ".join(f"DeviceRef.{device.kind.upper()}({device.id})" for device in lacking)
         raise EngineError(
-            f"graph `{graph_name}` is placed on {names}; the session has "
+            f"graph `{graph_name}` is placed on {names}, but the session has "
             f"{' and '.join(sorted(map(str, has)))}",
-            hint=f"name them to the session: InferenceSession(devices=[{wanted}])",
+            hint=f"pass the devices to the session: InferenceSession(devices=[{wanted}])",
         )

@@ -30,10 +30,12 @@ __all__ = [
 ]
 
 
-NAMES = "names and shapes must be the stored ones; `weightctl ls --flat` lists those of a file"
+NAMES = (
+    "names and shapes must match the stored tensors; `weightctl ls --flat` lists them for a file"
+)
 _DTYPES = (
-    "convert it with `astype` (of NumPy, or `WeightData.astype`), or declare the weight in the "
-    "dtype of the value"
+    "convert the value with `astype` (NumPy or `WeightData.astype`), or declare the "
+    "weight with the dtype of the value"
 )
 
 
@@ -84,7 +86,7 @@ class WeightForm(NamedTuple):
 
 
 def mismatch(info: TensorInfo, form: WeightForm) -> BindingProblem | None:
-    """Return what keeps a stored tensor from taking a form, None where nothing does.
+    """Return what keeps a stored tensor from taking a form, None if nothing does.
 
     Numbers take another dtype where that loses none of them. Blocks become numbers of any float
     dtype; nothing becomes blocks, but bytes may be declared as such.
@@ -95,16 +97,16 @@ def mismatch(info: TensorInfo, form: WeightForm) -> BindingProblem | None:
         if found.shape == form.shape and encoding == form.blocks.encoding:
             return None
         hint = NAMES if found.shape != form.shape else _blocks_hint(form.blocks)
-        return BindingProblem(f"stored as {encoding} {own}, the graph takes it as {form}", hint)
+        return BindingProblem(f"stored as {encoding} {own}, but the graph reads it as {form}", hint)
     if found.shape != form.shape:
-        return BindingProblem(f"stored as {encoding} {own}, the graph has {form}", NAMES)
+        return BindingProblem(f"stored as {encoding} {own}, but the graph needs {form}", NAMES)
     return _explain_loss(encoding, form.dtype)
 
 
 def _blocks_hint(blocks: QuantizationEncoding) -> str:
     return (
-        f"`weightctl.convert(..., quant={str(blocks.name)!r})` makes such blocks; or declare the "
-        "weight without a quantization_encoding"
+        f"use `weightctl.convert(..., quant={str(blocks.name)!r})` to create such blocks, "
+        "or declare the weight without a quantization_encoding"
     )
 
 
@@ -124,7 +126,7 @@ def _explain_loss(encoding: Encoding, dtype: DType) -> BindingProblem | None:
         return BindingProblem(error.message, error.hint)
     if _converts(encoding, dtype):
         return None
-    reason = f"stored as {encoding}, whose numbers {dtype.value} would not all hold"
+    reason = f"stored as {encoding}; {dtype.value} cannot hold all of its values"
     return BindingProblem(reason, _DTYPES)
 
 
@@ -148,7 +150,7 @@ def is_kept_as_stored(info: TensorInfo, form: WeightForm) -> bool:
 def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
     """Return a stored tensor in a form, on the form's device and boundary.
 
-    Raises `EngineError` where its bytes are not elements of that dtype.
+    Raises `EngineError` if its bytes are not elements of that dtype.
     """
     return _align_tensor(_decode_tensor(stored, form), form.align)
 

@@ -22,7 +22,7 @@ __all__ = ["prepare_inputs"]
 
 # Python does not write out the digits of any integer.
 _LONG = 128
-_ROUNDED = "`float(number)` is rounded where it is not too large"
+_ROUNDED = "use `float(number)`, which rounds, unless the number is too large"
 
 
 def prepare_inputs(
@@ -30,13 +30,15 @@ def prepare_inputs(
 ) -> tuple[list[Tensor], dict[str, int]]:
     """Return the inputs of a graph on their devices, and the sizes that they give to names.
 
-    Raises `EngineError` that names the input where one is not of its type, or where a name would
-    stand for two sizes.
+    Raises `EngineError` that names the input if one is not of its type, or if a name would
+    represent two sizes.
     """
     if len(given) != len(types):
         raise EngineError(
-            f"graph `{graph_name}` has {_count_inputs(len(types))}, and {len(given)} were given",
-            hint=f"they are {' and '.join(map(str, types))}" if types else "call `execute()`",
+            f"graph `{graph_name}` has {_count_inputs(len(types))}, but {len(given)} were given",
+            hint=f"the inputs are {' and '.join(map(str, types))}"
+            if types
+            else ("call `execute()` without arguments"),
         )
     tensors = [_read_input(number, kind, given[number]) for number, kind in enumerate(types)]
     sizes: dict[str, int] = {}
@@ -51,7 +53,7 @@ def prepare_inputs(
                     f"`{name}` is {sizes[name]} in input {first[name]} and {size} in input "
                     f"{number}: {describe_tensor(tensors[first[name]])} and "
                     f"{describe_tensor(tensor)}",
-                    hint=f"the graph has {types[first[name]]} and {kind}",
+                    hint=f"the types in the graph are {types[first[name]]} and {kind}",
                 )
             first.setdefault(name, number)
     for number, (kind, tensor) in enumerate(zip(types, tensors, strict=True)):
@@ -64,8 +66,8 @@ def prepare_inputs(
             if wanted != size:
                 meant = "" if dim.is_static else f" ({dim})"
                 raise EngineError(
-                    f"input {number} is {describe_tensor(tensor)}; dimension {axis} of {kind} is "
-                    f"{wanted}{meant}, not {size}",
+                    f"input {number} is {describe_tensor(tensor)}; dimension {axis} of "
+                    f"{kind} must be {wanted}{meant}, not {size}",
                 )
     return [
         tensor.to(torch_device(kind.device)) for kind, tensor in zip(types, tensors, strict=True)
@@ -73,7 +75,7 @@ def prepare_inputs(
 
 
 def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
-    """Return what is given for an input; `EngineError` where it is not of the input's type."""
+    """Return what is given for an input; raises `EngineError` if it is not of the input's type."""
     is_scalar = isinstance(given, bool | int | float | complex) and not kind.rank
     try:
         tensor = _read_scalar(given, kind.dtype) if is_scalar else tensor_of(given)
@@ -82,7 +84,7 @@ def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
     if tensor.dtype is not torch_dtype(kind.dtype) or tensor.ndim != kind.rank:
         hint = "" if tensor.ndim != kind.rank else f"convert it to {kind.dtype.value} first"
         raise EngineError(
-            f"input {number} is {describe_tensor(tensor)}, the graph has {kind}", hint=hint
+            f"input {number} is {describe_tensor(tensor)}, but the graph needs {kind}", hint=hint
         )
     return tensor
 
@@ -95,15 +97,16 @@ def _count_inputs(number: int) -> str:
 def _read_scalar(number: complex, dtype: DType) -> Tensor:
     """Return a number in a dtype; fractions are rounded to the nearest that it has.
 
-    Raises `EngineError` where it has none: for whole numbers that it does not hold exactly, for
-    what is too large, and for fractions in a dtype of whole numbers.
+    Raises `EngineError` if it has none: for integers that it does not hold exactly, for what is too
+    large, and for fractions in a dtype of integers.
     """
     import torch
 
     if not _is_held(number, dtype):
         is_long = isinstance(number, int) and number.bit_length() > _LONG
         raise EngineError(
-            f"{'an integer of many digits' if is_long else number} does not fit {dtype.value}",
+            f"{'an integer of many digits' if is_long else number} cannot be stored in "
+            f"{dtype.value}",
             hint=_ROUNDED if isinstance(number, int) and dtype.is_float else "",
         )
     return torch.tensor(number, dtype=torch_dtype(dtype))

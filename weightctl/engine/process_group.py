@@ -1,4 +1,4 @@
-"""Processes that torchrun has started, joined so that their graphs compute together."""
+"""Process groups: processes started by torchrun whose graphs compute together."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class _Started:
 def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Generator[Process]:
     """Join the processes that torchrun has started, until the end of the `with`.
 
-    Where nothing else is said each has a GPU of its own if its machine has as many as processes,
-    and else the processor. No process waits for another longer than `timeout` seconds; where one
-    fails, or leaves before the others, those raise `EngineError` at the next value that they share.
-    Raises `EngineError` where torchrun has not started this process, where it has joined the
-    others already, where there is no such device, and where others do not come.
+    By default each process uses its own GPU if the machine has enough, and the CPU otherwise. No
+    process waits longer than `timeout` seconds for another; if one fails or leaves early, the
+    others raise `EngineError` at the next value that they share. Raises `EngineError` if torchrun
+    did not start this process, if the process is already in a group, if the device does not exist,
+    or if other processes do not join.
     """
     started = _read_environment()
     require_devices([CPU if device is None else device])
@@ -73,15 +73,15 @@ def _read_environment() -> _Started:
     if missing := [name for name in wanted if not os.environ.get(name)]:
         one = len(missing) == 1
         raise EngineError(
-            f"torchrun has not started this process: {', '.join(missing)} "
+            f"torchrun did not start this process: {', '.join(missing)} "
             f"{'is' if one else 'are'} not set",
             hint=_BY_TORCHRUN,
         )
     rank, ranks, local_rank, local_count = map(_number, names)
     if rank >= ranks or local_rank >= local_count:
         raise EngineError(
-            f"RANK {rank} of WORLD_SIZE {ranks}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
-            f"{local_count} is not a process of them",
+            f"RANK {rank} of WORLD_SIZE {ranks} and LOCAL_RANK {local_rank} of "
+            f"LOCAL_WORLD_SIZE {local_count} contradict each other",
             hint=_BY_TORCHRUN,
         )
     return _Started(rank, ranks, local_rank, local_count)
@@ -108,12 +108,12 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
     if not distributed.is_available():
         raise EngineError(
             f"torch {torch.__version__} is built without torch.distributed",
-            hint="install a torch that has it, as those for Linux do",
+            hint="install a torch build with torch.distributed, such as those for Linux",
         )
     if distributed.is_initialized():
         raise EngineError(
-            "this process has joined the others already",
-            hint="one `with weightctl.engine.processes()` around all that they do is enough",
+            "this process is already in a process group",
+            hint="use one `with weightctl.engine.processes()` around all code that needs it",
         )
     is_gpu = device.kind == "gpu"
     try:
@@ -127,8 +127,9 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
         )
     except RuntimeError as error:
         raise EngineError(
-            f"process {started.rank} could not join all of the {started.count}: {explain(error)}",
-            hint="have all of them been started, and does each come to `processes()`?",
+            f"process {started.rank} could not join the group of {started.count} "
+            f"processes: {explain(error)}",
+            hint="check that all of them were started and that each calls `processes()`",
         ) from error
 
 

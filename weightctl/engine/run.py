@@ -25,9 +25,9 @@ __all__ = ["run"]
 def run(
     plan: Schedule, weights: BoundWeights, inputs: Sequence[Tensor], sizes: Mapping[str, int]
 ) -> list[Tensor]:
-    """Return the outputs of a schedule, each contiguous in memory that is its own alone.
+    """Return the outputs of a schedule, each contiguous and in memory of its own.
 
-    Raises `EngineError` where an operation fails or gives what it should not.
+    Raises `EngineError` if an operation fails or gives what it should not.
     """
     import torch
 
@@ -150,9 +150,9 @@ class _Running:
         results: Sequence[Tensor],
         sizes: dict[str, int],
     ) -> None:
-        """Raise `EngineError` where results are not what the graph was told they would be."""
+        """Raise `EngineError` if results are not what the graph was told they would be."""
         if len(results) != len(operation.types):
-            count = f"it gave {len(results)} results, not {len(operation.types)}"
+            count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
         for kind, result in zip(operation.types, results, strict=True):
             if len(kind.shape) == result.ndim:
@@ -171,12 +171,13 @@ class _Running:
                 or not same_place
             ):
                 wrong = (
-                    f"it gave {describe_tensor(result)} where the graph has {kind}, {list(shape)}"
+                    f"the operation gave {describe_tensor(result)} instead of {kind} with "
+                    f"shape {list(shape)}"
                 )
                 raise self._failure(
                     operation,
                     given,
-                    EngineError(wrong, hint="`infer` and `lower` of the operation disagree"),
+                    EngineError(wrong, hint="`infer` and `lower` of the operation do not match"),
                 )
 
     def _failure(

@@ -1,4 +1,4 @@
-"""A graph as operations in a row: calls unfolded, nothing needless, ends of lives known."""
+"""The schedule of a graph: operations in order, with calls expanded and unused ones removed."""
 
 from __future__ import annotations
 
@@ -204,9 +204,9 @@ def _numbers(node: GraphNode, place: Place) -> WeightForm:
 def _require_static(shape: Shape, name: str) -> tuple[int, ...]:
     if not shape.is_static:
         raise EngineError(
-            f"the weight `{name}` is declared as {shape.text}, and only inputs have sizes that are "
-            "known later",
-            hint="declare the sizes that it is stored with",
+            f"the weight `{name}` is declared as {shape.text}, but only inputs can have "
+            "sizes that are defined later",
+            hint="declare the weight with the stored sizes",
         )
     return shape.sizes
 

@@ -26,10 +26,10 @@ __all__ = ["InferenceSession", "LoadedGraph"]
 
 
 class InferenceSession:
-    """Runs graphs with torch on some devices; on the processor where none are named.
+    """Runs graphs with torch on the given devices, by default on the CPU.
 
-    `DeviceRef.CPU()` is always among them. Raises `EngineError` where torch is not installed and
-    where there is no such device.
+    `DeviceRef.CPU()` is always included. Raises `EngineError` if torch is not installed or a device
+    does not exist.
     """
 
     def __init__(self, devices: DeviceRef | Iterable[DeviceRef] = (CPU,)) -> None:
@@ -46,14 +46,14 @@ class InferenceSession:
         """Return the graph with its weights, ready to run.
 
         `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
-        `WeightData` or arrays; it may have more than the graph uses. Values are those that
-        `Module.load_state_dict` takes: of the weights' dtypes or of such that lose nothing, at any
-        address, and under any path of a weight that a module shares. Weights are read when their
-        operation comes and dropped after it, so that a model may be larger than memory; of an
-        embedding's table only the rows that are asked for. `resident` ones are read once, now, and
+        `WeightData` or arrays; it may have more entries than the graph uses. It takes the same
+        values as `Module.load_state_dict`: in the dtypes of the weights or dtypes that convert
+        without loss, at any address, and under any path of a shared weight. Each weight is read
+        when its operation runs and dropped afterwards, so a model may be larger than memory; of an
+        embedding table only the needed rows are read. `resident` weights are read once, now, and
         kept: numbers on their device, blocks as they are stored. Raises `EngineError` that names
-        all weights which are missing or do not fit, and where the graph is placed on a device that
-        the session does not have.
+        all weights which are missing or do not fit, and if the graph is placed on a device that the
+        session does not have.
         """
         _require_graph(graph)
         return LoadedGraph(graph, self.devices, weights_registry, resident=resident)
@@ -63,7 +63,7 @@ class InferenceSession:
 
 
 class LoadedGraph:
-    """A graph and where its weights are; `InferenceSession.load` makes it, and a call runs it."""
+    """A graph with its weights, made by `InferenceSession.load`; calling it runs the graph."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LoadedGraph:
         if not graph.outputs:
             raise EngineError(
                 f"graph `{graph.name}` has no outputs",
-                hint="say what it gives with `graph.output(value)`",
+                hint="define them with `graph.output(value)`",
             )
         require_placed(graph.name, _devices(graph), devices)
         self.name = graph.name
@@ -89,10 +89,10 @@ class LoadedGraph:
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
 
-        Inputs are NumPy arrays, torch tensors, `Buffer`s and all else that offers DLPack, numbers
-        where the rank is 0, or a single list or tuple of these. Outputs are on the devices where
-        the graph computes them. Raises `EngineError` for inputs that are not of the graph's types,
-        and, with the operation, the layer and the shapes, where torch fails.
+        Inputs are NumPy arrays, torch tensors, `Buffer`s and other objects that support DLPack,
+        numbers if the rank is 0, or a single list or tuple of these. Outputs are on the devices
+        where the graph computes them. Raises `EngineError` for inputs that are not of the graph's
+        types, and, with the operation, the layer and the shapes, if torch fails.
         """
         if len(inputs) == 1 and isinstance(inputs[0], list | tuple):
             # What is in it is looked at as any input is.
@@ -117,7 +117,8 @@ def _require_graph(given: object) -> None:
 
     if not isinstance(given, Graph):
         raise EngineError(
-            f"{type(given).__name__} is not a graph", hint="load what `with Graph(...)` has built"
+            f"{type(given).__name__} is not a graph",
+            hint="load the graph that `with Graph(...)` has built",
         )
 
 

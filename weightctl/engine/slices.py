@@ -62,7 +62,7 @@ class _Slice:
 
 
 class _FileSlice(InFiles):
-    """A part of a tensor of a source, read anew each time."""
+    """A part of a tensor of a source, read again each time."""
 
     def __init__(self, place: InFiles, whole: TensorInfo, part: Part) -> None:
         super().__init__(place.source, place.info.name)
@@ -80,7 +80,7 @@ class _FileSlice(InFiles):
         return self._place.is_borrowed
 
     def raw(self) -> Tensor:
-        """Return the part's bytes, read anew, or those in memory that somebody else has."""
+        """Return the part's bytes, read again, or those in memory that somebody else has."""
         if self.is_borrowed:
             return _cut(self._place.raw(), self._whole, self._part)
         return super().raw()

@@ -34,7 +34,7 @@ class StoredWeight(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Equal for what is one and the same tensor, under whatever name."""
+        """A key that is equal for all names of the same tensor."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class StoredWeight(Protocol):
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the bytes are in memory of somebody who will use it again."""
+        """Whether the bytes are in memory that other code will use again."""
         ...
 
     def raw(self) -> Tensor:
@@ -52,12 +52,12 @@ class StoredWeight(Protocol):
         ...
 
     def expect(self) -> None:
-        """Say that it will be wanted soon."""
+        """Announce that the data is needed soon."""
         ...
 
 
 class InFiles:
-    """A tensor of a source, read anew each time and kept by nobody."""
+    """A tensor of a source, read for each use and not kept."""
 
     def __init__(self, source: Source, name: str) -> None:
         self.source = source
@@ -70,7 +70,7 @@ class InFiles:
 
     @property
     def is_borrowed(self) -> bool:
-        """False: what was read is nobody else's."""
+        """False: the bytes that were read belong to the reader."""
         return False
 
     def raw(self) -> Tensor:
@@ -105,7 +105,7 @@ class InFiles:
 
 
 class InMemory:
-    """A tensor that somebody holds; its bytes are shared with them."""
+    """A tensor in memory that the caller owns; its bytes are shared."""
 
     source = None
     is_borrowed = True
@@ -124,11 +124,11 @@ class InMemory:
         return self._raw
 
     def expect(self) -> None:
-        """Do nothing: it is here."""
+        """Do nothing: the data is in memory."""
 
 
 class InMapping(InFiles):
-    """A tensor in a mapping of its file: read from the file until somebody may write to that."""
+    """A tensor in a mapping of its file: read from the file until the mapping may be written to."""
 
     def __init__(self, info: TensorInfo, buffer: FileBuffer) -> None:
         super().__init__(buffer.source, buffer.name)
@@ -142,11 +142,11 @@ class InMapping(InFiles):
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether somebody else has the memory."""
+        """Whether other code has the memory."""
         return self._buffer.is_shared
 
     def raw(self) -> Tensor:
-        """Return the bytes, read anew, or the mapped ones where somebody else has these."""
+        """Return the bytes, read again, or the mapped ones if other code has them."""
         return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
 
 

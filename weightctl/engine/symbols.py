@@ -1,4 +1,4 @@
-"""The sizes that names of dimensions stand for while a graph runs."""
+"""The sizes that names of dimensions represent while a graph runs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def name_of(dim: Dim) -> str | None:
 def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
     """Return the size of a dimension.
 
-    Raises `EngineError` where one of its names has none yet, and where it comes out as no size.
+    Raises `EngineError` if one of its names has none yet, and if it comes out as no size.
     """
     if dim.is_static:
         return int(dim)
     unknown = sorted(dim.symbols - sizes.keys())
     if unknown:
         raise EngineError(
-            f"nothing says what size `{unknown[0]}` has, which {dim} depends on",
-            hint=f"an input with a dimension that is just `{unknown[0]}` would",
+            f"the size of `{unknown[0]}`, on which {dim} depends, is not defined",
+            hint=f"add an input with a dimension that is just `{unknown[0]}`",
         )
     try:
         return dim.at(sizes)
     except (ValueError, ZeroDivisionError) as error:
         known = " and ".join(f"{name} is {sizes[name]}" for name in sorted(dim.symbols))
         reason = "divides by 0" if isinstance(error, ZeroDivisionError) else "is less than 0"
-        raise EngineError(f"{dim} {reason} where {known}") from error
+        raise EngineError(f"{dim} {reason} with {known}") from error
 
 
 def has_names(attributes: Mapping[str, Any]) -> bool:

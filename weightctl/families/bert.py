@@ -51,7 +51,7 @@ _NAMES = (
     _part("mlp_norm", "layer_output_norm", "output.LayerNorm", is_float32=True),
 )  # fmt: skip
 
-_DECODERS = "BERTs that decode are not built"
+_DECODERS = "BERT decoders are not supported"
 
 _KEYS = (
     Key(field="vocabulary", kind=SIZE, default=30522, gguf="{arch}.vocab_size",
@@ -74,7 +74,7 @@ _KEYS = (
         gguf="{arch}.attention.layer_norm_epsilon", hugging_face="layer_norm_eps"),
     Key(field="activation", kind=ACTIVATION, default="gelu", gguf_default="gelu",
         hugging_face="hidden_act"),
-    Key(field="positions", kind=Exactly("absolute", "relative positions are not built"),
+    Key(field="positions", kind=Exactly("absolute", "relative positions are not supported"),
         default="absolute", hugging_face="position_embedding_type"),
     Key(field="is_decoder", kind=Exactly(False, _DECODERS), default=False,
         hugging_face="is_decoder"),

@@ -99,7 +99,7 @@ class RopeRows:
 
         heads, head_dim, rotated = self._sizes(config)
         return RowOrder(
-            half_split_order(heads, head_dim, rotated), _describe_rows(heads, "in halves")
+            half_split_order(heads, head_dim, rotated), _describe_rows(heads, "half-split")
         )
 
     def _sizes(self, config: Config) -> tuple[int, int, int]:
@@ -109,7 +109,7 @@ class RopeRows:
 
 
 def _describe_rows(heads: int, how: str) -> str:
-    return f"rows of {heads} {'heads' if heads > 1 else 'head'} {how}"
+    return f"rows of {heads} {'heads' if heads > 1 else 'head'} in {how} order"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class RecognizedModel:
 
     `tree` is the checkpoint, `where` what errors call it, and `convention` says whose names its
     tensors have. `fields` are what its config says, as the family's lines name it, and `document`
-    is config.json's content, empty where there is none. `tensors` are by the names of our modules.
+    is config.json's content, empty if there is none. `tensors` are by the names of our modules.
     `missing` are those that the config asks for and `unexpected` those that no part of the model is
     known to have, as the checkpoint calls them; `beside` are those of heads that it was trained
     with, which the model computes without. `stored` says by the same names which tensor of the tree
@@ -94,7 +94,7 @@ class RecognizedModel:
         """Say which tensors are missing, and which are of no part of the model."""
         problems = [f"`{name}` is missing" for name in self.missing]
         return problems + [
-            f"`{name}` is of no part of {self.family.name}" for name in self.unexpected
+            f"`{name}` is not a part of {self.family.name}" for name in self.unexpected
         ]
 
     def _error(self, problems: list[str]) -> ArchitectureError:
@@ -103,29 +103,30 @@ class RecognizedModel:
         return ArchitectureError(
             "\n  ".join(
                 [
-                    f"the checkpoint is not a whole {self.family.name} of its config:",
+                    f"the checkpoint does not match the {self.family.name} of its config:",
                     *list_first(folded, _MOST_NAMED),
                 ]
             ),
-            hint="is the config that of this checkpoint, and is every part of it there? If tensors "
-            "are called otherwise: --rename FILE",
+            hint="check that the config belongs to this checkpoint, and that the checkpoint is "
+            "complete; if its tensors have other names, use --rename FILE (rename=FILE in "
+            "Python)",
         )
 
 
 def _fold_problems(problems: list[str]) -> list[str]:
     """Return the problems, one for all that differ in the numbers of layers and experts alone."""
     return [
-        same[0] if len(same) == 1 else f"{same[0]}, and so are {len(same) - 1} more like it"
+        same[0] if len(same) == 1 else f"{same[0]}, and {len(same) - 1} more like it"
         for same in group_alike(problems, mask_numbers)
     ]
 
 
 def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
-    """Say what is wrong with a tensor for a weight of a shape; nothing where nothing is."""
+    """Say what is wrong with a tensor for a weight of a shape; nothing if nothing is."""
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:
-        return f"`{name}` is of shape {list(info.shape)}, where {list(shape)} belongs"
+        return f"`{name}` has shape {list(info.shape)} instead of {list(shape)}"
     if not info.encoding.is_real:
-        return f"`{name}` is of {info.encoding}, which is not an encoding of a model's weights"
+        return f"`{name}` is stored as {info.encoding}, which model weights cannot have"
     return ""

@@ -1,4 +1,4 @@
-"""The config.json that stands beside a checkpoint's files."""
+"""The config.json that is beside a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,23 @@ __all__ = ["read_config"]
 
 # The longest that are known list a few hundred thousand labels.
 _MAX_SIZE = 20_000_000
-_HINT = "fetch it from where the checkpoint is from, or give its content as `config`"
+_HINT = "download it from the source of the checkpoint, or pass its content as `config` in Python"
 
 
 def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     """Return the path and the content of the config.json beside a checkpoint.
 
-    Raises `ArchitectureError` where there is none that is a JSON object.
+    Raises `ArchitectureError` if there is none that is a JSON object.
     """
     if not header.files:
-        raise ArchitectureError(
-            "tensors in memory have no config.json beside them", hint="give it as `config`"
-        )
+        raise ArchitectureError("tensors in memory have no config.json", hint="pass it as `config`")
     path = os.path.join(os.path.dirname(header.files[0]), CONFIG)
     try:
         file = open_reader(path)
     except FormatError as error:
         why = f"the GGUF has no `{ARCHITECTURE}`, and " if header.format == "gguf" else ""
         raise ArchitectureError(
-            f"{path}: {error.reason}; {why}without it nothing tells how the model is built",
+            f"{path}: {error.reason}; {why}the model family is not stated elsewhere",
             hint=_HINT,
         ) from error
     try:
@@ -55,6 +53,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made and made[key] != value:
-            raise ValueError(f"`{key}` stands twice, with different values")
+            raise ValueError(f"`{key}` appears twice with different values")
         made[key] = value
     return made

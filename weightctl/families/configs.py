@@ -109,7 +109,7 @@ def _config(
         except ValueError as error:
             raise ArchitectureError(
                 f"{where}: `{name or key.field}` {error}",
-                hint="is it of this model, and undamaged?",
+                hint="check that the config belongs to this model and is not damaged",
             ) from error
     try:
         return Read(fields, family.make_config(family.checked(fields)))
@@ -148,8 +148,8 @@ def _one(value: MetadataValue, place: str) -> object:
             or any(each != content[0] for each in content)
         ):
             raise ArchitectureError(
-                f"{place} differs between layers, and such models are not built",
-                hint="weightctl lists and converts their tensors all the same",
+                f"{place} differs between layers, which is not supported",
+                hint="weightctl can still list and convert the tensors",
             )
         content = content[0]
     return shortest(content) if value.type == "f32" and isinstance(content, float) else content

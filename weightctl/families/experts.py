@@ -52,8 +52,8 @@ def expert_names(
 def expert_forms() -> tuple[Fusion, ...]:
     """Return the other forms of a layer's experts.
 
-    transformers' modules have all experts in one tensor, which `save_pretrained` takes apart unless
-    it is told not to; the first GGUFs of mixtures had each expert by itself.
+    transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
+    default; the first GGUFs of mixtures had each expert by itself.
     """
     in_memory, gate, up, down = "model.layers.{}.mlp.", "gate", "up", "down"
     width = "expert_intermediate"
@@ -102,6 +102,6 @@ def check_experts(fields: Fields) -> None:
     """Raise `ValueError` for more experts than one can use, or there are."""
     count, used, layers = fields["experts"], fields["experts_used"], fields["layers"]
     if used > count:
-        raise ValueError(f"of {count} experts {used} cannot be used for each position")
+        raise ValueError(f"{used} of {count} experts cannot be used per token")
     if count * layers > _MOST:
-        raise ValueError(f"{count} experts in {layers} layers are more than {_MOST}")
+        raise ValueError(f"{count} experts in {layers} layers are more than the limit of {_MOST}")

@@ -30,13 +30,13 @@ class Name:
 
     `{}` is the number of a layer, `{expert}` that of one of its experts; a naming convention whose
     name lacks the latter stacks all experts along a new first dimension. Each part has a tensor
-    `weight`, and one `bias` where `bias` is true or names a field of the config that is. Where a
-    naming convention has no such tensor its name is None; `made` returns the numbers that GGUF has
-    in it, float32, where a config asks for some, and `add_fields` the fields of a config with what
-    such numbers say. The part is there where the field `when` is true, and not where `unless` is;
-    what a checkpoint still holds of it then is a copy of something. `change` says how else the
-    naming conventions differ. `is_float32` says that GGUF keeps it in float32, as it does all
-    vectors, whatever the rest is stored in.
+    `weight`, and one `bias` where `bias` is true or names a field of the config that is. If a
+    naming convention does not have the tensor, its name is None; `made` returns the numbers that
+    GGUF has in it, float32, where a config asks for some, and `add_fields` the fields of a config
+    with what such numbers say. The part is there where the field `when` is true, and not where
+    `unless` is; what a checkpoint still holds of it then is a copy of something. `change` says how
+    else the naming conventions differ. `is_float32` says that GGUF keeps it in float32, as it does
+    all vectors, whatever the rest is stored in.
     """
 
     module: str
@@ -136,7 +136,7 @@ class TensorNames(NamedTuple):
     expert: int = 0
 
     def name(self, convention: NamingConvention) -> str | None:
-        """Return its name in a naming convention, None where that has no such tensor."""
+        """Return its name in a naming convention, None if that does not have the tensor."""
         return self.gguf if convention == "gguf" else self.hugging_face
 
     def is_stacked(self, convention: NamingConvention) -> bool:
@@ -146,7 +146,7 @@ class TensorNames(NamedTuple):
 
     @property
     def change(self) -> Change | None:
-        """How it differs between the naming conventions; None where it is the same in both."""
+        """How it differs between the naming conventions; None if it is the same in both."""
         change = self.line.change
         is_bias = self.kind == "bias"
         return None if change is None or (is_bias and not change.is_of_rows) else change
@@ -190,7 +190,7 @@ class Family:
     sliding windows in this family, and `heads_fill_hidden` that it loads no models whose heads
     together are wider or narrower than the hidden size. `standard` brings config.json into the form
     that the keys are of. `checked` returns the fields that the lines gave as the config has them;
-    `ValueError` where they contradict each other.
+    raises `ValueError` if they contradict each other.
     """
 
     name: str

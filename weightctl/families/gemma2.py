@@ -117,7 +117,7 @@ NORM = Name(
 
 
 def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
-    """Return what gives that of which llama.cpp takes the root to divide the scores by."""
+    """Return the default of the value whose root divides the attention scores in llama.cpp."""
 
     def scalar(fields: Fields) -> int:
         if fields["layers"] == layers_of_27b:
@@ -157,7 +157,9 @@ def _mark_layers(fields: Fields) -> tuple[bool, ...]:
 
 def _local_period(fields: Fields) -> int:
     if not any(fields.get("windowed_layers", (True,))):
-        raise ValueError("cannot say that no layer has a window: llama.cpp does not run such")
+        raise ValueError(
+            "states that no layer has a sliding window, which llama.cpp does not support"
+        )
     return local_period(_PERIOD)(fields)
 
 
@@ -187,9 +189,9 @@ SIZES = (
     Key(field="norm_offset", kind=Real(0, 1, is_closed=True), default=1.0, gguf_default=0.0),
     Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"), default="gelu_tanh",
         gguf_default="gelu_tanh", hugging_face="hidden_activation"),
-    Key(field="has_biases", kind=Exactly(False, "biases of its attention are not built"),
+    Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
         default=False, hugging_face="attention_bias"),
-    Key(field="sees_ahead", kind=Exactly(False, "attention to later tokens is not built"),
+    Key(field="sees_ahead", kind=Exactly(False, "attention to later tokens is not supported"),
         default=False, hugging_face="use_bidirectional_attention"),
     Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
         written=False),
@@ -234,17 +236,19 @@ _KEYS = (
 
 
 def consistent(fields: Fields) -> Fields:
-    """Return the fields as the config of either gemma has them; `ValueError` where none has."""
+    """Return the fields as the config of either gemma has them; raises `ValueError` if none has."""
     check_heads(fields)
     described = len(fields["windowed_layers"])
     if described != fields["layers"]:
-        raise ValueError(f"there are {fields['layers']} layers, and {described} are described")
+        raise ValueError(
+            f"the model has {fields['layers']} layers, but the config describes {described}"
+        )
     return {**fields, "rope_scaling": scaling(fields)}
 
 
 def _check_fields(fields: Fields) -> Fields:
     if fields.get("local_rope_base", fields["rope_base"]) != fields["rope_base"]:
-        raise ValueError("rotations of their own for layers with a window are not built")
+        raise ValueError("separate RoPE settings for sliding window layers are not supported")
     return consistent(fields)
 
 

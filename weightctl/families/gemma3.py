@@ -91,7 +91,8 @@ _KEYS = (
     Key(field="sliding_window", kind=SIZE, default=_WINDOW, gguf_default=_window,
         hugging_face="sliding_window"),
     Key(field="attention_softcap", default=None, gguf_default=None,
-        kind=Exactly(None, "neither transformers nor llama.cpp has soft caps in its attention"),
+        kind=Exactly(None,
+            "neither transformers nor llama.cpp supports soft caps in its attention"),
         hugging_face="attn_logit_softcapping"),
     Key(field="softcap", kind=OrNone(SOFTCAP, 0.0), default=None, gguf_default=None,
         gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
@@ -135,7 +136,7 @@ def _rope_of_layers(text: Mapping[str, Any]) -> dict[str, Any]:
     given = _object(text, _ROPE)
     near = _object(given, LOCAL)
     if near.get("rope_type", near.get("type", "default")) != "default":
-        raise ValueError(f"rotations of `{LOCAL}` that are stretched are not built")
+        raise ValueError(f"RoPE scaling of `{LOCAL}` layers is not supported")
     far = {**_object(given, GLOBAL), **_object(text, "rope_scaling")}
     base = near.get("rope_theta", text.get("rope_local_base_freq"))
     flat = standard_rope({**text, _ROPE: far, "rope_scaling": None})
@@ -155,7 +156,7 @@ def _check_fields(fields: Fields) -> Fields:
     made = consistent(fields)
     if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
         # There llama.cpp would stretch those of layers with a window too, in part.
-        raise ValueError("`yarn` scaling beside layers with a window is not built")
+        raise ValueError("`yarn` scaling in a model with sliding window layers is not supported")
     return made
 
 

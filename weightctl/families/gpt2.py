@@ -54,7 +54,7 @@ _NAMES = (
     Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
 )  # fmt: skip
 
-_SCORES = "attention that scales its scores otherwise is not built"
+_SCORES = "other scaling of attention scores is not supported"
 
 _KEYS = (
     Key(field="vocabulary", kind=SIZE, default=50257, gguf="{arch}.vocab_size",
@@ -83,7 +83,7 @@ _KEYS = (
     Key(field="is_scaled_by_layer", kind=Exactly(False, _SCORES), default=False,
         hugging_face="scale_attn_by_inverse_layer_idx"),
     Key(field="has_cross_attention", default=False, hugging_face="add_cross_attention",
-        kind=Exactly(False, "attention to another model is not built")),
+        kind=Exactly(False, "cross attention is not supported")),
     Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
         written=False),
 )  # fmt: skip

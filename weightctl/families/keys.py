@@ -69,7 +69,7 @@ REQUIRED = _Required()
 
 
 class RowCount(NamedTuple):
-    """How many rows a tensor has; nothing where there is none."""
+    """How many rows a tensor has; nothing if there is none."""
 
     tensor: str
 
@@ -91,7 +91,7 @@ class Present(NamedTuple):
 
 
 class PresentAs(NamedTuple):
-    """What it means that there is a tensor; nothing where there is none."""
+    """What the presence of a tensor means."""
 
     tensor: str
     meaning: str
@@ -102,7 +102,7 @@ class PresentAs(NamedTuple):
 
 
 class IsAbsent(NamedTuple):
-    """Whether there is no such tensor."""
+    """Whether the tensor is missing."""
 
     tensor: str
 
@@ -122,14 +122,14 @@ def same(field: str) -> Callable[[Fields], Any]:
 def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
     """Return what gives one field divided by another.
 
-    `ValueError` where something is left over.
+    `ValueError` if something is left over.
     """
 
     def divide(fields: Fields) -> int:
         if fields[field] % fields[divisor]:
             raise ValueError(
                 f"would be {fields[field]} / {fields[divisor]} ({field} / {divisor}), "
-                "which is not a whole number"
+                "which is not an integer"
             )
         return int(fields[field] // fields[divisor])
 
@@ -147,8 +147,8 @@ class Key:
 
     `gguf` is a key of GGUF's metadata, in which `{arch}` is the architecture; where `seen` is
     given, the tensors themselves say it, and the key counts only where they do not. `hugging_face`
-    is a path into config.json. Empty, there is no such key. `default` is what transformers takes
-    where config.json has none, `gguf_default` what llama.cpp takes.
+    is a path into config.json. If it is empty, the key does not exist. `default` is what
+    transformers takes where config.json has none, `gguf_default` what llama.cpp takes.
 
     Into GGUF's metadata a value goes as `gguf_type`, or as the usual type of its kind. Where the
     fields lack it, because the other naming convention does, its default is written if it follows

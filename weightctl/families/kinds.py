@@ -47,7 +47,7 @@ class Kind(Protocol):
         ...
 
     def write(self, value: Any) -> Any:
-        """Return the content that is read as `value`; `ValueError` where there is none."""
+        """Return the content that is read as `value`; raises `ValueError` if there is none."""
         ...
 
 
@@ -61,8 +61,8 @@ class WholeNumber(NamedTuple):
         """Return the number."""
         if type(content) is int and self.least <= content <= self.most:
             return content
-        expected = f"no whole number from {self.least} to {self.most}"
-        raise ValueError(f"is {show_value(content)}, {expected}")
+        expected = f"an integer from {self.least} to {self.most}"
+        raise ValueError(f"is {show_value(content)}; it must be {expected}")
 
     @property
     def gguf_type(self) -> str:
@@ -85,9 +85,9 @@ class Real(NamedTuple):
         """Return the number as a float."""
         if isinstance(content, int | float) and self._holds(content):
             return float(content)
-        bound = "of at least" if self.is_closed else "above"
-        expected = f"no number {bound} {self.least:g} and up to {self.most:g}"
-        raise ValueError(f"is {show_value(content)}, {expected}")
+        bound = "at least" if self.is_closed else "above"
+        expected = f"a number {bound} {self.least:g} and at most {self.most:g}"
+        raise ValueError(f"is {show_value(content)}; it must be {expected}")
 
     @property
     def gguf_type(self) -> str:
@@ -114,7 +114,9 @@ class Reals(NamedTuple):
     def read(self, content: object) -> tuple[float, ...]:
         """Return the numbers."""
         if not is_sequence(content) or not 0 < len(content) <= self.most:
-            raise ValueError(f"is {show_value(content)}, no list of up to {self.most} numbers")
+            raise ValueError(
+                f"is {show_value(content)}; it must be a list of 1 to {self.most} numbers"
+            )
         return tuple(self.kind.read(each) for each in content)
 
     @property
@@ -134,7 +136,7 @@ class Flag(NamedTuple):
         """Return the flag."""
         if isinstance(content, bool):
             return content
-        raise ValueError(f"is {show_value(content)}, neither true nor false")
+        raise ValueError(f"is {show_value(content)}; it must be true or false")
 
     @property
     def gguf_type(self) -> str:
@@ -159,7 +161,7 @@ class Choice(NamedTuple):
         if isinstance(content, str) and content in self.meanings:
             return self.meanings[content]
         known = ", ".join(f"`{word}`" for word in self.meanings)
-        raise ValueError(f"is {show_value(content)}, none of {known}")
+        raise ValueError(f"is {show_value(content)}; it must be one of {known}")
 
     @property
     def gguf_type(self) -> str:
@@ -171,7 +173,7 @@ class Choice(NamedTuple):
         for word, meaning in self.meanings.items():
             if type(meaning) is type(value) and meaning == value:
                 return word
-        raise ValueError(f"is {show_value(value)}, for which there is no word")
+        raise ValueError(f"is {show_value(value)}, which this key cannot express")
 
     def preferring(self, *words: str) -> Choice:
         """Return the same choice, in which these words are written before others."""
@@ -179,7 +181,7 @@ class Choice(NamedTuple):
 
 
 class Exactly(NamedTuple):
-    """One value; any other is a kind of model that `reason` says is not built."""
+    """One value; any other is a kind of model that `reason` says is not supported."""
 
     value: object
     reason: str
@@ -201,13 +203,13 @@ class Exactly(NamedTuple):
 
 
 class OrNone(NamedTuple):
-    """What another kind allows, or a value that stands for none."""
+    """What another kind allows, or a value that represents none."""
 
     kind: Kind
     none: object = 0
 
     def read(self, content: object) -> Any:
-        """Return what the value means, None where it stands for none."""
+        """Return what the value means, None if it represents none."""
         if type(content) is type(self.none) and content == self.none:
             return None
         return self.kind.read(content)
@@ -218,7 +220,7 @@ class OrNone(NamedTuple):
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:
-        """Return the value as the other kind writes it, or what stands for none."""
+        """Return the value as the other kind writes it, or what represents none."""
         return self.none if value is None else self.kind.write(value)
 
 
@@ -234,7 +236,7 @@ EPSILON = Real(0, 1, is_closed=True)
 # What the speeds of rotations are divided by, for each pair of a head's numbers.
 FACTORS = Reals(Real(1e-6, 1e12, is_closed=True), 1 << 16)
 # Whether a position sees those before it alone, as GGUF may say of any family.
-CAUSAL = Exactly(True, "attention to later tokens is not built")
+CAUSAL = Exactly(True, "attention to later tokens is not supported")
 # What transformers calls the functions between layers (`ACT2FN`), and what we do.
 ACTIVATION = Choice({
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
@@ -246,7 +248,7 @@ ACTIVATION = Choice({
 def show_value(content: object) -> str:
     """Return how a value looks in a message, whatever it is."""
     if isinstance(content, int) and content.bit_length() > 200:
-        return "a number of hundreds of digits"
+        return "an integer of hundreds of digits"
     if is_sequence(content) and not isinstance(content, bytes):
         return _show_list(content)
     if not isinstance(content, str | int | float | None):
@@ -261,10 +263,10 @@ def show_values_apart(content: object, other: object) -> tuple[str, str]:
         return pair
     for place, (own, theirs) in enumerate(zip(content, other, strict=False)):
         if own != theirs:
-            begin = f"a list of {len(content)} whose element {place} is"
+            begin = f"a list of {len(content)} with element {place} ="
             return (
                 f"{begin} {show_value(own)}",
-                f"one whose element {place} is {show_value(theirs)}",
+                f"a list with element {place} = {show_value(theirs)}",
             )
     return pair
 

@@ -138,7 +138,7 @@ _KEYS = (
         hugging_face="hidden_act"),
     Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
         seen=IsAbsent("output.weight")),
-    Key(field="experts", kind=Exactly(0, "mixtures of experts are not built"), gguf_default=0,
+    Key(field="experts", kind=Exactly(0, "mixture of experts is not supported"), gguf_default=0,
         gguf="{arch}.expert_count"),
     Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
         written=False),

@@ -43,8 +43,8 @@ def match(
 ) -> Match:
     """Match the tensors of a checkpoint with those that a model of this config has.
 
-    Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding that
-    are of no token are left out. Raises `ArchitectureError` where one is too small for that.
+    Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding
+    without a token are left out. Raises `ArchitectureError` if one is too small for that.
     """
     names = _Names(weights, family, convention)
     fusions = list(_list_fused_parts(family, convention))
@@ -129,7 +129,7 @@ def _part_of(
     fusions: list[tuple[Fusion, int, str]],
     config: Config,
 ) -> tuple[ReadableTensor, str] | None:
-    """Return a part of a tensor that holds several, and that one's name; None where none does."""
+    """Return a part of a tensor that holds several, and that one's name; None if none does."""
     for fusion, number, part in fusions:
         if part != tensor.line.module:
             continue
@@ -144,9 +144,9 @@ def _part_of(
         rest = whole.info.shape[0] if whole.info.shape else 0
         if sum(rows) != rest:
             raise ConversionError(
-                f"`{found}` has {rest} rows for its parts, where {' + '.join(map(str, rows))} "
-                "belong",
-                hint="is the config that of this checkpoint?",
+                f"`{found}` has {rest} rows for its parts, but "
+                f"{' + '.join(map(str, rows))} are expected",
+                hint="check that the config belongs to this checkpoint",
             )
         return DerivedTensor(tensor.module, RowRange(first, first + rows[number]), [whole]), found
     return None

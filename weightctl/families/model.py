@@ -29,7 +29,7 @@ class DescribedModel(NamedTuple):
     """A model as GGUF's metadata describe it.
 
     `layers` counts its blocks; `experts` is 0 for a model without; `group` is how many query heads
-    share a key-value head in the first layer.
+    share a KV head in the first layer.
     """
 
     architecture: str

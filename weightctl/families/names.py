@@ -70,13 +70,13 @@ def role(name: str) -> str | None:
 
 
 def layer(name: str) -> int | None:
-    """The number of the layer that a name of GGUF's begins with, None where it begins otherwise."""
+    """The number of the layer that a name of GGUF's begins with, None if it begins otherwise."""
     found = _LAYER.match(name)
     return int(found[1]) if found else None
 
 
 def split_layer_number(name: str) -> tuple[int | None, str]:
-    """Return the first number between the dots of a name of any convention, and what is behind it.
+    """Return the first number between the dots of a name of any convention, and what is after it.
 
     Where a family is unknown that is the layer, and the part of it; None and the name without one.
     """

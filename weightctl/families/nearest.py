@@ -31,18 +31,21 @@ class _Likeness(NamedTuple):
 def describe_nearest(tensors: Iterable[TensorInfo], convention: NamingConvention) -> str:
     """Say which known family has most kinds of tensors in common with these, and what it lacks.
 
-    Empty where no family has a third of them.
+    Empty if no family has a third of them.
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
     likenesses = [_likeness(load(reference), kinds, convention) for reference in FAMILIES.values()]
     closest = max(likenesses, key=lambda each: len(each.common))
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
-    share = f"closest is {closest.family.name}, with {len(closest.common)} of {len(kinds)} kinds"
+    share = (
+        f"the closest family is {closest.family.name}, which has {len(closest.common)} of "
+        f"the {len(kinds)} kinds"
+    )
     if not closest.beyond:
-        return f"{share} of tensors: its config may be all that differs"
+        return f"{share} of tensors: perhaps only the config differs"
     shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
-    return f"{share} of tensors, and without {shown}"
+    return f"{share} of tensors, but not {shown}"
 
 
 def _likeness(family: Family, kinds: Iterable[str], convention: NamingConvention) -> _Likeness:

@@ -74,13 +74,15 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_fields(fields: Fields) -> Fields:
     """Return the fields as `LlamaConfig` has them.
 
-    Raises `ValueError` where they contradict each other.
+    Raises `ValueError` if they contradict each other.
     """
     windowed = fields["windowed_layers"]
     if windowed is not None and len(windowed) != fields["layers"]:
-        raise ValueError(f"there are {fields['layers']} layers, and {len(windowed)} are described")
+        raise ValueError(
+            f"the model has {fields['layers']} layers, but the config describes {len(windowed)}"
+        )
     if windowed is not None and any(windowed) and fields["sliding_window"] is None:
-        raise ValueError("layers see only a window, and nothing says how long it is")
+        raise ValueError("layers have a sliding window, but its size is missing")
     return LLAMA.checked(fields)
 
 

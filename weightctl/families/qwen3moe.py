@@ -28,7 +28,7 @@ __all__ = ["FAMILY", "Qwen3MoeConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3MoeConfig(LlamaConfig):
-    """The sizes of a Qwen3 with experts, each of which is `expert_intermediate` wide.
+    """The sizes of a Qwen3 with experts; each expert is `expert_intermediate` wide.
 
     `intermediate` is what layers without experts would have. Each position goes through
     `experts_used` of the `experts` of a layer, whose shares are those among themselves where
@@ -41,7 +41,7 @@ class Qwen3MoeConfig(LlamaConfig):
     experts_normalized: bool
 
 
-_DENSE = "models some of whose layers have no experts are not built"
+_DENSE = "models in which some layers have no experts are not supported"
 
 _KEYS = expert_keys(
     QWEN3.keys,

@@ -1,4 +1,4 @@
-"""Of which family a checkpoint is, and what its config says of it."""
+"""Recognition of the model family of a checkpoint, and reading of its config."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
     """Return the model that a checkpoint is of; no tensor is read.
 
     GGUF's metadata say what it is; elsewhere `config` does, or the config.json beside the files.
-    Raises `ArchitectureError` where it is of no family that is known, or its config is missing or
-    not sound.
+    Raises `ArchitectureError` if its family is not supported, or its config is missing or invalid.
     """
     _require_tree(weights)
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
@@ -50,7 +49,8 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 def _require_tree(weights: object) -> None:
     if not isinstance(weights, Checkpoint):
         raise ArchitectureError(
-            f"{show_value(weights)} is not a tree of weights", hint="`open_weights(path)` gives one"
+            f"{show_value(weights)} is not a tree of weights",
+            hint="use `open_weights(path)` to get one",
         )
 
 
@@ -65,9 +65,9 @@ def _checkpoint(
     count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
-            f"{where} says that the model has {read.config.layers} layers, and there are {count} "
-            "tensors",
-            hint="is it the config of this checkpoint?",
+            f"{where} states {read.config.layers} layers, but the checkpoint has only "
+            f"{count} tensors",
+            hint="check that the config belongs to this checkpoint",
         )
     found = match(weights, family, convention, read.config, where)
     return RecognizedModel(
@@ -90,8 +90,8 @@ def _check_config(config: object) -> tuple[str, Mapping[str, Any]]:
     where = "the config"
     if not isinstance(config, Mapping):
         raise ArchitectureError(
-            f"{where} is {show_value(config)}, and no mapping",
-            hint="give the content of a config.json as a dictionary",
+            f"{where} is {show_value(config)}, which is not a mapping",
+            hint="pass the content of a config.json as a dictionary",
         )
     return where, dict(cast("Mapping[str, Any]", config))
 
@@ -125,9 +125,9 @@ def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Fa
 def _says(key: str, found: object, where: str) -> str:
     if found is None:
         return f"{where} has no {key}"
-    return f"{where} says that {key} is {show_value(found)}, a family that weightctl does not know"
+    return f"{where}: {key} is {show_value(found)}, a model family that weightctl does not support"
 
 
 def _hint(known: Iterable[str], weights: Checkpoint, convention: NamingConvention) -> str:
     near = describe_nearest(header_of(weights).tensors.values(), convention)
-    return "; ".join(filter(None, (f"known are {', '.join(known)}", near)))
+    return "; ".join(filter(None, (f"supported are {', '.join(known)}", near)))

@@ -41,7 +41,7 @@ _USUAL_LOW, _USUAL_HIGH = 1.0, 4.0
 def rope_factors(config: Config) -> NDArray[Any] | None:
     """Return what llama3 divides the speed of each pair by, float32[rope_dimensions / 2].
 
-    None where a config has no such scaling.
+    None for other scaling.
     """
     stretched, dimensions, base = _rotation(config)
     if stretched is None or stretched.kind != "llama3":
@@ -58,7 +58,7 @@ def rope_factors(config: Config) -> NDArray[Any] | None:
 def short_factors(config: Config) -> NDArray[Any] | None:
     """Return longrope's factors up to the original context, float32[rope_dimensions / 2].
 
-    None where a config has no such scaling.
+    None for other scaling.
     """
     import numpy as np
 
@@ -69,7 +69,7 @@ def short_factors(config: Config) -> NDArray[Any] | None:
 def long_factors(config: Config) -> NDArray[Any] | None:
     """Return longrope's factors beyond the original context, float32[rope_dimensions / 2].
 
-    None where a config has no such scaling.
+    None for other scaling.
     """
     import numpy as np
 
@@ -80,10 +80,10 @@ def long_factors(config: Config) -> NDArray[Any] | None:
 def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields that GGUF's keys gave with what `rope_freqs.weight` adds to them.
 
-    Raises `ArchitectureError` where config.json has no such rotations.
+    Raises `ArchitectureError` if config.json cannot express them.
     """
     if fields["scaling.kind"] is not None and fields["scaling.factor"] not in {0, 1, None}:
-        raise _cannot_express("its rotations are stretched by `rope_freqs.weight` and by a key too")
+        raise _cannot_express("its RoPE is scaled by both `rope_freqs.weight` and a metadata key")
     try:
         scaled = llama3_scaling(
             factors,
@@ -116,8 +116,8 @@ def _with_factors(fields: Fields, name: str, factors: NDArray[Any]) -> Fields:
 
 def _cannot_express(message: str) -> ArchitectureError:
     return ArchitectureError(
-        f"config.json cannot say what this model is: {message}",
-        hint="`--names keep` converts its tensors all the same",
+        f"this model cannot be described in config.json: {message}",
+        hint='to convert only its tensors, use --names keep (names="keep" in Python)',
     )
 
 
@@ -133,17 +133,17 @@ def llama3_scaling(
     `original_context` is what a file says, and may be that of a model without scaling. Factors
     between 1 and the largest are in a straight line with a pair's speed, so that two of them tell
     the rest but for a scale; where there are fewer the usual numbers are tried. Raises `ValueError`
-    where no scaling has these factors.
+    if no scaling has these factors.
     """
     import numpy as np
 
     found = np.asarray(factors, np.float64).ravel()
     if len(found) != dimensions // 2:
-        raise ValueError(
-            f"`rope_freqs.weight` has {len(found)} numbers for {dimensions // 2} pairs"
-        )
+        raise ValueError(f"`rope_freqs.weight` has {len(found)} values for {dimensions // 2} pairs")
     if not (np.isfinite(found).all() and found.min() >= 1 - _ROUNDING):
-        raise ValueError("`rope_freqs.weight` makes some rotations faster, and llama3 makes none")
+        raise ValueError(
+            "`rope_freqs.weight` increases some frequencies, which llama3 scaling does not do"
+        )
     factor = shortest(float(found.max()))
     if math.isclose(factor, 1, rel_tol=_ROUNDING):
         return {"scaling.kind": None, "scaling.factor": None}
@@ -161,7 +161,7 @@ def llama3_scaling(
                 "scaling.low_frequency_factor": low,
                 "scaling.high_frequency_factor": high,
             }
-    raise ValueError("`rope_freqs.weight` is of no llama3 scaling, and config.json has no other")
+    raise ValueError("`rope_freqs.weight` does not match llama3 scaling")
 
 
 def _candidates(

@@ -103,7 +103,7 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("`rope_parameters` or `rope_scaling` is not an object")
     for name, value in given.items():
         if is_object(value):
-            raise ValueError(f"`{name}` has rotary embeddings of its own, which are not built")
+            raise ValueError(f"separate RoPE settings for `{name}` are not supported")
     rope = {name: value for name, value in given.items() if value is not None}
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])

@@ -18,7 +18,7 @@ __all__ = ["RopeScaling", "inverse_frequencies"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How the rotations of a model are stretched to a context `factor` times as long.
+    """The RoPE scaling of a model to a context that is `factor` times as long.
 
     `kind` is `linear` (all alike), `llama3` (slow ones only), `yarn` (by a ramp between fast and
     slow ones) or `longrope` (each by a number of its own). All other fields belong to one of them.
@@ -50,14 +50,14 @@ class RopeScaling:
         known = (*_STRETCHED, "longrope")
         if self.kind not in known:
             raise GraphError(
-                f"`{self.kind}` is not a scaling of rotary embeddings that weightctl knows",
-                hint=f"known are {', '.join(known)}",
+                f"`{self.kind}` is not a supported RoPE scaling",
+                hint=f"supported are {', '.join(known)}",
             )
         if not self.factor > 0:
-            raise GraphError(f"a context cannot be {self.factor:g} times as long")
+            raise GraphError(f"a scaling factor of {self.factor:g} is not valid")
         if self.kind != "linear" and self.original_context <= 0:
             raise GraphError(
-                f"{self.kind} scaling needs the length of context that was trained on first",
+                f"{self.kind} scaling needs the original context length",
                 hint="set `original_context`",
             )
 
@@ -112,7 +112,9 @@ def _longrope(periods: NDArray[Any], factors: tuple[float, ...]) -> NDArray[Any]
     import numpy as np
 
     if factors and len(factors) != len(periods):
-        raise GraphError(f"longrope has {len(factors)} factors for {len(periods)} pairs")
+        raise GraphError(
+            f"longrope has {len(factors)} factors for {len(periods)} pairs of rotary dimensions"
+        )
     found = np.array(factors or (1.0,), np.float32)
     divided: NDArray[Any] = np.float32(1) / (found * periods)
     return divided

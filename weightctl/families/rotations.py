@@ -39,19 +39,23 @@ def check_heads(fields: Fields) -> None:
     """Raise `ValueError` for heads that cannot share keys and values, or be rotated in pairs."""
     if fields["heads"] % fields["kv_heads"]:
         raise ValueError(
-            f"{fields['heads']} query heads cannot share {fields['kv_heads']} key-value heads"
+            f"{fields['heads']} query heads cannot be divided evenly among "
+            f"{fields['kv_heads']} KV heads"
         )
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
     if dimensions % 2 or not 0 < dimensions <= head_dim:
-        raise ValueError(f"{dimensions} numbers of a head of {head_dim} cannot be rotated in pairs")
+        raise ValueError(
+            f"{dimensions} rotary dimensions do not fit a head of {head_dim} elements; the "
+            "number must be even"
+        )
     if fields.get("value_dim", head_dim) != head_dim:
-        raise ValueError("keys and values of different lengths are not built")
+        raise ValueError("keys and values of different sizes are not supported")
 
 
 def scaling(fields: Fields) -> RopeScaling | None:
-    """Return how rotations are stretched, None where they are not.
+    """Return the RoPE scaling, None if there is none.
 
-    Raises `ValueError` where the fields of `ROPE_KEYS` contradict each other.
+    Raises `ValueError` if the fields of `ROPE_KEYS` contradict each other.
     """
     from weightctl.families.rope_scaling import RopeScaling
 
@@ -63,7 +67,7 @@ def scaling(fields: Fields) -> RopeScaling | None:
     kind, is_gguf = given["kind"], "linear" in given
     share = given.get("attention_share", 1.0)
     if kind in {None, "linear"} and share != 1:
-        raise ValueError(f"`attn_factor` is {share:g}, and its rotations are not scaled by one")
+        raise ValueError(f"`attn_factor` is {share:g}, which is only supported with RoPE scaling")
     if kind is None or (kind == "linear" and is_gguf and given["factor"] in {0, 1}):
         return None
     factor = _factor(fields, given)
@@ -92,9 +96,9 @@ def _factor(fields: Fields, given: Fields) -> float:
     if not factor and (kind == "longrope" or (factor is None and kind == "yarn")):
         factor = fields["context"] / given["original_context"]
     if not factor:
-        raise ValueError(f"`{kind}` scaling of rotary embeddings has no `factor`")
+        raise ValueError(f"`{kind}` RoPE scaling has no `factor`")
     if factor < LEAST:
-        raise ValueError(f"`factor` of rotary embeddings is {factor:g}, below {LEAST:g}")
+        raise ValueError(f"`factor` of RoPE scaling is {factor:g}, less than {LEAST:g}")
     return float(factor)
 
 
@@ -102,13 +106,13 @@ def _check(fields: Fields, given: Fields) -> None:
     kind = given["kind"]
     if "rotated_share" in fields and find_rotary_size(fields) != fields["rope_dimensions"]:
         raise ValueError(
-            f"`partial_rotary_factor` is {fields['rotated_share']:g} beside `{kind}` scaling, and "
-            "transformers has no such llama"
+            f"`partial_rotary_factor` is {fields['rotated_share']:g} with `{kind}` "
+            "scaling, which transformers does not support"
         )
     if kind == "yarn" and fields["rope_base"] == 1:
-        raise ValueError("`rope_theta` or `freq_base` is 1, by which `yarn` cannot scale")
+        raise ValueError("`rope_theta` or `freq_base` is 1, which `yarn` does not support")
     if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
-        raise ValueError("`low_freq_factor` is not below `high_freq_factor`")
+        raise ValueError("`low_freq_factor` is not less than `high_freq_factor`")
 
 
 def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
@@ -117,8 +121,8 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
     counts = [len(each) for each in factors.values()]
     if counts != [pairs, pairs] and not (is_gguf and counts == [0, 0]):
         raise ValueError(
-            f"`longrope` has {counts[0]} of `short_factor` and {counts[1]} of `long_factor` for "
-            f"{pairs} pairs of numbers"
+            f"`longrope` has {counts[0]} values in `short_factor` and {counts[1]} in "
+            f"`long_factor` for {pairs} pairs of rotary dimensions"
         )
     return factors
 
@@ -126,8 +130,8 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
 def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
     """Return fields in which those of rotations are such as a naming convention's keys can hold.
 
-    llama.cpp has the rotations of llama3 and longrope from tensors, which stand beside the keys.
-    Raises `ValueError` where a naming convention has no such rotations.
+    llama.cpp has the rotations of llama3 and longrope from tensors, which are beside the keys.
+    Raises `ValueError` if a naming convention cannot express them.
     """
     if "scaling.kind" not in fields:
         return fields
@@ -149,7 +153,7 @@ def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
         if not stretched.truncate:
-            raise ValueError("its `yarn` scaling ramps between parts of pairs (`truncate`)")
+            raise ValueError("its `yarn` scaling is not truncated to whole pairs (`truncate`)")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":

@@ -27,7 +27,7 @@ Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
 
 
 class SharedRun(NamedTuple):
-    """Elements of an axis that are shared out together, and what they are."""
+    """Elements of an axis that are divided together, and what they are."""
 
     extent: Extent
     start: int
@@ -62,8 +62,8 @@ def list_runs(extents: Sequence[Extent], size: int, heads: Heads) -> tuple[Share
 def share_extents(axes: Iterable[SharedAxis], heads: Heads, ranks: int) -> Shared | None:
     """Return which elements of each extent every rank gets.
 
-    No block of any axis is broken. Axes without heads have one extent, of one length. None where
-    not every rank can have something.
+    No block of any axis is broken. Axes without heads have one extent, of one length. None if not
+    every rank can have something.
     """
     blocks: dict[Extent, int] = {}
     length = 0

@@ -24,10 +24,14 @@ class LayerWords(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return of each layer whether it sees only a window."""
         if not is_list(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {show_value(content)}, no list with a word for each layer")
+            raise ValueError(
+                f"is {show_value(content)}; it must be a list with a layer type for each layer"
+            )
         for word in content:
             if word not in (GLOBAL, LOCAL):
-                raise ValueError(f"has {show_value(word)}, neither `{GLOBAL}` nor `{LOCAL}`")
+                raise ValueError(
+                    f"has {show_value(word)}; each layer type must be `{GLOBAL}` or `{LOCAL}`"
+                )
         return tuple(word == LOCAL for word in content)
 
     @property
@@ -46,9 +50,11 @@ class LayerFlags(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return the flags."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {show_value(content)}, no list with a flag for each layer")
+            raise ValueError(
+                f"is {show_value(content)}; it must be a list with true or false for each layer"
+            )
         if not all(isinstance(flag, bool) for flag in content):
-            raise ValueError("has what is neither true nor false")
+            raise ValueError("has a value that is not true or false")
         return tuple(content)
 
     @property
@@ -72,8 +78,8 @@ def with_layer_types(
 
     Such as Qwen2's leave it to `max_window_layers`, the number of the first layer that does, and to
     `use_sliding_window`. `window`, `first` and `layers` are what transformers takes where
-    config.json has none. Raises `ValueError` where the first is not a number. Source: `Qwen2Config`
-    in transformers' `configuration_qwen2.py`.
+    config.json has none. Raises `ValueError` if the first is not a number. Source: `Qwen2Config` in
+    transformers' `configuration_qwen2.py`.
     """
     size = document.get("sliding_window", window) if document.get("use_sliding_window") else None
     types = document.get("layer_types")
@@ -81,7 +87,7 @@ def with_layer_types(
     first = document.get("max_window_layers", first)
     if types is None and size is not None:
         if type(first) is not int:
-            raise ValueError(f"`max_window_layers` is {show_value(first)}, no whole number")
+            raise ValueError(f"`max_window_layers` is {show_value(first)}; it must be an integer")
         # Another count is refused where it is read.
         if type(count) is int and count <= LAYERS.most:
             types = [LOCAL if layer >= first else GLOBAL for layer in range(count)]

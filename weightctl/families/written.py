@@ -31,15 +31,15 @@ _WORDS: dict[NamingConvention, tuple[str, str]] = {
 def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
     """Return the keys of GGUF's metadata that say what the fields of a config do.
 
-    The fields are those that either naming convention's keys gave. Raises `ArchitectureError` where
-    GGUF has no words for such a model, or llama.cpp does not load it. Some keys it does not read:
-    the window of a llama, and the ends of YaRN's ramp.
+    The fields are those that either naming convention's keys gave. Raises `ArchitectureError` if
+    GGUF cannot express the model, or llama.cpp does not load it. Some keys it does not read: the
+    window of a llama, and the ends of YaRN's ramp.
     """
     _check_heads(family, fields)
     given = _convert_fields(family, fields, "gguf")
     if fields.get("scaling.kind") == "llama3" and not any(line.made for line in family.names):
         # llama.cpp has it from a tensor, which it reads in some families only.
-        raise _cannot_express(family, "gguf", "its rotations are stretched by `llama3` scaling")
+        raise _cannot_express(family, "gguf", "its RoPE uses `llama3` scaling")
     metadata = {
         key.gguf.format(arch=family.gguf_name): _make_typed_value(
             key.gguf_type or key.kind.gguf_type, content
@@ -56,8 +56,8 @@ def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str
     """Return a config.json that says what the fields of a config do.
 
     The fields are those that either naming convention's keys gave, and `model_type` is one of the
-    family's. Today's transformers and older ones read it alike. Raises `ArchitectureError` where
-    they have no such model.
+    family's. Today's transformers and older ones read it alike. Raises `ArchitectureError` if they
+    do not support the model.
     """
     kind = family.model_types[model_type]
     given = _convert_fields(family, fields, "hugging_face")
@@ -78,17 +78,16 @@ def _check_heads(family: Family, fields: Fields) -> None:
     heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
     if heads * head_dim != hidden:
         raise ArchitectureError(
-            f"llama.cpp does not load this {family.name}: `head_dim` is {head_dim} for {heads} "
-            f"heads and a hidden size of {hidden}, and in this family it expects {hidden} / "
-            f"{heads}",
-            hint="`--names keep` converts its tensors all the same",
+            f"llama.cpp does not load this {family.name}: `head_dim` is {head_dim} "
+            f"instead of hidden size / heads = {hidden} / {heads}",
+            hint='to convert only its tensors, use --names keep (names="keep" in Python)',
         )
 
 
 def model_type_of(family: Family, fields: Fields) -> str:
     """Return the first of the family's model types in config.json that can have these fields.
 
-    Raises `ArchitectureError` where none can.
+    Raises `ArchitectureError` if none can.
     """
     wrong: list[str] = []
     for name, kind in family.model_types.items():
@@ -99,10 +98,10 @@ def model_type_of(family: Family, fields: Fields) -> str:
         ]
         if not differing:
             return name
-        wrong.append(f"no `{name}` has `{differing[0]}` of {show_value(fields[differing[0]])}")
+        wrong.append(f"`{name}` cannot have `{differing[0]}` {show_value(fields[differing[0]])}")
     raise ArchitectureError(
-        f"transformers has no {family.name} like this one: {', and '.join(wrong)}",
-        hint="`--names keep` converts its tensors all the same",
+        f"transformers does not support this {family.name}: {', and '.join(wrong)}",
+        hint='to convert only its tensors, use --names keep (names="keep" in Python)',
     )
 
 
@@ -197,7 +196,7 @@ def _compare(family: Family, fields: Fields, found: Fields, convention: NamingCo
             _, runtime = _WORDS[convention]
             value, other = show_values_apart(fields[name], found[name])
             raise _cannot_express(
-                family, convention, f"`{name}` is {value}, which {runtime} would take for {other}"
+                family, convention, f"`{name}` is {value}, but {runtime} would read {other}"
             )
 
 
@@ -212,6 +211,6 @@ def _cannot_express(
 ) -> ArchitectureError:
     where, _ = _WORDS[convention]
     return ArchitectureError(
-        f"{where} cannot say what this {family.name} is: {message}",
-        hint="`--names keep` converts its tensors all the same",
+        f"{where} cannot describe this {family.name}: {message}",
+        hint='to convert only its tensors, use --names keep (names="keep" in Python)',
     )

@@ -61,9 +61,12 @@ INDEX_SUFFIX = ".index.json"
 
 
 def format_module(name: str) -> Format:
-    """Return the format of this name; `ConversionError` for one that the table lacks."""
+    """Return the format of this name; raises `ConversionError` for one that the table lacks."""
     if name not in FORMATS:
-        raise ConversionError(f"`{name}` is not a format", hint=f"formats: {', '.join(FORMATS)}")
+        raise ConversionError(
+            f"`{name}` is not a supported format",
+            hint=f"use one of these formats: {', '.join(FORMATS)}",
+        )
     return cast("Format", load(FORMATS[name].module))
 
 

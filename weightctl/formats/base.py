@@ -66,9 +66,9 @@ class Layout(NamedTuple):
     """A file that is known but for its tensors' bytes: what stands where.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
-    the file; `nbytes` is the length of the whole file. `between` gives what stands behind the
-    tensors written so far, up to the next one or the end, from the CRC-32 of each; None where that
-    is nothing but zeros.
+    the file; `nbytes` is the length of the whole file. `between` gives what stands after the
+    tensors written so far, up to the next one or the end, from the CRC-32 of each; None if that is
+    nothing but zeros.
     """
 
     header: bytes
@@ -94,7 +94,7 @@ class Format(Protocol):
         ...
 
     def read(self, file: Reader) -> Header:
-        """Parse the header of one file; `FormatError` where it is not sound."""
+        """Parse the header of one file; raises `FormatError` if it is invalid."""
         ...
 
     def unfit(self, tensors: Sequence[TensorInfo]) -> list[str]:
@@ -161,7 +161,7 @@ def write_in_order(
     """Write a file front to back; `pull` gives a tensor's bytes in pieces.
 
     A piece may be a range of a file where the layout asks for no CRC-32. Raises `ConversionError`
-    where the bytes are not as many as the layout says.
+    if the bytes are not as many as the layout says.
     """
     sink.write(layout.header)
     position = len(layout.header)
@@ -181,15 +181,16 @@ def write_in_order(
         checks.append(check)
         if written != info.nbytes:
             raise ConversionError(
-                f"`{info.name}` came out as {written} bytes, where {info.nbytes} belong",
-                hint="this is a fault of weightctl; please report it",
+                f"writing `{info.name}` produced {written} bytes; {info.nbytes} bytes "
+                "were expected",
+                hint="this is a bug in weightctl; please report it",
             )
         position = offset + info.nbytes
     _write_between(layout, sink, checks, layout.nbytes - position)
 
 
 def _write_between(layout: Layout, sink: Sink, checks: Sequence[int], count: int) -> None:
-    """Write the `count` bytes behind the tensors whose CRC-32 are known."""
+    """Write the `count` bytes after the tensors whose CRC-32 are known."""
     if layout.between is not None:
         seam = layout.between(checks)
         sink.write(seam)

@@ -21,39 +21,41 @@ _PIECE = re.compile(
 def past_end(path: str, at: int, name: str, end: int, size: int) -> FormatError:
     """Return the error of a file of `size` bytes whose furthest tensor ends at byte `end`."""
     return FormatError(
-        path, at,
-        f"`{name}` ends {end - size} bytes past the file, which should be {end} bytes long and is "
-        f"{size}: {format_size(end - size)} of {format_size(end)} are missing",
+        path,
+        at,
+        f"`{name}` ends {end - size} bytes after the end of the file: the file has {size} "
+        f"bytes instead of {end} ({format_size(end - size)} of {format_size(end)} are "
+        "missing)",
         hint=rest_of(path),
-    )  # fmt: skip
+    )
 
 
 def rest_of(path: str) -> str:
-    """Say how the rest of a file is had that ends too soon."""
-    question = "is the download complete?"
+    """Return a hint for a truncated file."""
+    question = "check that the download is complete"
     remedy = (
         describe_unfinished(path)
         or describe_join(path)
-        or "`curl -C -` and `wget -c` fetch only the rest"
+        or "`curl -C -` and `wget -c` download only the rest"
     )
-    return f"{question} {remedy}"
+    return f"{question}; {remedy}"
 
 
 def describe_unfinished(path: str) -> str:
-    """Say that a download has not ended, where the names show it; else nothing."""
+    """Return a hint if names show that a download is incomplete, else nothing."""
     base = os.path.basename(path)
     if os.path.exists(path + ".aria2"):
-        return f"{base}.aria2 beside it says that it is not: start aria2 again, and it goes on"
+        return f"{base}.aria2 beside it shows that it is not: start aria2 again to continue"
     if base.lower().endswith(_UNFINISHED):
         suffix = os.path.splitext(base)[1]
-        return f"its name ends in {suffix}, so it is not: start it again, and it goes on"
+        return f"the suffix {suffix} shows that it is not: start the download again to continue"
     return ""
 
 
 def describe_join(path: str) -> str:
-    """Say how a file is made of its pieces, where the name is that of one; else nothing."""
+    """Return a hint if the name is that of a piece of a split file, else nothing."""
     piece = _PIECE.fullmatch(os.path.basename(path))
     if piece is None:
         return ""
     whole, join = piece["whole"], piece["join"]
-    return f"join the pieces that its name counts: cat {whole}{join}* > {whole}"
+    return f"to join the pieces of the file: cat {whole}{join}* > {whole}"

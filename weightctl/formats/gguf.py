@@ -64,15 +64,17 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Header:
-    """Parse the header of a GGUF file; `FormatError` with the byte offset where it is not sound."""
+    """Parse the header of a GGUF file; `FormatError` with the byte offset where it is invalid."""
     cursor = _start(file)
     tensor_count, value_count = cursor.count(), cursor.count()
     left = file.size - cursor.offset
     # The smallest value takes a key's length, a type and one byte; the smallest tensor a name's
     # length, the number of dimensions, a type and an offset.
     if value_count * 9 + tensor_count * 20 > left:
-        raise cursor.fail(f"the header claims {tensor_count} tensors and {value_count} metadata "
-                          f"values; the {left} bytes behind it cannot hold them")  # fmt: skip
+        raise cursor.fail(
+            f"the header states {tensor_count} tensors and {value_count} metadata values, but "
+            f"only {left} bytes follow it"
+        )
     metadata = _metadata(cursor, value_count)
     alignment = _alignment(cursor, metadata)
     entries = _entries(cursor, tensor_count)
@@ -105,7 +107,10 @@ def _start(file: Reader) -> Cursor:
         version, order = int.from_bytes(raw, "big"), ">"
     if version not in {1, 2, 3}:
         raise FormatError(
-            file.path, 4, f"GGUF version {version} is not known", hint="versions 1 to 3 are"
+            file.path,
+            4,
+            f"GGUF version {version} is not supported",
+            hint="versions 1 to 3 are supported",
         )
     return Cursor(file, version, order, 8)
 
@@ -116,11 +121,14 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, MetadataValue]:
         at = cursor.offset
         key = cursor.string("a metadata key")
         problem = (
-            "a metadata key is empty" if not key
-            else f"the metadata key {key!r} is not UTF-8" if not is_text(key)
-            else f"the metadata key `{key}` stands twice" if key in metadata
+            "a metadata key is empty"
+            if not key
+            else f"the metadata key {key!r} is not UTF-8"
+            if not is_text(key)
+            else f"the metadata key `{key}` appears twice"
+            if key in metadata
             else ""
-        )  # fmt: skip
+        )
         if problem:
             raise FormatError(cursor.file.path, at, problem, hint="the file is damaged")
         metadata[key] = cursor.value(key)
@@ -131,9 +139,10 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, MetadataValue]) -> int:
     value = metadata.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT)
     if not is_alignment(value):
         raise cursor.fail(
-            f"`{ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 power of "
-            "two", hint="the file was written by a faulty tool",
-        )  # fmt: skip
+            f"`{ALIGNMENT_KEY}` is {value.content!r} ({value.type}); it must be a u32 "
+            "that is a power of two",
+            hint="a faulty tool wrote the file",
+        )
     return int(value.content)
 
 
@@ -147,18 +156,22 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
         rank = cursor.number("u32")
         if rank > _MAX_DIMENSIONS:
             raise FormatError(
-                cursor.file.path, at, f"`{name}` has {rank} dimensions; GGUF allows 4",
+                cursor.file.path,
+                at,
+                f"`{name}` has {rank} dimensions; GGUF allows at most 4",
                 hint="the file is damaged",
-            )  # fmt: skip
+            )
         shape = tuple(dimension() for _ in range(rank))[::-1]
         kind, offset = cursor.number("u32"), cursor.number("u64")
         problem = (
-            f"the tensor name {name!r} is not UTF-8" if not is_text(name)
-            else f"two tensors are called `{name}`" if name in names
-            else f"`{name}` has more elements than fit any file: {shape}"
+            f"the tensor name {name!r} is not UTF-8"
+            if not is_text(name)
+            else f"two tensors are named `{name}`"
+            if name in names
+            else f"`{name}` has more elements than a file can store: {shape}"
             if not is_possible(shape)
             else ""
-        )  # fmt: skip
+        )
         if problem:
             raise FormatError(cursor.file.path, at, problem, hint="the file is damaged")
         names.add(name)
@@ -176,13 +189,17 @@ def _place(
     ordered = sorted(entries, key=lambda entry: entry.offset)
     for entry, after in zip_longest(ordered, ordered[1:]):
         if entry.offset != expected:
-            relation = "overlaps the one before" if entry.offset < expected else "leaves a gap"
+            relation = (
+                "overlaps the tensor before it" if entry.offset < expected else "leaves a gap"
+            )
             raise FormatError(
-                file.path, entry.at,
-                f"`{entry.name}` starts at {entry.offset} of the tensor data, where {expected} "
-                f"is next: it {relation}", hint="the file is damaged or was written by a faulty "
-                "tool; llama.cpp refuses it too",
-            )  # fmt: skip
+                file.path,
+                entry.at,
+                f"`{entry.name}` starts at byte {entry.offset} of the tensor data instead "
+                f"of byte {expected}: it {relation}",
+                hint="the file is damaged or a faulty tool wrote it; llama.cpp does not load "
+                "it either",
+            )
         encoding = encoding_by_id("gguf", entry.type)
         if encoding is None:
             # Nothing says how large an unknown type is, but the next tensor starts behind it.
@@ -201,7 +218,7 @@ def _place(
     if last is not None:
         raise past_end(file.path, last.at, last.name, end, file.size)
     surplus = file.size - start - expected
-    notes = (f"{surplus} bytes behind the last tensor are not used",) if surplus > 0 else ()
+    notes = (f"{surplus} bytes after the last tensor are not used",) if surplus > 0 else ()
     tensors = {entry.name: found[entry.name][0] for entry in entries}
     extents = {entry.name: found[entry.name][1] for entry in entries}
     return tensors, extents, notes if entries else ()
@@ -210,11 +227,12 @@ def _place(
 def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
     if not encoding.fits(entry.shape):
         raise FormatError(
-            file.path, entry.at,
-            f"`{entry.name}` of shape {entry.shape} is not a whole number of {encoding.name} "
-            "blocks",
+            file.path,
+            entry.at,
+            f"the rows of `{entry.name}` of shape {entry.shape} are not whole "
+            f"{encoding.name} blocks",
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return encoding.nbytes(entry.shape)
 
 
@@ -243,7 +261,7 @@ def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, Metadat
             continue  # it was one of several files, and is one
         name = _TEXT_PREFIX + key if is_plain else key
         if name in made:
-            raise ConversionError(f"two metadata values would both be `{name}` in GGUF")
+            raise ConversionError(f"two metadata values would have the key `{name}` in GGUF")
         made[name] = value
     return made
 
@@ -253,15 +271,17 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
     problems: list[str] = []
     for info in tensors:
         if not is_text(info.name):
-            problems.append(f"{info.name!r} is a name that is not UTF-8")
+            problems.append(f"the tensor name {info.name!r} is not UTF-8")
         if "gguf" not in info.encoding.ids:
-            who = "GGUF does not have" if info.encoding.is_known else "weightctl does not know"
-            problems.append(f"`{info.name}` is {info.encoding.name}, which {who}")
+            who = "GGUF does not support" if info.encoding.is_known else "weightctl cannot write"
+            problems.append(f"`{info.name}` is stored as {info.encoding.name}, which {who}")
         if len(info.shape) > _MAX_DIMENSIONS:
-            problems.append(f"`{info.name}` has {len(info.shape)} dimensions, GGUF at most 4")
+            problems.append(
+                f"`{info.name}` has {len(info.shape)} dimensions; GGUF allows at most 4"
+            )
         length = len(info.name.encode("utf-8", "replace"))
         if length > _MAX_NAME:
-            problems.append(f"`{info.name}` is a name of {length} bytes, GGUF at most 63")
+            problems.append(f"the name `{info.name}` has {length} bytes; GGUF allows at most 63")
     return problems
 
 
@@ -275,9 +295,10 @@ def layout(
         meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
         if not is_alignment(meant):
             raise ConversionError(
-                f"`{ALIGNMENT_KEY}` is {stated.content!r:.40} ({stated.type}); GGUF aligns to "
-                "powers of two below 4 GiB",
-                hint=f"--align 32, or --unset {ALIGNMENT_KEY}",
+                f"`{ALIGNMENT_KEY}` is {stated.content!r:.40} ({stated.type}); a GGUF "
+                "alignment must be a power of two below 4 GiB",
+                hint=f"use --align 32 (align=32 in Python), or --unset {ALIGNMENT_KEY} (unset "
+                "in Python)",
             )
         values[ALIGNMENT_KEY] = meant
     boundary = int(values.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT).content)
@@ -331,8 +352,8 @@ def _list_absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...
         return ()
     count = len(tokens.content)
     return tuple(
-        f"`{key}` is {value.content}, which is not a token: the vocabulary has {count}; "
-        f"`--unset {key}` leaves it out"
+        f"`{key}` is {value.content}, but the vocabulary has only {count} tokens; to "
+        f"remove it, use --unset {key} (unset in Python)"
         for key, value in metadata.items()
         if key.startswith(_VOCABULARY)
         and key.endswith("_token_id")

@@ -26,7 +26,7 @@ _CODES = {
 }  # fmt: skip
 _DEPTH = 16
 _FIRST_READ, _LARGEST_READ = 1 << 14, 1 << 20
-_FAULTY = "the file is damaged or was written by a faulty tool"
+_FAULTY = "the file is damaged or a faulty tool wrote it"
 
 
 @cache
@@ -48,7 +48,7 @@ class PackedArray(Sequence[Any]):
 
     @property
     def raw(self) -> bytes | None:
-        """The elements as a GGUF v3 file stores them, None where this file does it otherwise."""
+        """The elements as a GGUF v3 file stores them, None if this file does it otherwise."""
         if self._order == ">" or (self._version == 1 and self._kind not in _CODES):
             return None
         start, end = self._span
@@ -88,10 +88,10 @@ class PackedArray(Sequence[Any]):
 
 
 class Cursor:
-    """A place in a GGUF header; each method reads what stands there and moves behind it.
+    """A place in a GGUF header; each method reads what stands there and moves after it.
 
     The header is read in windows, each larger than the one before. Raises `FormatError` with the
-    byte offset where the file says what cannot be.
+    byte offset if the file says what cannot be.
     """
 
     def __init__(self, file: Reader, version: int, order: str, offset: int) -> None:
@@ -107,7 +107,7 @@ class Cursor:
         self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
         self._structs = _structs(order)
 
-    def fail(self, message: str, hint: str = "is the download complete?") -> FormatError:
+    def fail(self, message: str, hint: str = "check that the download is complete") -> FormatError:
         """Return an error at this place."""
         return FormatError(self.file.path, self.offset, message, hint=hint)
 
@@ -133,7 +133,9 @@ class Cursor:
         length = self.count()
         if length > self.file.size - self.offset:
             self.offset = start
-            raise self.fail(f"{what} says it is {length} bytes long; the file ends before that")
+            raise self.fail(
+                f"{what} has a stated length of {length} bytes; the file ends before that"
+            )
         place = self._place(length, what)
         decoded = str(self._window[place : place + length], "utf-8", "surrogateescape")
         self.offset += length
@@ -164,7 +166,7 @@ class Cursor:
         if number >= len(TYPES):
             self.offset -= 4
             raise self.fail(
-                f"`{key}` has metadata type {number}, which GGUF does not have", _FAULTY
+                f"`{key}` has metadata type {number}, which GGUF does not define", _FAULTY
             )
         return TYPES[number]
 
@@ -184,14 +186,16 @@ class Cursor:
         kind = self._kind(key)
         count = self.count()
         if count * self._smallest(kind) > self.file.size - self.offset:
-            raise self.fail(f"`{key}` says it has {count} elements; the file ends before that")
+            raise self.fail(
+                f"`{key}` has a stated length of {count} elements; the file ends before that"
+            )
         return kind, count
 
     def _smallest(self, kind: str) -> int:
         return self._structs[kind].size if kind in _CODES else self._length.size
 
     def _skip(self, kind: str, count: int, key: str, depth: int) -> str:
-        """Move behind the elements of an array; return their type, that of arrays in full."""
+        """Move after the elements of an array; return their type, that of arrays in full."""
         if kind in _CODES:
             self.offset += count * self._smallest(kind)
             return kind
@@ -199,7 +203,7 @@ class Cursor:
             self._skip_strings(key, count)
             return kind
         if depth == 1:
-            raise self.fail(f"`{key}` nests arrays more than {_DEPTH} deep", _FAULTY)
+            raise self.fail(f"`{key}` has arrays nested more than {_DEPTH} levels deep", _FAULTY)
         kinds = {self._skip(*self._array_head(key), key, depth - 1) for _ in range(count)}
         if len(kinds) > 1:
             raise self.fail(f"`{key}` mixes arrays of {' and '.join(sorted(kinds))}", _FAULTY)
@@ -220,7 +224,7 @@ class Cursor:
             left, self.offset = rest, self._base + at
         if left or self.offset > self.file.size:
             self.offset = start
-            raise self.fail(f"the strings of `{key}` do not end inside the file")
+            raise self.fail(f"the strings of `{key}` extend past the end of the file")
 
     def _place(self, nbytes: int, what: str) -> int:
         """Return where in the window the next bytes are; they are read if they are not there."""
@@ -228,7 +232,7 @@ class Cursor:
         if place + nbytes <= len(self._window):
             return place
         if nbytes > self.file.size - self.offset:
-            raise self.fail(f"the file ends where {what} should stand")
+            raise self.fail(f"the file ends where {what} is expected")
         self._window = self.file.read(self.offset, max(nbytes, self._reads))
         self._base = self.offset
         self._reads = min(2 * self._reads, _LARGEST_READ)
@@ -259,7 +263,7 @@ def _pack(value: MetadataValue) -> bytes:
     if element is not None:
         return struct.pack("<I", TYPES.index("array")) + _pack_array(element, value.content)
     if kind not in TYPES:
-        raise ConversionError(f"GGUF has no metadata type `{kind}`")
+        raise ConversionError(f"GGUF does not support the metadata type `{kind}`")
     return struct.pack("<I", TYPES.index(kind)) + _pack_scalar(kind, value.content)
 
 

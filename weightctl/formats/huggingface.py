@@ -91,7 +91,7 @@ def file_name(files: Sequence[str], usual: str) -> str:
 def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> None:
     """Copy companions into a directory; the config gets to know the dtype of the weights.
 
-    `dtype` is torch's name of it, None where the weights stay as they are. Raises `OSError`.
+    `dtype` is torch's name of it, None if the weights stay as they are. Raises `OSError`.
     """
     for name, path in companions.items():
         copy = os.path.join(directory, name)
@@ -116,7 +116,7 @@ def _open_file(path: str) -> Reader:
     try:
         return open_reader(path)
     except FormatError as error:
-        hint = "may you read it? it goes beside the output"
+        hint = "check the permissions of the file; it is copied beside the output"
         raise FormatError(path, None, error.reason, hint=hint) from error
 
 
@@ -143,7 +143,7 @@ _DTYPES = ("torch_dtype", "dtype")
 
 
 def _stating(document: Mapping[str, Any], dtype: str | None) -> bytes | None:
-    """Return a config with another dtype, None where it states none or is nested too deeply."""
+    """Return a config with another dtype, None if it states none or is nested too deeply."""
     try:
         return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
     except RecursionError:
@@ -178,7 +178,7 @@ def _sync(stream: IO[Any]) -> None:
 
 
 def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
-    """Return the config.json beside a checkpoint; empty where there is none that is JSON.
+    """Return the config.json beside a checkpoint; empty if there is none that is JSON.
 
     `name` is that of another such file, as `adapter_config.json`.
     """

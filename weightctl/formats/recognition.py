@@ -21,15 +21,20 @@ def sniff(file: Reader) -> str | None:
 def recognise(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
-    Raises `FormatError` that says what the file is, where it is not a checkpoint of `format_name`
-    or of any format.
+    Raises `FormatError` that says what the file is, if it is not a checkpoint of `format_name` or
+    of any format.
     """
     found = sniff(file)
     if found is not None and format_name in {None, found}:
         return found
-    expected = f"no {format_name} file" if format_name else "no checkpoint that weightctl reads"
+    expected = (
+        f"not a {format_name} file" if format_name else ("not a checkpoint that weightctl can read")
+    )
     if found is not None:
-        message, hint = f"it is {found}", f"leave out --from, or say --from {found}"
+        message, hint = (
+            f"it is {found}",
+            (f"leave out --from (source_format or format_name in Python), or use --from {found}"),
+        )
     else:
         from weightctl.formats.identify import identify_file  # only on an error
 

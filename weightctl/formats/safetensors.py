@@ -48,10 +48,10 @@ _BLANK = b" \t\r\n"
 _MAX_BLANK = 4096
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 _STARTS_BLANK = (
-    "the header begins with white space, which few tools write and some readers refuse; "
-    "`weightctl convert` writes it without"
+    "the header begins with white space, which some readers refuse; `weightctl convert` "
+    "writes a header without it"
 )
-_DAMAGED = "the file is damaged or was written by a faulty tool"
+_DAMAGED = "the file is damaged or a faulty tool wrote it"
 
 
 def sniff(file: Reader) -> bool:
@@ -61,7 +61,7 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Header:
-    """Parse the header of a safetensors file; `FormatError` where it is not sound."""
+    """Parse the header of a safetensors file; raises `FormatError` if it is invalid."""
     document, start = _document(file)
     metadata = _metadata(file, document.pop(_METADATA, {}))
     entries = [_entry(file, name, entry) for name, entry in document.items()]
@@ -90,20 +90,25 @@ def _alignment(start: int) -> int:
 def _document(file: Reader) -> tuple[dict[str, Any], int]:
     if file.size < 8:
         raise FormatError(
-            file.path, 0, f"{file.size} bytes are too few for a safetensors header",
-            hint="is the download complete?",
-        )  # fmt: skip
+            file.path,
+            0,
+            f"a file of {file.size} bytes is too short for a safetensors header",
+            hint="check that the download is complete",
+        )
     length = int.from_bytes(file.read(0, 8), "little")
     if length > min(file.size - 8, _MAX_HEADER):
         missing = 8 + length - file.size
         limit = (
-            "the format allows 100 MB" if length > _MAX_HEADER
+            "the format allows at most 100 MB"
+            if length > _MAX_HEADER
             else f"the file ends before that, and at least {missing} bytes are missing"
-        )  # fmt: skip
+        )
         raise FormatError(
-            file.path, 0, f"the header says it is {length} bytes long; {limit}",
+            file.path,
+            0,
+            f"the stated length of the header is {length} bytes; {limit}",
             hint=_DAMAGED if length > _MAX_HEADER else rest_of(file.path),
-        )  # fmt: skip
+        )
     try:
         raw = str(file.read(8, length), "utf-8")
         document = json.loads(raw)
@@ -115,11 +120,11 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
     except json.JSONDecodeError as error:
         at, message = (
             8 + len(error.doc[: error.pos].encode()),
-            f"the header is not JSON: {error.msg}",
+            f"the header is not valid JSON: {error.msg}",
         )
         raise FormatError(file.path, at, message, hint=_DAMAGED) from error
     except (ValueError, RecursionError) as error:
-        message = f"the header is not sound: {error}"
+        message = f"the header is invalid: {error}"
         raise FormatError(file.path, 8, message, hint=_DAMAGED) from error
     if not is_object(document):
         raise FormatError(file.path, 8, "the header is not a JSON object", hint=_DAMAGED)
@@ -144,13 +149,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"`{counts.most_common(1)[0][0]}` stands twice")
+        raise ValueError(f"`{counts.most_common(1)[0][0]}` appears twice")
     return made
 
 
 def _metadata(file: Reader, entries: Any) -> dict[str, MetadataValue]:
     if not is_text_map(entries) or not all(is_text(key + entries[key]) for key in entries):
-        message = f"`{_METADATA}` does not map strings to strings"
+        message = f"`{_METADATA}` is not a mapping from strings to strings"
         raise FormatError(file.path, 8, message, hint=_DAMAGED)
     metadata = {key: text(value) for key, value in entries.items()}
     if _TYPED in entries:
@@ -169,19 +174,23 @@ def _entry(file: Reader, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     sound = _sound(entry) if is_text(name) else None
     if sound is None:
         raise FormatError(
-            file.path, 8, f"the entry of tensor {name!r} is not sound",
-            hint="it should have a dtype, a shape and two data_offsets",
-        )  # fmt: skip
+            file.path,
+            8,
+            f"the entry of tensor {name!r} is invalid",
+            hint="it needs a dtype, a shape and two data_offsets",
+        )
     dtype, shape, begin, end = sound
     encoding, nbytes = _find_encoding(dtype, shape)
     if encoding is None:
         encoding = unknown_encoding("safetensors", dtype, prod(shape), end - begin)
     elif nbytes != end - begin:
         raise FormatError(
-            file.path, 8,
-            f"`{name}` of shape {list(shape)} and dtype {dtype} does not fill {end - begin} bytes",
+            file.path,
+            8,
+            f"`{name}` of shape {list(shape)} and dtype {dtype} does not match its "
+            f"{end - begin} bytes of data",
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return TensorInfo(name, shape, encoding), begin, end
 
 
@@ -208,7 +217,7 @@ _is_possible = lru_cache(maxsize=1024)(is_possible)
 
 @lru_cache(maxsize=1024)
 def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
-    """Return the encoding of a dtype and the bytes of a shape, None where either cannot be."""
+    """Return the encoding of a dtype and the bytes of a shape, None if either cannot be."""
     encoding = encoding_by_id("safetensors", dtype)
     if encoding is None or not encoding.fits(shape):
         return encoding, None
@@ -220,12 +229,14 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
     position = 0
     for info, begin, end in sorted(entries, key=lambda entry: entry[1:]):
         if begin != position:
-            relation = "overlaps the one before" if begin < position else "leaves a gap"
+            relation = "overlaps the tensor before it" if begin < position else "leaves a gap"
             raise FormatError(
-                file.path, start + begin,
-                f"`{info.name}` starts at {begin} of the tensor data, where {position} is next: "
-                f"it {relation}", hint=_DAMAGED,
-            )  # fmt: skip
+                file.path,
+                start + begin,
+                f"`{info.name}` starts at byte {begin} of the tensor data instead of byte "
+                f"{position}: it {relation}",
+                hint=_DAMAGED,
+            )
         position = end
     if start + position > file.size:
         # Of those that end there, the one that is not empty.
@@ -233,25 +244,26 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
         raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:
         raise FormatError(
-            file.path, start + position,
-            f"{file.size - start - position} bytes behind the last tensor belong to none",
+            file.path,
+            start + position,
+            f"{file.size - start - position} bytes after the last tensor belong to no tensor",
             hint=_DAMAGED,
-        )  # fmt: skip
+        )
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
-    """What of these tensors safetensors cannot hold, a sentence each."""
+    """Return a sentence for each tensor that safetensors cannot store."""
     problems = [
-        f"`{info.name}` is {info.encoding.name}, which "
-        + ("safetensors does not have" if info.encoding.is_known else "weightctl does not know")
+        f"`{info.name}` is stored as {info.encoding.name}, which "
+        + ("safetensors does not support" if info.encoding.is_known else "weightctl cannot write")
         for info in tensors
         if "safetensors" not in info.encoding.ids
     ]
     problems += [
-        f"{info.name!r} is a name that is not UTF-8" for info in tensors if not is_text(info.name)
+        f"the tensor name {info.name!r} is not UTF-8" for info in tensors if not is_text(info.name)
     ]
     if any(info.name == _METADATA for info in tensors):
-        problems.append(f"`{_METADATA}` is not a name for a tensor there")
+        problems.append(f"safetensors does not allow a tensor named `{_METADATA}`")
     return problems
 
 
@@ -284,7 +296,9 @@ def layout(
     raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     length = len(raw) + pad(8 + len(raw), boundary)
     if length > _MAX_HEADER:
-        raise ConversionError(f"the header would be {length} bytes; safetensors allows 100 MB")
+        raise ConversionError(
+            f"the header would have {length} bytes; safetensors allows at most 100 MB"
+        )
     start = 8 + length
     return Layout(
         length.to_bytes(8, "little") + raw.ljust(length),

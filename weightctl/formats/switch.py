@@ -70,7 +70,7 @@ class Switch(NamedTuple):
         return temporary if os.path.lexists(temporary) else self.path_of(name)
 
     def list_changed(self) -> list[str]:
-        """Return the names at which somebody has put other files since the record was written."""
+        """Return the names of files that were changed after the record was written."""
         return [name for name in sorted(self.names) if self._has_changed(name)]
 
     def _has_changed(self, name: str) -> bool:
@@ -87,14 +87,15 @@ class Switch(NamedTuple):
         )
 
     def parts(self) -> PartSet:
-        """Return the new set; `FormatError` where somebody has changed its files since."""
+        """Return the new set; raises `FormatError` if its files were changed afterwards."""
         if changed := self.list_changed():
             raise FormatError(
-                self.path_of(changed[0]), None,
+                self.path_of(changed[0]),
+                None,
                 "this file was changed after a run that replaced its set was stopped",
-                hint=f"to read the files as they are remove {self.path}; to replace them run the "
-                "stopped command again with --force",
-            )  # fmt: skip
+                hint=f"remove {self.path} to read the files in their present state; to replace "
+                "them, run the stopped command again with --force (force=True in Python)",
+            )
         index = self.leading if self.leading.endswith(INDEX_SUFFIX) else None
         paths = {name: self.current(name) for name in self.new if name != index}
         listed = None
@@ -105,8 +106,9 @@ class Switch(NamedTuple):
             listed = read._replace(weight_map=weight_map)
         first = next(iter(paths.values()))
         note = (
-            f"the run that replaced {_set_name(self.leading)} has not ended: its new files are "
-            "read under their temporary names; if it was stopped, the same command finishes it"
+            f"the run that replaced {_set_name(self.leading)} has not finished: its new "
+            "files are read under their temporary names; if it was stopped, run the same "
+            "command again to finish it"
         )
         return PartSet(recognise(open_reader(first)), tuple(paths.values()), listed, (note,))
 
@@ -139,7 +141,7 @@ def _set_name(name: str) -> str:
 
 
 def switch_of(path: str) -> Switch | None:
-    """Return the replacement that a file is part of, new or old; None where there is none."""
+    """Return the replacement that a file is part of, new or old; None if there is none."""
     record = switch_path(path)
     if not os.path.lexists(record):
         return None
@@ -153,7 +155,7 @@ def switch_bytes(new: Mapping[str, str], old: tuple[str, ...]) -> bytes:
 
 
 def read_switch(path: str) -> Switch:
-    """Read a record; `FormatError` where it is not one, or is about files of another set."""
+    """Read a record; raises `FormatError` if it is not one, or is about files of another set."""
     file = open_reader(path)
     document = read_json(file, _MAX_SIZE)
     new, old = (document.get("new"), document.get("old")) if is_object(document) else (None, None)
@@ -167,9 +169,11 @@ def read_switch(path: str) -> Switch:
     ):
         return Switch(path, new, tuple(old), _read_change_time(path))
     raise FormatError(
-        path, None, "this is not the record of a replacement that weightctl writes",
+        path,
+        None,
+        "this is not a replacement record that weightctl wrote",
         hint="remove it",
-    )  # fmt: skip
+    )
 
 
 def _read_change_time(path: str) -> int:

@@ -108,16 +108,16 @@ class Graph:
     def output(self, *values: ValueLike) -> None:
         """Make these values what the graph gives, in this order.
 
-        Raises `GraphError` for the values of another graph, or where that was said before.
+        Raises `GraphError` for the values of another graph, or if that was said before.
         """
         if self.outputs:
-            raise GraphError(f"graph `{self.name}` has its outputs already")
+            raise GraphError(f"graph `{self.name}` already has outputs")
         # It may be anything: a caller's types are not checked.
         given: tuple[Any, ...] = values
         if len(given) == 1 and (is_list(given[0]) or is_tuple(given[0])) and _has_value(given[0]):
             raise GraphError(
-                f"the outputs of graph `{self.name}` are given as a {type(given[0]).__name__}",
-                hint="give them one by one: `graph.output(*values)`",
+                f"the outputs of graph `{self.name}` are given as one {type(given[0]).__name__}",
+                hint="pass them as separate arguments: `graph.output(*values)`",
             )
         with self:
             self.outputs = tuple(self._numbers(self.value_of(value)) for value in values)
@@ -125,10 +125,10 @@ class Graph:
     def add_weight(self, weight: Weight) -> Value:
         """Add a weight as it is now, where it is not there yet, and return its value.
 
-        What is changed about the weight later does not change the graph. Raises `GraphError` where
-        another weight has its name, also in a subgraph, where it has another name than when it was
-        added, and where it would be the weight of one layer in a subgraph that stands for several,
-        and `ArgumentTypeError` for what is not a weight.
+        What is changed about the weight later does not change the graph. Raises `GraphError` if
+        another weight has its name, also in a subgraph, if it has another name than when it was
+        added, and if it would be the weight of one layer in a subgraph that represents several, and
+        `ArgumentTypeError` for what is not a weight.
         """
         _require_weight(weight)
         before = self._weight_values.get(id(weight))
@@ -187,14 +187,14 @@ class Graph:
     def add_subgraph(
         self, name: str, input_types: Iterable[TensorType], weight_prefix: str = ""
     ) -> Graph:
-        """Make a graph that this one calls; `GraphError` where one has the name already.
+        """Make a graph that this one calls; raises `GraphError` if one has the name already.
 
         Without a `weight_prefix` it has that of this graph.
         """
         if name in self.subgraphs:
             raise GraphError(
-                f"graph `{self.name}` has a subgraph `{name}` already",
-                hint="build it once and call it with another prefix, or give it another name",
+                f"graph `{self.name}` already has a subgraph `{name}`",
+                hint="build the subgraph once and call it with another prefix, or use another name",
             )
         prefix = weight_prefix or self.weight_prefix
         made = Graph(name, input_types, weight_prefix=prefix, parent=self)
@@ -207,7 +207,7 @@ class Graph:
         """Add an operation and return its results.
 
         Raises `GraphError`, which names the operation, what it was given, and the layer that is
-        being called, where they do not fit.
+        being called, if they do not fit.
         """
         record = OPS[op]
         with refusing(attributes.get("function", op), *inputs):
@@ -263,9 +263,9 @@ class Graph:
         now, own = (each.original_dtype_and_shape[1] for each in (whole, weight))
         if now != shape or own != (part_shape(shape.sizes, part) if part else shape):
             raise GraphError(
-                f"`{weight.name}` of shape {own.text} was a part of `{whole.name}` of shape "
-                f"{shape.text}, which is {now.text} now",
-                hint="weights are sharded when their shapes are as they shall be",
+                f"`{weight.name}` of shape {own.text} is a shard of `{whole.name}`, whose "
+                f"shape changed from {shape.text} to {now.text}",
+                hint="set the shapes of weights before sharding them",
             )
         is_open = is_placeholder(self, whole.name)
         name = whole.name.removeprefix(self.weight_prefix) if is_open else whole.name
@@ -303,9 +303,9 @@ class Graph:
 def _require_weight(given: Any) -> None:
     if not isinstance(given, Weight):
         raise ArgumentTypeError(
-            f"a weight of a graph is a Weight, not {type(given).__name__}",
-            hint="`ops.constant(numbers)` is a value of known numbers; `node.allocate()` declares "
-            "the weight of a tree's node; `Weight(name, dtype, shape)` any other",
+            f"a graph takes a Weight, not {type(given).__name__}",
+            hint="use `ops.constant(numbers)` for constant values, `node.allocate()` for a "
+            "node of a tree, or `Weight(name, dtype, shape)` for another weight",
         )
 
 
@@ -329,8 +329,9 @@ def _foreign(value: Value, graph: Graph) -> GraphError:
         above = above.parent
     if owner is not None and above is graph:
         return GraphError(
-            f"a value of subgraph `{owner.name}` is used in graph `{graph.name}`, which calls that",
-            hint="it exists once for each call: have the layer return it too, so that `ops.call` "
+            f"a value of subgraph `{owner.name}` is used in graph `{graph.name}`, which "
+            "calls that subgraph",
+            hint="the value exists once per call: return it from the layer, so that `ops.call` "
             "returns it, or build the layer without `build_subgraph`",
         )
     name = "none" if owner is None else f"`{owner.name}`"
@@ -344,8 +345,8 @@ def _input_types(name: str, given: Any) -> list[TensorType]:
     kinds: list[Any] = list(given) if hasattr(given, "__iter__") else [given, None]
     if not all(isinstance(kind, TensorType) for kind in kinds):
         raise GraphError(
-            f"the inputs of graph `{name}` are {given!r}",
-            hint='a list of TensorTypes, such as `[TensorType(DType.float32, ["batch", 4])]`',
+            f"{given!r} is not a valid list of inputs for graph `{name}`",
+            hint='use a list of TensorTypes, such as `[TensorType(DType.float32, ["batch", 4])]`',
         )
     return kinds
 
@@ -358,7 +359,7 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
     sizes = dims(value, device=like.device)
     if like.dtype is DType.bool:
         raise GraphError(
-            f"the size {value} beside {like.type} is not a truth value",
+            f"the size {value} cannot be combined with {like.type}: it is not a bool",
             hint="compare it first, such as `Value(dim) > 0`",
         )
     return sizes if like.dtype is sizes.dtype else sizes.cast(like.dtype)
@@ -367,12 +368,12 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
 def _refuse_loss(number: float, like: Value) -> None:
     if like.dtype is DType.bool and not isinstance(number, bool):
         raise GraphError(
-            f"{number} beside {like.type} is not a truth value",
-            hint="True and False are; or cast the tensor to a dtype of numbers",
+            f"{number} cannot be combined with {like.type}: it is not a bool",
+            hint="use True or False, or cast the tensor to a numeric dtype",
         )
     if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):
         raise GraphError(
-            f"{number} beside {like.type} would lose its fraction",
+            f"{number} cannot be combined with {like.type}: its fraction would be lost",
             hint="cast the tensor to a float dtype first",
         )
 
@@ -381,6 +382,6 @@ def _refuse_devices(types: Sequence[TensorType]) -> None:
     devices = {kind.device for kind in types}
     if len(devices) > 1:
         raise GraphError(
-            f"they are on {' and '.join(sorted(map(str, devices)))}",
-            hint="bring them to one device with `.to(device)`",
+            f"the operands are on {' and '.join(sorted(map(str, devices)))}",
+            hint="move them to one device with `.to(device)`",
         )

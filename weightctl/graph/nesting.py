@@ -37,7 +37,7 @@ class WeightName(NamedTuple):
 
 
 def is_placeholder(graph: Graph, name: str) -> bool:
-    """Whether a weight of this name stands for another in each call of a graph."""
+    """Whether a weight of this name represents another in each call of a graph."""
     return graph.weight_prefix != "" and name.startswith(graph.weight_prefix)
 
 
@@ -65,10 +65,12 @@ def refuse_fixed_name(graph: Graph, name: str) -> None:
     for outer in _enclosing(graph):
         if is_placeholder(outer, name):
             raise GraphError(
-                f"subgraph `{graph.name}` would use `{name}` in every call of `{outer.name}`, "
-                f"which stands for more than `{outer.weight_prefix}`",
-                hint=f"build what uses it with a weight_prefix that starts with "
-                f"`{outer.weight_prefix}`, inside of `{outer.name}`, and call it with that prefix",
+                f"subgraph `{graph.name}` would use `{name}` in every call of "
+                f"`{outer.name}`, which is called with other prefixes than "
+                f"`{outer.weight_prefix}`",
+                hint=f"inside `{outer.name}`, build the layer that uses it with a "
+                f"weight_prefix that starts with `{outer.weight_prefix}`, and call it "
+                "with that prefix",
             )
 
 
@@ -78,13 +80,13 @@ def refuse_renamed(graph: Graph, weight: Weight) -> None:
         return
     known = next(name for name, found in graph.weights_by_name.items() if found is weight)
     raise GraphError(
-        f"graph `{graph.name}` has the weight `{known}`, which is called `{weight.name}` now",
-        hint="build a model's graph when the model is as it shall be",
+        f"graph `{graph.name}` has the weight `{known}`, which was renamed to `{weight.name}`",
+        hint="rename weights before building the graph of a model",
     )
 
 
 def refuse_second_weight(graph: Graph, weight: Weight) -> None:
-    """Raise `GraphError` where another weight has this one's name, also in another subgraph.
+    """Raise `GraphError` if another weight has this one's name, also in another subgraph.
 
     In another subgraph the names of placeholders do not count, which are not those they load by.
     """
@@ -99,8 +101,8 @@ def refuse_second_weight(graph: Graph, weight: Weight) -> None:
         if found is not graph:
             where = f"graphs `{found.name}` and `{graph.name}`"
         raise GraphError(
-            f"two weights of {where} are called `{name}`: {other.type} and {weight.type}",
-            hint="`state_dict()` of the outermost Module gives its weights names of their own",
+            f"two weights of {where} are named `{name}`: {other.type} and {weight.type}",
+            hint="call `state_dict()` of the outermost Module to give its weights unique names",
         )
 
 

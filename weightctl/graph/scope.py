@@ -31,9 +31,7 @@ def current_graph() -> Graph:
     """Return the graph of the innermost open `with`; `GraphError` outside of all."""
     found = graphs.get()
     if not found:
-        raise GraphError(
-            "there is no graph to add to", hint="use it inside `with Graph(...) as graph:`"
-        )
+        raise GraphError("no graph is open", hint="call it inside `with Graph(...) as graph:`")
     return found[-1]
 
 
@@ -63,7 +61,7 @@ def refusing(op: str, *inputs: object, **attributes: object) -> Generator[None]:
         ) from error.__cause__
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         asked = ", ".join(f"{key}={reprlib.repr(given)}" for key, given in attributes.items())
-        hint = f"it was asked for with {asked}" if asked else ""
+        hint = f"the arguments were {asked}" if asked else ""
         raise GraphError(
             _describe_failure(op, inputs, getattr(error, "message", str(error))),
             hint=getattr(error, "hint", hint),
@@ -92,5 +90,5 @@ def sizing(op: str, *inputs: object) -> Generator[None]:
         except (TypeError, ValueError) as error:
             raise GraphError(
                 str(error),
-                hint="a size is a number from 0 on, a name such as `batch`, or a Dim of these",
+                hint="use an integer of at least 0, a name such as `batch`, or a Dim made of these",
             ) from None

@@ -1,4 +1,4 @@
-"""Strategies by which a weight is cut for several devices."""
+"""Strategies that cut a weight for several devices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TensorParallel(Protocol):
     """A module that knows how its weights are cut so that its shards compute what it does."""
 
     def tensor_parallel(self, devices: int, /) -> Mapping[Weight, Strategy]:
-        """Return for each of its weights how that is cut for so many devices."""
+        """Return for each of its weights how that is cut for this many devices."""
         ...
 
 
@@ -89,7 +89,7 @@ class ShardingStrategy:
     ) -> Self:
         """Cut queries, keys and values that follow one another along an axis, each by heads.
 
-        Key-value heads are replicated where there are fewer than devices.
+        KV heads are replicated if there are fewer KV heads than devices.
         """
         settings = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "axis": axis}
         return cls._of("stacked_qkv", devices, split.stacked_qkv, **settings)
@@ -120,7 +120,7 @@ class ShardingStrategy:
 
     @classmethod
     def expert_parallel(cls, devices: int) -> Self:
-        """Share out experts that are stacked along the first axis."""
+        """Divide experts that are stacked along the first axis."""
         return cls._of("expert_parallel", devices, split.expert_parallel)
 
     @classmethod
@@ -131,14 +131,15 @@ class ShardingStrategy:
 
     @classmethod
     def tensor_parallel(cls, module: TensorParallel, devices: int) -> Self:
-        """Cut each weight of a module as that says, so that its shards compute what it does.
+        """Cut each weight of a module by the rule of the module.
 
         Raises what the module's `tensor_parallel` does, and `GraphError` for a module without.
         """
         if not hasattr(module, "tensor_parallel"):
             raise GraphError(
-                f"{type(module).__name__} does not say how it is cut for several devices",
-                hint="give it a method `tensor_parallel(devices)`, or its weights strategies",
+                f"{type(module).__name__} has no rule for several devices",
+                hint="define the method `tensor_parallel(devices)`, or set strategies on its "
+                "weights",
             )
         _require_count(devices)
         strategies = dict(module.tensor_parallel(devices))
@@ -148,7 +149,7 @@ class ShardingStrategy:
     def sharding(self, weight: Weight) -> Sharding:
         """Return the part of a weight that each device has.
 
-        Raises `ShardingError` where it cannot be cut so, and `GraphError` for unknown sizes.
+        Raises `ShardingError` if it cannot be cut so, and `GraphError` for unknown sizes.
         """
         return self._cut(weight)
 
@@ -159,7 +160,9 @@ class ShardingStrategy:
         """
         part = self.sharding(weight).parts[number]
         if part is None:
-            raise GraphError(f"device {number} of {self.devices} has nothing of `{weight.name}`")
+            raise GraphError(
+                f"device {number} of {self.devices} has no elements of `{weight.name}`"
+            )
         return weight.part_for(part, number, device)
 
     def __repr__(self) -> str:
@@ -192,14 +195,17 @@ def require_strategy(given: Any) -> None:
     """Raise `ArgumentTypeError` for what cannot be a strategy, such as the name of one."""
     if not (hasattr(given, "devices") and hasattr(given, "shard")):
         raise ArgumentTypeError(
-            f"a sharding_strategy is a ShardingStrategy, not {given!r}",
-            hint="`ShardingStrategy.rowwise(2)` cuts rows for two devices",
+            f"a sharding_strategy must be a ShardingStrategy, not {given!r}",
+            hint="for example `ShardingStrategy.rowwise(2)`, which cuts rows for two devices",
         )
 
 
 def _require_count(devices: Any) -> None:
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise ShardingError(f"{devices!r} is not a number of devices", hint="1 at least")
+        raise ShardingError(
+            f"{devices!r} is not a valid number of devices",
+            hint="the number of devices must be at least 1",
+        )
 
 
 # Functions of this module, and not ones within others, so that strategies can be pickled.
@@ -226,8 +232,8 @@ def _cut_by_module(
     how = strategies.get(weight)
     if not isinstance(how, ShardingStrategy):
         raise GraphError(
-            f"{type(module).__name__} does not say how its `{weight.name}` is cut",
-            hint="set a sharding_strategy of its own on that weight",
+            f"{type(module).__name__} has no rule for cutting its `{weight.name}`",
+            hint="set a sharding_strategy on that weight",
         )
     return how.sharding(weight)
 
@@ -236,8 +242,8 @@ def _whole(weight: Weight) -> Whole:
     _, shape = weight.original_dtype_and_shape
     if not shape.is_static:
         raise GraphError(
-            f"`{weight.name}` of shape {shape.text} cannot be cut: its sizes are not known",
-            hint="declare the sizes that it is stored with",
+            f"`{weight.name}` of shape {shape.text} cannot be cut: its sizes are not defined",
+            hint="declare the weight with the stored sizes",
         )
     quantization = weight.quantization_encoding
     blocks = [1] * len(shape)
@@ -255,12 +261,13 @@ def _require_fitting(whole: Whole, sharding: Sharding) -> None:
             )
             if not fits:
                 raise ShardingError(
-                    f"`{whole.name}` of shape {list(whole.shape)} has no {list(ranges)} along axis "
-                    f"{axis}, which device {rank} is to have"
+                    f"device {rank} cannot have {list(ranges)} along axis {axis} of "
+                    f"`{whole.name}` of shape {list(whole.shape)}"
                 )
             block = whole.blocks[axis]
             if any(end % block and end != whole.shape[axis] for each in ranges for end in each):
                 raise ShardingError(
-                    f"`{whole.name}` of shape {list(whole.shape)} is in blocks of {block} along "
-                    f"axis {axis}, which {list(ranges)} of device {rank} would break"
+                    f"{list(ranges)} of device {rank} would split blocks of "
+                    f"`{whole.name}` of shape {list(whole.shape)}, which have {block} "
+                    f"elements along axis {axis}"
                 )

@@ -22,11 +22,11 @@ ValueT = TypeVar("ValueT")
 
 
 def require_device(given: Any) -> None:
-    """Raise `ArgumentTypeError` for what is not a `DeviceRef`, such as the name of a device."""
+    """Raise `ArgumentTypeError` if the value is not a `DeviceRef`, such as the name of a device."""
     if not isinstance(given, DeviceRef):
         raise ArgumentTypeError(
-            f"a device is a DeviceRef, not {given!r}",
-            hint="`DeviceRef.CPU()` or `DeviceRef.GPU(0)`",
+            f"a device must be a DeviceRef, not {given!r}",
+            hint="use `DeviceRef.CPU()` or `DeviceRef.GPU(0)`",
         )
 
 

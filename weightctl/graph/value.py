@@ -176,13 +176,13 @@ class Value:
 
     def __iter__(self) -> Iterator[Value]:
         if not self.rank or not self.shape[0].is_static:
-            raise TypeError(f"the rows of {self.type} cannot be gone through one by one")
+            raise TypeError(f"iteration over the rows of {self.type} is not supported")
         return (self[row] for row in range(int(self.shape[0])))
 
     def __bool__(self) -> bool:
         raise GraphError(
-            "what a value holds is not known while its graph is built",
-            hint="choose with `ops.where`, or compare shapes, which are known",
+            "the content of a value is not available while its graph is built",
+            hint="use `ops.where` to choose, or compare shapes, which are available",
         )
 
     __hash__ = object.__hash__
@@ -348,7 +348,7 @@ ValueLike: TypeAlias = "Value | bool | float | NDArray[Any] | DimLike"
 def apply(op: str, *inputs: ValueLike, **attributes: Any) -> Value:
     """Add an operation to the current graph and return its only result.
 
-    Raises `GraphError` where there is no graph or where what it is given does not fit.
+    Raises `GraphError` if there is no graph or if what it is given does not fit.
     """
     (result,) = apply_all(op, *inputs, **attributes)
     return result

@@ -36,18 +36,16 @@ MOST_ALIGN = 1 << 30
 class Weight(Value):
     """A value that can be loaded at a later time, made inside a graph or before there is one.
 
-    It joins the graph in whose `with` it is first used; `GraphError` where there is none. With a
-    `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row), and becomes
+    It joins the graph in whose `with` it is first used; raises `GraphError` if there is none. With
+    a `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row), and becomes
     numbers of `original_dtype_and_shape` where it is used. Such a weight is declared by the dtype
     and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
     boundary in bytes that its data starts on, a power of two, None for that of its dtype. A graph
-    takes it as it is when it is first used there; what is changed later is so for other graphs, of
-    which a `UserWarning` warns. `Weight(value)` is that value in the current graph, as
-    `Value(value)` is.
+    uses its state at first use; later changes only affect other graphs, and give a `UserWarning`.
+    `Weight(value)` is that value in the current graph, as `Value(value)` is.
 
-    A shard is a weight too: the `part` of the one it is a `shard_of`, which then was of
-    `whole_shape`, and number `shard_idx` of its parts. Until it is given a name of its own it is
-    called as that one, with its number.
+    A shard is a weight too: the `part` of the weight `shard_of`, which had `whole_shape`, with the
+    number `shard_idx`. By default its name is that of the whole weight with this number.
     """
 
     __slots__ = (
@@ -122,7 +120,7 @@ class Weight(Value):
 
     @property
     def name(self) -> str:
-        """What it is called, in graphs and where its numbers are loaded from."""
+        """The name, in graphs and in the source that its values are loaded from."""
         if self._name is None and self.shard_of is not None:
             return f"{self.shard_of.name}.shard.{self.shard_idx}"
         return self._name or ""
@@ -135,7 +133,7 @@ class Weight(Value):
     def align(self) -> int | None:
         """The boundary in bytes that its data starts on when a graph runs; None is its dtype's.
 
-        Raises `GraphError` where it is set to what is not a power of two.
+        Raises `GraphError` if it is set to what is not a power of two.
         """
         return self._align
 
@@ -144,18 +142,18 @@ class Weight(Value):
         given: Any = align
         if given is not None and not is_alignment(given):
             raise GraphError(
-                f"the alignment of `{self.name}` is {given!r}, which is not a power of two up to "
+                f"the alignment {given!r} of `{self.name}` is not a power of two up to "
                 f"{MOST_ALIGN}",
-                hint="a number of bytes such as 64, or None for the alignment of the dtype",
+                hint="use a number of bytes such as 64, or None for the alignment of the dtype",
             )
         self._warn("align", align)
         self._align = align
 
     @property
     def sharding_strategy(self) -> Strategy | None:
-        """How `shard` cuts it; None where that is not decided.
+        """How `shard` cuts it; None if that is not decided.
 
-        Raises `ArgumentTypeError` where it is set to what is not a strategy, such as its name.
+        Raises `ArgumentTypeError` if it is set to what is not a strategy, such as its name.
         """
         return self._sharding_strategy
 
@@ -171,10 +169,10 @@ class Weight(Value):
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        """Change dtype, shape and encoding together, said as when a weight is made; never warns.
+        """Change dtype, shape and encoding together, with the arguments of `Weight`; never warns.
 
-        Raises `EncodingError`, a `ValueError`, where rows are not whole blocks, and `GraphError`
-        for blocks of numbers that are not floating-point numbers.
+        Raises `EncodingError`, a `ValueError`, if rows are not whole blocks, and `GraphError` for
+        blocks of numbers that are not floating-point numbers.
         """
         kind, shape = as_dtype(dtype), Shape(shape)
         _require_kind(self.name, kind, quantization_encoding)
@@ -191,7 +189,7 @@ class Weight(Value):
         """The dtype and shape of its elements, also where it is quantized and loaded as bytes.
 
         Setting them keeps the encoding. Raises `EncodingError` for a shape that does not divide
-        into its blocks, and `GraphError` for a dtype without fractions where there are blocks.
+        into its blocks, and `GraphError` for a dtype without fractions if there are blocks.
         """
         return self._original
 
@@ -200,15 +198,16 @@ class Weight(Value):
         given: Any = original
         if not isinstance(given, tuple | list) or len(cast("Sequence[Any]", given)) != 2:  # a pair
             raise ArgumentTypeError(
-                f"the original dtype and shape of `{self.name}` are two, not {given!r}",
+                f"the original dtype and shape of `{self.name}` must be a pair, not {given!r}",
                 hint="for example `(DType.float32, (2, 64))`",
             )
         dtype, shape = original
         kind, quantization = as_dtype(dtype), self._quantization
         if quantization is not None and kind is DType.uint8:
             raise GraphError(
-                f"the original dtype of `{self.name}` is that of its elements, not of its bytes",
-                hint="`DType.float32` is usual",
+                f"the original dtype of `{self.name}` must be the dtype of its elements, "
+                "not of its bytes",
+                hint="usually `DType.float32`",
             )
         self._warn("original_dtype_and_shape", (kind, Shape(shape)))
         self.configure(kind, shape, quantization)
@@ -306,13 +305,14 @@ class Weight(Value):
         if strategy is None:
             raise GraphError(
                 f"`{self.name}` has no sharding_strategy",
-                hint="set one before it is sharded, such as `ShardingStrategy.rowwise(2)`",
+                hint="set one before sharding it, such as `ShardingStrategy.rowwise(2)`",
             )
         require_strategy(strategy)
         if strategy.devices != len(devices):
             raise GraphError(
-                f"`{self.name}` is to be cut for {strategy.devices} devices, not {len(devices)}",
-                hint="its sharding_strategy says for how many",
+                f"the strategy of `{self.name}` is for {strategy.devices} devices, but "
+                f"{len(devices)} were given",
+                hint="use the number of devices of its sharding_strategy",
             )
         return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
 
@@ -340,16 +340,17 @@ class Weight(Value):
         """Warn of an attribute that is changed after a graph took the weight as it was."""
         if self.is_in_a_graph and (before := getattr(self, attribute)) != after:
             warnings.warn(
-                f"a graph that was built before keeps `{self.name}` with {attribute} "
-                f"{_phrase(before)}; {_phrase(after)} counts for graphs that are built from now on",
+                f"graphs that are already built keep `{self.name}` with {attribute} "
+                f"{_phrase(before)}; only graphs that are built from now on use "
+                f"{_phrase(after)}",
                 stacklevel=3,
             )
 
     def _refuse_shard(self) -> None:
         if self.shard_idx is not None:
             raise GraphError(
-                f"`{self.name}` is a shard, which cannot be sharded further",
-                hint="shard the weight that it is a part of for more devices",
+                f"`{self.name}` is already a shard and cannot be sharded again",
+                hint="shard the whole weight for more devices instead",
             )
 
     def __repr__(self) -> str:
@@ -370,16 +371,17 @@ def _phrase(given: object) -> str:
 
 
 def _require_kind(name: str, dtype: DType, given: Any) -> None:
-    """Raise `GraphError` for what is not an encoding, and for a dtype that does not go with it."""
+    """Raise `GraphError` if an encoding is invalid or does not match the dtype."""
     if given is None:
         return
     if not isinstance(given, QuantizationEncoding):
         raise ArgumentTypeError(
-            f"the quantization encoding of `{name}` is {given!r}",
-            hint="a QuantizationEncoding, such as `QuantizationEncoding.Q4_K`, or None",
+            f"{given!r} is not a quantization encoding for `{name}`",
+            hint="use a QuantizationEncoding, such as `QuantizationEncoding.Q4_K`, or None",
         )
     if not dtype.is_float and dtype is not DType.uint8:
         raise GraphError(
-            f"`{name}` of {dtype.value} cannot be {given.name}, whose numbers have fractions",
-            hint="the dtype is that of its numbers, such as float32, or uint8, that of its bytes",
+            f"`{name}` of dtype {dtype.value} cannot be stored as {given.name}, whose "
+            "values are floats",
+            hint="use the dtype of its values, such as float32, or uint8 for its bytes",
         )

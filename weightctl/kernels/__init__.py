@@ -106,13 +106,13 @@ def levels() -> tuple[str, ...]:
 
 
 def active() -> str | None:
-    """Return the instruction set whose kernels serve, None where NumPy does."""
+    """Return the instruction set whose kernels serve, None if NumPy does."""
     level = _choose_level()
     return None if level is None else levels()[level]
 
 
 def unknown_level() -> str:
-    """Return what `WEIGHTCTL_KERNELS` asks for in vain: no instruction set with kernels here."""
+    """Return the value of `WEIGHTCTL_KERNELS` if it is not an instruction set with kernels."""
     wanted = _read_wanted_level()
     return "" if wanted in {"", _OFF, *levels()} else wanted
 

@@ -36,9 +36,9 @@ class Parallel(Module):
     `shards` are the copies of it that compute. `devices` are those of the ranks that are in this
     process, from `first` of the `grid` on; without a grid they are all. The others are in other
     processes, which build and run the same. Inputs go to the device of every rank, and the result
-    is on the first of `devices`. Only experts are shared out over the groups of `ep`; of all else
-    the first group's ranks give what there is. Raises `ShardingError` where the weights cannot be
-    cut so, and `GraphError` where they are shards already.
+    is on the first of `devices`. Only experts are divided over the groups of `ep`; of all else the
+    first group's ranks give what there is. Raises `ShardingError` if the weights cannot be cut so,
+    and `GraphError` if they are shards already.
     """
 
     def __init__(
@@ -129,13 +129,13 @@ def _refuse(network: Module) -> None:
     kind = type(network).__name__
     if has_shards(network):
         raise GraphError(
-            f"{kind} is cut for several devices already",
-            hint="build the model anew to cut it otherwise",
+            f"{kind} is already cut for several devices",
+            hint="build the model again to cut it in another way",
         )
     if isinstance(network, Divisible):
         raise GraphError(
-            f"{kind} is one layer, which has no layers that could be replaced",
-            hint="`Parallel(layer, devices)` is what takes its place",
+            f"{kind} is a single layer and has no layers to replace",
+            hint="use the result of `Parallel(layer, devices)` instead of the layer",
         )
 
 

@@ -1,4 +1,4 @@
-"""Attention: each position gathers from the others what its query matches."""
+"""Attention layers."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Attention(Divisible):
         self.kv_heads = heads if kv_heads is None else kv_heads
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise GraphError(
-                f"{heads} query heads cannot share {self.kv_heads} key-value heads evenly",
-                hint="heads are a multiple of kv_heads",
+                f"{heads} query heads cannot be divided evenly among {self.kv_heads} KV heads",
+                hint="the number of heads must be a multiple of kv_heads",
             )
         if head_dim is None and features % heads:
             raise GraphError(
-                f"{features} features are not a whole number for each of {heads} heads",
-                hint="give `head_dim` where it is not features / heads",
+                f"{features} features cannot be divided evenly among {heads} heads",
+                hint="set `head_dim` if it is not features / heads",
             )
         self.head_dim = features // heads if head_dim is None else head_dim
         self.causal = causal
@@ -116,7 +116,7 @@ class Attention(Divisible):
         look, or is added to the scores.
         """
         if (cos is None) != (sin is None):
-            raise GraphError("`cos` and `sin` go together, and one is missing")
+            raise GraphError("`cos` and `sin` must be given together, but one is missing")
         q, k, v = (self._heads(part) for part in self._projections(x))
         if self.has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -138,8 +138,8 @@ class Attention(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has some of the heads.
 
-        A rank has key-value heads and all their queries; where there are fewer than ranks, several
-        share one. Raises `ShardingError` where not each rank can have a head, in whole blocks.
+        A rank has KV heads and all their queries; where there are fewer than ranks, several share
+        one. Raises `ShardingError` if not each rank can have a head, in whole blocks.
         """
         heads = Heads(self.heads, self.kv_heads, self.head_dim)
         parts = {"attention.o": self.o}

@@ -31,7 +31,7 @@ ROOT, SHARED = "_model_root", "_shared_weights"
 
 
 class Naming(NamedTuple):
-    """What names the weights while a layer is called: a layer, and what it is said to be at."""
+    """The layer that names the weights during a call, and its path."""
 
     root: Layer
     prefix: str = ""
@@ -54,7 +54,7 @@ class Layer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise `NotImplementedError`: what a call does is for the subclass to say."""
-        raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
+        raise NotImplementedError(f"{type(self).__name__} does not define `__call__`")
 
     def name_before_call(self) -> Naming | None:
         """Name the weights that a call uses; a layer that names none leaves it to those below."""
@@ -89,7 +89,7 @@ def recursive_named_layers(parent: Layer, prefix: str = "") -> Iterator[tuple[st
 
 
 def path_below(root: Layer, layer: Layer) -> str | None:
-    """Return the path by which `root` reaches a layer; None where it does not."""
+    """Return the path by which `root` reaches a layer; None if it does not."""
     paths = (path for path, found in recursive_named_layers(root) if found is layer)
     return next(paths, None)
 

@@ -61,7 +61,7 @@ class CutAxis(NamedTuple):
 
 
 class MatrixLayer(Protocol):
-    """A layer with a matrix, whose outputs or inputs are shared out."""
+    """A layer with a matrix, whose outputs or inputs are divided."""
 
     @property
     def axes(self) -> tuple[CutAxis, CutAxis]:
@@ -92,7 +92,7 @@ def share_parts(
 ) -> dict[str, Ranges]:
     """Return what each rank has of the axis of each part that is cut; no block is broken.
 
-    Raises `ShardingError` that names one of the weights where not each rank can have something, and
+    Raises `ShardingError` that names one of the weights if not each rank can have something, and
     how many ranks there may be.
     """
     sides = {name: layer.axes[ROLES[name].axis] for name, layer in parts.items()}
@@ -119,14 +119,14 @@ def _too_few_heads(
 ) -> ShardingError:
     block = lcm(*(side.block for side in queries))
     blocks = f", which are cut in blocks of {block}" if block > 1 else ""
-    return _cannot_cut(_coarsest(queries), ranks, f"there are {heads}{blocks}", works)
+    return _cannot_cut(_coarsest(queries), ranks, f"it has {heads}{blocks}", works)
 
 
 def _too_few_units(sides: Sequence[CutAxis], size: int, ranks: int) -> ShardingError:
     first, unit = _coarsest(sides), lcm(*(side.block for side in sides))
     units = -(-size // unit)
     blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
-    reason = f"along axis {first.axis} there are {blocks}"
+    reason = f"axis {first.axis} has only {blocks}"
     return _cannot_cut(first, ranks, reason, list(range(1, units + 1)))
 
 

@@ -24,12 +24,12 @@ class Divisible(Module):
 
     @abstractmethod
     def tensor_parallel(self, devices: int) -> Mapping[Weight, ShardingStrategy]:
-        """Return how each weight is cut; `ShardingError` where not each device can have a part."""
+        """Return how each weight is cut; raises `ShardingError` if a device would be empty."""
 
     def widths(self, devices: int) -> list[int] | None:
         """Return how long the last axis is of what each shard gives of the whole's.
 
-        None where it is the sum of what they give that the whole does.
+        None if it is the sum of what they give that the whole does.
         """
         del devices
         return None

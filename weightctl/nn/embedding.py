@@ -1,4 +1,4 @@
-"""The table of vectors that tokens, positions and the like stand for."""
+"""Embedding tables of tokens and positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Embedding"]
 
 
 class Embedding(Divisible):
-    """The rows of a table, `(count, features)`, that integers point at.
+    """A table `(count, features)` whose rows are selected by integers.
 
     A shard that has some of the rows gives zeros for the others: the sum of all is what the whole
     gives. Every rank has the whole of a table that is `replicated`, as small ones are.
@@ -63,7 +63,7 @@ class Embedding(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the table is cut so that each shard has some of the rows.
 
-        Raises `ShardingError` where there are too few.
+        Raises `ShardingError` if there are too few.
         """
         if self.replicated:
             return replicate_weights(devices, self.weight)
@@ -79,15 +79,15 @@ class Embedding(Divisible):
         return {self.weight: cut_along(self.axes[axis], ranges)}
 
     def take_shards(self) -> None:
-        """Note which rows a shard has; `GraphError` for some that do not follow one another."""
+        """Store which rows a shard has; raises `GraphError` if they are not consecutive."""
         parent = self.weight.shard_of
         ranges = [each for cut in self.weight.part or () if not cut.axis for each in cut.ranges]
         if parent is None or not ranges:
             return
         if len(ranges) > 1:
             raise GraphError(
-                f"the rows of `{parent.name}` that shard {self.weight.shard_idx} has do not follow "
-                "one another, and its lookups could not be told from others",
-                hint="`ShardingStrategy.rowwise` cuts tables",
+                f"shard {self.weight.shard_idx} has rows of `{parent.name}` that are not "
+                "consecutive, so row numbers cannot be mapped to them",
+                hint="use `ShardingStrategy.rowwise` to cut embedding tables",
             )
         self.rows = (*ranges[0], int(parent.original_dtype_and_shape[1][0]))

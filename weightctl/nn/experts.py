@@ -1,4 +1,4 @@
-"""Sparse mixtures: of many MLPs each position takes the few that a router gives it."""
+"""Mixture of experts: a router selects a few of many MLPs for each position."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["MixtureOfExperts"]
 
 
 class MixtureOfExperts(Divisible):
-    """The sum of the `used` likeliest of `count` gated MLPs, each times its share.
+    """The weighted sum of the `used` most probable of `count` gated MLPs.
 
     The shares are the softmax of the router's numbers for all experts; `is_normalized` divides
     those of the experts that are used by their sum. `intermediate` is the width of one expert.
-    Raises `GraphError` where more experts are used than there are, or none, or for an activation
-    that is not in `ACTIVATIONS`.
+    Raises `GraphError` if more experts are used than there are, or none, or for an activation that
+    is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MixtureOfExperts(Divisible):
     ) -> None:
         if not 0 < used <= count:
             raise GraphError(
-                f"{used} of {count} experts cannot be used for each position",
-                hint="`used` is 1 at least, and `count` at most",
+                f"{used} of {count} experts cannot be used per token",
+                hint="`used` must be at least 1 and at most `count`",
             )
         self.count = count
         self.used = used
@@ -88,7 +88,7 @@ class MixtureOfExperts(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has a part of every expert.
 
-        All shards choose among all. Raises `ShardingError` where an expert cannot be cut so.
+        All shards choose among all. Raises `ShardingError` if an expert cannot be cut so.
         """
         cuts = replicate_weights(devices, self.router.weight)
         for expert in self.experts:
@@ -103,8 +103,8 @@ class MixtureOfExperts(Divisible):
         held = len(self.experts)
         if held < count:
             raise ShardingError(
-                f"`{self.router.weight.name}` chooses among {held} experts, which cannot be shared "
-                f"out over {count} groups of ranks",
+                f"the {held} experts of `{self.router.weight.name}` cannot be divided "
+                f"among {count} groups of ranks",
                 hint=f"{join_counts(range(1, held + 1))} groups work",
             )
         return [self._with(first, last) for first, last in shares(held, count)]

@@ -1,4 +1,4 @@
-"""Weights that a model would lose without a word: those in plain lists, tuples and dictionaries."""
+"""Detection of weights in plain lists, tuples and dictionaries, which a state would omit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_container(value: object) -> bool:
 
 
 def refuse_hidden(root: Layer) -> None:
-    """Raise `GraphError` where a container holds weights, or layers of such, that no path leads to.
+    """Raise `GraphError` if a container holds weights, or layers of such, that no path leads to.
 
     Shards are not weights of their own.
     """
@@ -42,9 +42,10 @@ def refuse_hidden(root: Layer) -> None:
                 if id(weight) not in reached and weight.shard_idx is None:
                     where = f"{path}.{name}" if path else name
                     raise GraphError(
-                        f"`{where}` of {type(root).__name__} is a {type(value).__name__}, and what "
-                        f"it holds is in no state: weight `{weight.name}` for one",
-                        hint="a LayerList names and loads its layers; a weight is an attribute",
+                        f"`{where}` of {type(root).__name__} is a {type(value).__name__}, "
+                        "whose weights are not part of the state, for example "
+                        f"`{weight.name}`",
+                        hint="put layers in a LayerList, and weights in attributes",
                     )
 
 

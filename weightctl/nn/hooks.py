@@ -1,4 +1,4 @@
-"""Hooks: functions that see, and may replace, what every layer gives."""
+"""Hooks: functions that see, and may replace, the outputs of every layer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Hook: TypeAlias = "Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]"
 
 
 class LayerHook:
-    """A hook that was added; `remove()`, or the end of a `with`, takes it away again."""
+    """A hook that was added; `remove()`, or the end of a `with`, removes it."""
 
     def __init__(self, fn: Hook) -> None:
         self.fn = fn
 
     def remove(self) -> None:
-        """Call the function no more; nothing happens where it was removed before."""
+        """Remove the hook; does nothing if it was removed before."""
         with suppress(ValueError):
             _HOOKS.remove(self)
 
@@ -51,7 +51,7 @@ def add_layer_hook(fn: Hook) -> LayerHook:
     a hook returns what is not a value in the place of one.
     """
     if not callable(fn):
-        raise TypeError(f"a hook is a function, not {type(fn).__name__}")
+        raise TypeError(f"a hook must be a function, not {type(fn).__name__}")
     hook = LayerHook(fn)
     _HOOKS.append(hook)
     return hook
@@ -74,11 +74,11 @@ def run_hooks(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
 
 
 def _require_outputs(fn: Any, layer: Layer, outputs: Any, replaced: Any) -> None:
-    """Raise `ArgumentTypeError` where a hook puts what no graph computes in a value's place."""
+    """Raise `ArgumentTypeError` if a hook puts what no graph computes in a value's place."""
     if isinstance(outputs, Value) and not isinstance(replaced, (Value, tuple, list)):
         name = getattr(fn, "__qualname__", type(fn).__name__)
         raise ArgumentTypeError(
-            f"the hook `{name}` returns {reprlib.repr(replaced)} in the place of what "
-            f"{type(layer).__name__} gives, {outputs.type}",
-            hint="a hook returns None, or values; `ops.constant(numbers)` makes a value",
+            f"the hook `{name}` returned {reprlib.repr(replaced)} instead of "
+            f"{outputs.type}, the output of {type(layer).__name__}",
+            hint="a hook must return None or values; use `ops.constant(numbers)` to make a value",
         )

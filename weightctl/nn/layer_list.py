@@ -19,8 +19,8 @@ OtherT = TypeVar("OtherT")
 class LayerList(Layer, list[LayerT]):
     """A list of layers, which names them by their places: `layers.0`, `layers.1`, ...
 
-    Everything that lists do it does too, and a model sees every change. Slices, sums and copies
-    are LayerLists. Raises `TypeError` where anything but a layer is put in, and changes nothing.
+    Everything that lists do it does too, and a model sees every change. Slices, sums and copies are
+    LayerLists. Raises `TypeError` if anything but a layer is put in, and changes nothing.
     """
 
     def __init__(self, layers: Iterable[LayerT] = ()) -> None:
@@ -99,11 +99,13 @@ def _layer(layer: Any) -> Any:
     if not isinstance(layer, Layer):
         is_class = isinstance(layer, type)
         what = f"the class {layer.__name__}" if is_class else type(layer).__name__
-        raise TypeError(f"a LayerList holds layers, not {what}")
+        raise TypeError(f"a LayerList can only contain layers, not {what}")
     return layer
 
 
 def _layers(layers: Any) -> list[Any]:
     if isinstance(layers, Layer) and not is_list(layers):
-        raise TypeError(f"one {type(layers).__name__} is not a list of layers; `append` takes one")
+        raise TypeError(
+            f"a single {type(layers).__name__} is not a list of layers; use `append` to add it"
+        )
     return [_layer(layer) for layer in cast("Iterable[Any]", layers)]

@@ -73,7 +73,7 @@ class Linear(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard computes some of the outputs.
 
-        Raises `ShardingError` where there are too few.
+        Raises `ShardingError` if there are too few.
         """
         return cut_parts({_ALONE: self}, devices)
 

@@ -74,7 +74,7 @@ class MLP(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has some of the wider space.
 
-        Raises `ShardingError` where that has fewer blocks than there are to be ranks.
+        Raises `ShardingError` if that has fewer blocks than there are to be ranks.
         """
         return cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
 
@@ -123,7 +123,7 @@ class GatedMLP(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has some of the wider space.
 
-        Raises `ShardingError` where that has fewer blocks than there are to be ranks.
+        Raises `ShardingError` if that has fewer blocks than there are to be ranks.
         """
         parts = {"mlp.down": self.down}
         if self.fused:
@@ -149,7 +149,7 @@ class GatedMLP(Divisible):
 def _check_activation(activation: str) -> str:
     if activation not in ACTIVATIONS:
         raise GraphError(
-            f"`{activation}` is not an activation that weightctl knows",
-            hint=f"known are {', '.join(ACTIVATIONS)}",
+            f"`{activation}` is not a supported activation",
+            hint=f"supported are {', '.join(ACTIVATIONS)}",
         )
     return activation

@@ -45,11 +45,11 @@ __all__ = ["LayerV2", "Module"]
 class Module(Layer):
     """A layer with weights: its attributes that are a `Weight`, and those of its sublayers.
 
-    A weight's name is the path of attributes that leads to it, `layers.0.mlp.up.weight`, from the
-    module that last named its weights, loaded them or gave its state; the parts of that keep to it.
-    A call that no other module makes names them anew, as they are reached by now, unless none was
-    named yet and some were made with names of their own. What several paths lead to is called by
-    the first. `__init__` need not call `super().__init__`.
+    The name of a weight is its path of attributes, `layers.0.mlp.up.weight`, from the module that
+    last named its weights, loaded them or returned its state. An outermost call names them again by
+    their current paths, unless no weight was named yet and some were created with names. A weight
+    with several paths has the first as its name. `__init__` does not need to call
+    `super().__init__`.
     """
 
     sharding_strategy: Strategy | None = None
@@ -62,21 +62,21 @@ class Module(Layer):
     def set_shared_weight(self, name: str, weight: Weight) -> None:
         """Set an attribute to a weight that another layer owns, names and loads.
 
-        Raises `TypeError` for what is not a weight.
+        Raises `TypeError` if the value is not a weight.
         """
         share(self, name, weight)
 
     def name_weights(self) -> None:
-        """Give each weight its path as its name, in which a graph that uses it then has it.
+        """Set the name of each weight to its path; graphs that use it then have this name.
 
-        Those of a part of a model that has named its weights keep the model's paths. Raises
-        `GraphError` where two weights have one path, or a list that is not a `LayerList`, a tuple
-        or a dictionary holds weights or layers with some that no attribute leads to.
+        The weights of a part of a model that has named its weights keep the model's paths. Raises
+        `GraphError` if two weights have one path, or a list that is not a `LayerList`, a tuple or a
+        dictionary holds weights or layers with some that no attribute leads to.
         """
         name_weights(self)
 
     def name_before_call(self) -> Naming:
-        """Name the weights anew, unless nobody has named any of the module's yet."""
+        """Name the weights again, unless no weight of the module was named yet."""
         return name_before_call(self)
 
     def raw_state_dict(self) -> dict[str, Weight]:
@@ -90,8 +90,8 @@ class Module(Layer):
     def state_dict(self, auto_initialize: bool = True) -> dict[str, HeldValue]:
         """Return the values of all weights by their paths, as they were loaded; name the weights.
 
-        A weight without a value gets zeros, a `Buffer`, and keeps them. A weight that several paths
-        reach is there once, under the first. `weightctl.save(module.state_dict(), path)` writes it;
+        A weight without a value gets a `Buffer` of zeros and keeps it. A weight with several paths
+        is included once, under the first. `weightctl.save(module.state_dict(), path)` writes it;
         for other libraries a line makes their arrays of it, shared where they can be:
 
             {name: torch.from_dlpack(value) for name, value in module.state_dict().items()}
@@ -108,13 +108,13 @@ class Module(Layer):
         if empty and not auto_initialize:
             raise StateDictError(
                 f"{type(self).__name__} has weights without values: {_join_names(empty)}",
-                hint="load them with `load_state_dict`",
+                hint="load values with `load_state_dict`",
             )
         unknown = [name for name in empty if not weights[name].shape.is_static]
         if unknown:
             raise StateDictError(
-                f"weights have dimensions of no known size: {_join_names(unknown)}",
-                hint="set their shape, or load them with `load_state_dict`",
+                f"weights have dimensions without a size: {_join_names(unknown)}",
+                hint="set their shapes, or load values with `load_state_dict`",
             )
         return {
             name: keep_zeros(weights[name]) if value is None else value
@@ -151,20 +151,20 @@ class Module(Layer):
     ) -> tuple[list[str], list[str]] | None:
         """Set the values of the weights that this module owns, and name them; none is read yet.
 
-        Values are NumPy arrays, any others that offer DLPack, `WeightData`, or nodes of a
-        checkpoint's tree, all of which may be given as the tree itself. They are of the weights'
-        dtypes, or of such that lose nothing, and of their logical shapes. Blocks are decoded for a
-        weight of floats when a graph runs, unless `override_quantization_encoding` has the weights
-        take on the values' encodings. A value under a second path of a shared weight is that
-        weight's; where both are given they are equal. Each starts on a multiple of
-        `weight_alignment` bytes, which becomes the `align` of every weight; without it values may
-        start anywhere, and are copied when a graph runs where they must be. Returns the names of
-        weights that no value was given for, and of values that no weight was there for, where not
-        `strict`. `InferenceSession.load` takes the same values, but for names that no weight has.
+        Values are NumPy arrays, other objects that support DLPack, `WeightData`, or nodes of a
+        checkpoint's tree; the tree itself can be given for all of its nodes. They need the dtypes
+        of the weights, or dtypes that convert without loss, and the logical shapes. Blocks are
+        decoded for a weight of floats when a graph runs, unless `override_quantization_encoding`
+        sets the weights to the encodings of the values. A shared weight also takes a value under
+        its second path; if both are given, they must be equal. With `weight_alignment` each value
+        must start on a multiple of this number of bytes, which becomes the `align` of every weight;
+        without it unaligned values are copied when a graph runs. With `strict=False`, returns the
+        names of weights without a value and of values without a weight. `InferenceSession.load`
+        takes the same values, except for names without a weight.
 
-        Raises `StateDictError`, a `ValueError`, that names every value which does not fit and,
-        where `strict`, all that are missing or unexpected, and what `name_weights` does; nothing
-        is changed then.
+        Raises `StateDictError`, a `ValueError`, that names every value which does not fit and, if
+        `strict`, all that are missing or unexpected, and what `name_weights` does; nothing is
+        changed then.
         """
         refuse_hidden(naming_of(self).root)
         fitted = fit(
@@ -190,9 +190,9 @@ class Module(Layer):
         `ops.call` calls it, for this and other modules of the same kind. `input_types` are those of
         the module's arguments; one that is a list of values has a list of types. What the weights'
         names have at their start, `weight_prefix`, is put in by each call instead. Names are those
-        of the whole model, where it has named them or is being called. Raises `GraphError` where
-        the current graph has a subgraph of that name, no weight's name starts with the prefix, or
-        the module returns anything but values.
+        of the whole model, where it has named them or is being called. Raises `GraphError` if the
+        current graph has a subgraph of that name, no weight's name starts with the prefix, or the
+        module returns anything but values.
         """
         return subgraph_of(self, name, input_types, weight_prefix)
 
@@ -204,9 +204,8 @@ class Module(Layer):
 
         Weights are cut by their own `sharding_strategy`, else by that of the innermost module
         around them. What several shards give is for the caller to put together: a `Parallel` does.
-        Raises `GraphError`, a `ValueError`, for a weight without a
-        strategy or with one for another number of devices, and `ShardingError`, a `ValueError`
-        too, where one cannot be cut so.
+        Raises `GraphError`, a `ValueError`, for a weight without a strategy or with one for another
+        number of devices, and `ShardingError`, a `ValueError` too, if one cannot be cut so.
         """
         return shards_of(self, devices)
 
@@ -214,20 +213,23 @@ class Module(Layer):
         """Take the sizes of the weights that a copy of this module got, which are shards."""
 
     def to(self, *devices: DeviceRef, sharding_strategy: Strategy | None = None) -> None:
-        """Put all weights, shared ones too, on a device, or on several as a strategy says.
+        """Place all weights, including shared ones, on a device, or on several by a strategy.
 
-        The weights of several devices are on the first until `shard` cuts them. A graph that was
-        built before keeps the device that it was built with, of which a `UserWarning` warns. Raises
-        `GraphError`, a `ValueError`, for no device, several without a strategy or with one for
-        another number of them, and where they are cut already.
+        The weights of several devices are on the first until `shard` cuts them. Graphs that are
+        already built keep their device, which gives a `UserWarning`. Raises `GraphError`, a
+        `ValueError`, for no device, several without a strategy or with one for another number of
+        them, and if they are cut already.
         """
         first = next(iter(devices), None)
         if first is None:
-            raise GraphError("no device is named", hint="for example `to(DeviceRef.GPU(0))`")
+            raise GraphError(
+                "at least one device is needed", hint="for example `to(DeviceRef.GPU(0))`"
+            )
         if len(devices) > 1 and sharding_strategy is None:
             raise GraphError(
-                f"{type(self).__name__} cannot be on {len(devices)} devices without a strategy",
-                hint="say how to cut its weights with `sharding_strategy=`",
+                f"{type(self).__name__} cannot be placed on {len(devices)} devices "
+                "without a strategy",
+                hint="use `sharding_strategy=` to state how its weights are cut",
             )
         for device in devices:
             require_device(device)
@@ -235,14 +237,14 @@ class Module(Layer):
             require_strategy(sharding_strategy)
         if sharding_strategy is not None and sharding_strategy.devices != len(devices) > 1:
             raise GraphError(
-                f"{type(self).__name__} is put on {len(devices)} devices by a strategy for "
-                f"{sharding_strategy.devices}",
-                hint="a strategy is made for as many devices as there are",
+                f"{type(self).__name__} is placed on {len(devices)} devices, but the "
+                f"strategy is for {sharding_strategy.devices}",
+                hint="use a strategy for the same number of devices",
             )
         if has_shards(self):
             raise GraphError(
-                f"{type(self).__name__} is cut for several devices already, and stays there",
-                hint="say which devices it is for when it is cut",
+                f"{type(self).__name__} is already cut for several devices and cannot be moved",
+                hint="choose the devices when cutting it",
             )
         weights = list(all_weights(self))
         _warn_of_earlier_graphs(weights, first)
@@ -262,8 +264,8 @@ def _warn_of_earlier_graphs(weights: Iterable[Weight], device: DeviceRef) -> Non
     late = [each for each in weights if each.is_in_a_graph and each.device != device]
     if late:
         warnings.warn(
-            f"a graph that was built before keeps `{late[0].name}` on {late[0].device}; {device} "
-            "counts for graphs that are built from now on",
+            f"graphs that are already built keep `{late[0].name}` on {late[0].device}; "
+            f"only graphs that are built from now on use {device}",
             stacklevel=3,
         )
 

@@ -84,12 +84,12 @@ class LayerNorm(Module):
 
 
 def _size(layer: str, features: Any) -> int:
-    """Return the size of the last axis; `ArgumentTypeError` for several axes."""
+    """Return the size of the last axis; raises `ArgumentTypeError` for several axes."""
     if isinstance(features, SupportsIndex):
         return index(features)
     if is_sequence(features) and len(features) == 1 and isinstance(features[0], SupportsIndex):
         return index(features[0])
     raise ArgumentTypeError(
-        f"{layer} is made for {features!r}",
-        hint="it normalizes the last axis, and is given its size: `8` or `(8,)`",
+        f"{features!r} is not a valid size for {layer}",
+        hint="it normalizes the last axis; give the size of that axis: `8` or `(8,)`",
     )

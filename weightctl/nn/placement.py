@@ -42,8 +42,8 @@ class Placement(NamedTuple):
 def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> Placement:
     """Return which ranks are on these devices; without a `grid` they are all, and cut layers.
 
-    Raises `ShardingError` for what is not a device, a grid that shares out the layers themselves,
-    or one that processes with so many devices cannot make up, and a `first` that is not a
+    Raises `ShardingError` if the value is not a device, a grid that divides the layers themselves,
+    or one that processes with this many devices cannot make up, and a `first` that is not a
     process's.
     """
     given = tuple(devices)
@@ -51,25 +51,27 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
     unchecked: tuple[Any, ...] = given
     if not given or not all(isinstance(device, DeviceRef) for device in unchecked):
         raise ShardingError(
-            f"{list(given)!r} are not devices", hint="one for each rank, such as `DeviceRef.GPU(0)`"
+            f"{list(given)!r} is not a list of devices",
+            hint="give one device per rank, such as `DeviceRef.GPU(0)`",
         )
     count = len(given)
     grid = Grid(count) if grid is None else grid
     if grid.pp != 1:
         raise ShardingError(
-            f"layers that are shared out over {grid.pp} ranks do not run in one graph",
-            hint="a grid of `tp` and `ep` alone does; files may be cut by `pp`",
+            f"a graph cannot run layers of {grid.pp} pipeline parallel ranks",
+            hint="use a grid of `tp` and `ep` only; `pp` is only for files",
         )
     grid_text = f"the {grid.ranks} ranks of tp {grid.tp} x ep {grid.ep}"
     if grid.ranks % count:
         raise ShardingError(
-            f"{grid_text} are in no whole number of processes with {count} each",
-            hint="each process has as many devices as every other, one for each rank",
+            f"{grid_text} cannot be divided into processes with {count} ranks each",
+            hint="every process must have the same number of devices, one per rank",
         )
     if first not in range(0, grid.ranks, count):
         raise ShardingError(
-            f"no process with {count} of {grid_text} begins with rank {first}",
-            hint=f"`first` is {count} times the number of the process",
+            f"with {count} of {grid_text} per process, rank {first} cannot be the first "
+            "of a process",
+            hint=f"`first` must be {count} times the number of the process",
         )
     return Placement(grid, given, first)
 
@@ -85,11 +87,11 @@ class Shards:
     def of(self, weight: Weight, sharding: Sharding, rank: int) -> Weight:
         """Return what a rank that is here has of a weight that is cut for the ranks of a group.
 
-        Raises `GraphError` for what is a shard itself, and where the rank has nothing of it.
+        Raises `GraphError` for what is a shard itself, and if the rank has nothing of it.
         """
         part = sharding.parts[rank % self.placement.grid.tp]
         if part is None:
-            raise GraphError(f"rank {rank} has nothing of `{weight.name}`")
+            raise GraphError(f"rank {rank} has no elements of `{weight.name}`")
         key = (id(weight), rank, part)
         if key not in self._known:
             made = weight.part_for(part, rank, self.placement.device(rank))

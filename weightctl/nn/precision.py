@@ -27,8 +27,8 @@ def require_value(layer: object, given: Any) -> None:
     """Raise `ArgumentTypeError` for what a layer is called with that is not a value of a graph."""
     if not isinstance(given, Value):
         raise ArgumentTypeError(
-            f"{type(layer).__name__} is called with {reprlib.repr(given)}, which is not a value "
-            "of a graph",
-            hint="call it inside `with Graph(...)` on an input or a NumPy array; "
-            "`ops.constant(numbers)` makes a value",
+            f"{type(layer).__name__} was called with {reprlib.repr(given)}, which is not "
+            "a value of a graph",
+            hint="call it inside `with Graph(...)` on an input or a NumPy array, or use "
+            "`ops.constant(numbers)` to make a value",
         )

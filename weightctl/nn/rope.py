@@ -1,4 +1,4 @@
-"""Positions told to attention by rotating pairs of each head's numbers."""
+"""Rotary position embedding: pairs of the elements of each head are rotated by position."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["FrequencyFactors", "RotaryEmbedding", "by_length"]
 class RotaryEmbedding(Module):
     """The cosines and sines of the angles that positions turn pairs of numbers by.
 
-    `dimensions` is how many numbers of a head are rotated. Unless `scaling` stretches them, pair
-    `i` turns by `base ** (-2 * i / dimensions)` radians per position. Where longrope does, the
-    largest position decides between its factors for all.
+    `dimensions` is how many numbers of a head are rotated. Without `scaling`, pair `i` turns by
+    `base ** (-2 * i / dimensions)` radians per position. Where longrope does, the largest position
+    decides between its factors for all.
     """
 
     def __init__(

@@ -27,11 +27,13 @@ def shards_of(module: LayerT, devices: Iterable[DeviceRef]) -> list[LayerT]:
     """Return a copy of a module for each device, with its shards, as strategies cut the weights.
 
     A weight without one is cut by that of the innermost module around it that has any. Raises
-    `GraphError` that names a weight without any, and where a weight is a shard.
+    `GraphError` that names a weight without any, and if a weight is a shard.
     """
     devices = list(devices)
     if not devices:
-        raise GraphError("no device is named", hint="for example `shard([DeviceRef.GPU(0)])`")
+        raise GraphError(
+            "at least one device is needed", hint="for example `shard([DeviceRef.GPU(0)])`"
+        )
     name_before_call(module)
     cut = {
         number: weight.shard_by(strategy, devices)
@@ -73,7 +75,7 @@ def _copy_empty(layer: LayerT) -> LayerT:
 
 
 def _replace_value(value: object, new: dict[int, Any]) -> object:
-    """Return what stands for the value of an attribute, also where containers hold it."""
+    """Return what represents the value of an attribute, also where containers hold it."""
     if is_container(value):
         return deepcopy(value, new)
     return new.get(id(value), value)

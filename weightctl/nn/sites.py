@@ -58,7 +58,7 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
     # It may be anything: a caller's types are not checked.
     given: Any = weight
     if not isinstance(given, Weight):
-        raise TypeError(f"a shared weight is a Weight, not {type(given).__name__}")
+        raise TypeError(f"a shared weight must be a Weight, not {type(given).__name__}")
     setattr(layer, name, weight)
     vars(layer)[SHARED] = {**_find_shared_weights(layer), name: weight}
 
@@ -66,8 +66,8 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
 def find_owned(root: Layer) -> dict[str, list[Site]]:
     """Return the weights that a layer and all below it own: by path, where each is.
 
-    Of one that is reached by several paths the first counts; shards are parts of others, and
-    nobody's own. Raises `GraphError` where two have the same path.
+    A weight with several paths is listed by the first; shards are not listed. Raises `GraphError`
+    if two have the same path.
     """
     found: dict[str, list[Site]] = {}
     name_of: dict[int, str] = {}
@@ -81,7 +81,7 @@ def find_owned(root: Layer) -> dict[str, list[Site]]:
             if known == name and known in found:
                 raise GraphError(
                     f"two weights of {type(root).__name__} have the path `{name}`",
-                    hint="an attribute's name should have no dot",
+                    hint="remove the dot from the name of the attribute",
                 )
             found.setdefault(known, []).append(Site(layer, attribute, weight))
     return found
@@ -118,9 +118,9 @@ def _find_shared_weights(layer: Layer) -> dict[str, Weight]:
 def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
     """Return the weights that a module owns, named by their paths from the root of its model.
 
-    They come by their paths in the module, each with its sites in the whole model. A module that
-    is part of none is said to be at `prefix`, unless some of its paths start so. Raises
-    `GraphError` where two weights have one path, or plain lists hold some, and then names none.
+    They come by their paths in the module, each with its sites in the whole model. A module that is
+    not part of a model gets the path `prefix`, unless some of its paths start with it. Raises
+    `GraphError` if two weights have one path, or plain lists hold some, and then names none.
     """
     root, prefix = naming_of(module, prefix)
     refuse_hidden(root)
@@ -146,17 +146,17 @@ def _refuse_orphans(root: Layer, sites: dict[str, list[Site]], prefix: str) -> N
     for weight in all_weights(root):
         if id(weight) not in held and weight.name.removeprefix(prefix) in sites:
             raise GraphError(
-                f"a shared weight of {type(root).__name__} is called `{weight.name}`, as is "
-                "another that took its place",
-                hint="share the new one with `set_shared_weight`",
+                f"a shared weight of {type(root).__name__} and the weight that replaced "
+                f"it are both named `{weight.name}`",
+                hint="use `set_shared_weight` to share the new one",
             )
 
 
 def name_before_call(module: Layer) -> Naming:
     """Name the weights of a module's model by where they are now.
 
-    In a model of which no layer was ever named, weights that were made with names of their own
-    keep them: those may be a checkpoint's.
+    If no layer of the model was named, weights that were created with names keep them: they may be
+    names of a checkpoint.
     """
     noted: _Root | None = vars(module).get(ROOT)
     if noted is not None and noted.is_gone:

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Configuration", "Fitted", "fit"]
 
-_OVERRIDE = "`override_quantization_encoding=True` takes the values' encodings"
-_DTYPES = "declare the weights in the values' dtypes, or convert with `WeightData.astype`"
-_SHAPES = "make the model by the checkpoint's own configuration"
-_COPY = "leave `weight_alignment` out, and such values are copied when a graph runs"
-_TIED = "give one of the two, or untie the weights in the model"
-_STRICT = "`strict=False` loads what is there"
+_OVERRIDE = "use `override_quantization_encoding=True` to keep the encodings of the values"
+_DTYPES = (
+    "declare the weights with the dtypes of the values, or convert the values with "
+    "`WeightData.astype`"
+)
+_SHAPES = "create the model with the configuration of the checkpoint"
+_COPY = "leave `weight_alignment` out; unaligned values are then copied when a graph runs"
+_TIED = "give only one of the two, or untie the weights in the model"
+_STRICT = "use `strict=False` to load only matching weights"
 
 
 class Configuration(NamedTuple):
@@ -60,7 +63,7 @@ def fit(
 
     A value under a second name of a weight, as `second_names()` has them, is that weight's, and
     equals the one under its own name where both are given: these two are read. Raises
-    `StateDictError` that names every value which does not fit and, where `strict`, every weight
+    `StateDictError` that names every value which does not fit and, if `strict`, every weight
     without a value and every value without a weight.
     """
     _require_alignment(alignment)
@@ -84,7 +87,7 @@ def fit(
                 lines.append(f"`{name}` {error.message}")
                 hints[error.hint] = None
     if lines:
-        message = "\n  ".join(["the values do not fit the weights:", *lines])
+        message = "\n  ".join(["the values do not match the weights:", *lines])
         raise StateDictError(message, hint="; ".join(filter(None, hints)))
     return fitted
 
@@ -105,7 +108,7 @@ def _settle_second_names(
         if name not in given:
             given[name] = value
         elif problem := _difference(given[name], value):
-            lines.append(f"`{second}` is another name of `{name}`, and {problem}")
+            lines.append(f"`{second}` is another name of `{name}`, but {problem}")
     return lines
 
 
@@ -116,7 +119,7 @@ def _difference(one: StateValue, other: StateValue) -> str:
     try:
         return difference(data_of(one), data_of(other))
     except StateDictError as error:
-        return f"one of the two {error.message}"
+        return f"one of them {error.message}"
 
 
 def _take(
@@ -136,14 +139,14 @@ def _take(
     # What runs a graph copies a value that does not start where the weight wants it.
     start = None if alignment is None else address(held)
     if start is not None and alignment is not None and start % alignment:
-        raise StateDictError(f"does not start at a multiple of {alignment} bytes", hint=_COPY)
+        raise StateDictError(f"does not start on a multiple of {alignment} bytes", hint=_COPY)
     fitted.values[name] = held
 
 
 def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Configuration | None:
-    """Return what the weight has to become for a value, None where it fits as it is.
+    """Return what the weight has to become for a value, None if it fits as it is.
 
-    Raises `StateDictError` where it does not fit.
+    Raises `StateDictError` if it does not fit.
     """
     dtype, shape = weight.original_dtype_and_shape
     own, quantization = weight.quantization_encoding, info.encoding.quantization
@@ -172,7 +175,7 @@ def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Confi
         _DTYPES: not fits and not is_override and numbers is not dtype,
     }
     raise StateDictError(
-        f"is {info.encoding.called}{list(info.shape)}, not {_describe_weight(weight)}",
+        f"is {info.encoding.called}{list(info.shape)} instead of {_describe_weight(weight)}",
         hint="; ".join(hint for hint, applies in hints.items() if applies),
     )
 
@@ -188,7 +191,7 @@ def _require_alignment(alignment: Any) -> None:
         return
     if not is_alignment(alignment):
         raise StateDictError(
-            f"weight_alignment is {alignment!r}, which is not a power of two up to {MOST_ALIGN}"
+            f"weight_alignment {alignment!r} is not a power of two up to {MOST_ALIGN}"
         )
 
 
@@ -198,12 +201,12 @@ def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateV
         given: Any = state_dict
         if not hasattr(given, "keys"):
             raise StateDictError(
-                f"a state is values by name, not {type(given).__name__}",
-                hint="give a dictionary, or a checkpoint's tree",
+                f"a state must be a mapping of values by name, not {type(given).__name__}",
+                hint="use a dictionary, or the tree of a checkpoint",
             )
         named: dict[Any, StateValue] = dict(given)
         if (odd := next((name for name in named if not isinstance(name, str)), None)) is not None:
-            raise StateDictError(f"a weight's name is a string, not {odd!r}")
+            raise StateDictError(f"a weight name must be a string, not {odd!r}")
         return named
     prefix = f"{state_dict.name}." if state_dict.name else ""
     return {
@@ -225,7 +228,7 @@ def _list_unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateVal
 
 
 def _find_stored_tensor(value: StateValue) -> tuple[int, str] | None:
-    """Return which tensor of a checkpoint a value is, None where it comes from none."""
+    """Return which tensor of a checkpoint a value is, None if it comes from none."""
     if not isinstance(value, Checkpoint):
         return None
     return id(source_of(value)), header_of(value).aliases.get(value.name, value.name)
@@ -233,9 +236,12 @@ def _find_stored_tensor(value: StateValue) -> tuple[int, str] | None:
 
 def _naming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     if prefix := _prefix(missing, unexpected):
-        return f"the weights are there under `{prefix}`: give them without it"
+        return f"the values have the prefix `{prefix}`: remove it from their names"
     if prefix := _prefix(unexpected, missing):
-        return f"the model's names start with `{prefix}`: give the weights names with it"
+        return (
+            f"the weights of the model have the prefix `{prefix}`: add it to the names of "
+            "the values"
+        )
     return _STRICT
 
 

@@ -49,15 +49,15 @@ def subgraph_of(layer: Layer, name: str, input_types: InputTypes, weight_prefix:
 def _name_weights(layer: Layer, prefix: str) -> None:
     """Give a layer's weights their final names; those it has alone are relative to the prefix.
 
-    Raises `GraphError` where it has weights, and the names of none start with the prefix.
+    Raises `GraphError` if it has weights, and the names of none start with the prefix.
     """
     weights = [first.weight for first, *_ in name_weights(layer, prefix).values()]
     if not weights or any(weight.name.startswith(prefix) for weight in weights):
         return
     raise GraphError(
-        f"no weight of {type(layer).__name__} has a name that starts with `{prefix}`; one is "
-        f"`{weights[0].name}`",
-        hint="weight_prefix is the path of the layer in its model, with a dot at the end",
+        f"the names of the weights of {type(layer).__name__} do not start with "
+        f"`{prefix}`, for example `{weights[0].name}`",
+        hint="weight_prefix must be the path of the layer in its model, with a dot at the end",
     )
 
 
@@ -69,9 +69,9 @@ def _to_list(given: Any) -> _Types:
     flat = [each for kind in kinds for each in (kind if is_sequence(kind) else [kind])]
     if not all(isinstance(each, TensorType) for each in flat):
         raise GraphError(
-            f"the input types of a subgraph are {given!r}",
-            hint="a list of TensorTypes, such as `[x.type]`; a list in it is that of an argument "
-            "which is a list",
+            f"{given!r} is not a valid list of input types for a subgraph",
+            hint="use a list of TensorTypes, such as `[x.type]`; for an argument that is a "
+            "list, use a nested list",
         )
     return kinds
 
@@ -92,6 +92,7 @@ def _values(layer: Layer, outputs: Any) -> Iterator[Value]:
             yield from _values(layer, output)
     else:
         raise GraphError(
-            f"{type(layer).__name__} gives {type(outputs).__name__} where a subgraph gives values",
-            hint="it may return one value, or values in lists and tuples",
+            f"{type(layer).__name__} returned a {type(outputs).__name__}, but a subgraph "
+            "must return values",
+            hint="return a value, or values in lists and tuples",
         )

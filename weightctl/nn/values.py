@@ -31,7 +31,7 @@ __all__ = [
     "to_held",
 ]
 
-_ARRAYS = "NumPy arrays, torch tensors, Buffers and all that offer DLPack are values"
+_ARRAYS = "use NumPy arrays, torch tensors, Buffers or other objects that support DLPack"
 
 StateValue: TypeAlias = "DLPackArray | WeightData | Checkpoint"
 
@@ -72,7 +72,7 @@ def to_held(value: StateValue) -> HeldValue:
 
 
 def get_value(weight: Weight) -> HeldValue | None:
-    """Return the value of a weight, None where it has none.
+    """Return the value of a weight, None if it has none.
 
     Zeros that were made when it had another shape or dtype are none.
     """
@@ -99,18 +99,18 @@ def keep_zeros(weight: Weight) -> Buffer:
 def describe(name: str, value: StateValue) -> TensorInfo:
     """Return shape and encoding of a value; no byte of it is read.
 
-    Raises `StateDictError` for what is not an array of numbers.
+    Raises `StateDictError` if the value is not an array of numbers.
     """
     if isinstance(value, Checkpoint):
         try:
             return info_of(value)
         except MissingTensorError as error:
-            raise StateDictError(f"is not there: {error.message}", hint=error.hint) from error
+            raise StateDictError(f"is missing: {error.message}", hint=error.hint) from error
     if isinstance(value, WeightData):
         if value.is_declared:
             raise StateDictError(
-                "is only declared, and has no data",
-                hint="open a checkpoint that has it, or give an array",
+                "is only declared and has no data",
+                hint="open a checkpoint that has the tensor, or pass an array",
             )
         return value.info
     if isinstance(value, Buffer):
@@ -119,12 +119,12 @@ def describe(name: str, value: StateValue) -> TensorInfo:
     try:
         dtype = DType(array.dtype)
     except ValueError as error:
-        raise StateDictError(f"is an array of {array.dtype}, which has no DType") from error
+        raise StateDictError(f"is an array of {array.dtype}, which no DType matches") from error
     return TensorInfo(name, tuple(array.shape), dtype.encoding)
 
 
 def data_of(value: StateValue) -> WeightData:
-    """Return a value as data; `StateDictError` for what is not an array of numbers."""
+    """Return a value as data; raises `StateDictError` if the value is not an array of numbers."""
     describe("", value)  # raises for what is not one
     return value.data() if isinstance(value, Checkpoint) else WeightData.from_dlpack(value, "")
 
@@ -136,15 +136,17 @@ def _is_here(value: object) -> bool:
         return True
     if getattr(value, "is_sparse", False):
         raise StateDictError(
-            "is sparse, and does not lie in memory number by number",
-            hint="give a dense one: `to_dense()`",
+            "is sparse, so its values are not contiguous in memory",
+            hint="convert it to a dense tensor with `to_dense()`",
         )
     if getattr(value, "is_meta", False):
-        raise StateDictError("has no numbers: it is on the device meta", hint="load them first")
+        raise StateDictError(
+            "has no values: it is on the meta device", hint="load its values first"
+        )
     try:
         return bool(device()[0] == CPU[0])
     except (BufferError, RuntimeError, ValueError) as error:
-        raise StateDictError(f"cannot be taken: {error}", hint=_ARRAYS) from error
+        raise StateDictError(f"cannot be read: {error}", hint=_ARRAYS) from error
 
 
 def address(value: DLPackArray) -> int | None:
@@ -172,13 +174,14 @@ def _as_numpy(value: DLPackArray) -> NDArray[Any]:
     given: Any = value
     if isinstance(given, np.ma.MaskedArray):
         raise StateDictError(
-            "is a masked array, whose mask would be lost", hint="`filled()` gives plain arrays"
+            "is a masked array, whose mask would be lost",
+            hint="use `filled()` to get a plain array",
         )
     if isinstance(value, np.ndarray):
         return cast("NDArray[Any]", value)
     if not hasattr(given, "__dlpack__"):
-        raise StateDictError(f"is not an array but {type(given).__name__}", hint=_ARRAYS)
+        raise StateDictError(f"is a {type(given).__name__}, not an array", hint=_ARRAYS)
     try:
         return take(on_cpu(value))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise StateDictError(f"cannot be taken: {error}", hint=_ARRAYS) from error
+        raise StateDictError(f"cannot be read: {error}", hint=_ARRAYS) from error

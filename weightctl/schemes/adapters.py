@@ -29,8 +29,8 @@ _BASES = ("general.base_model.0.name", "ss_sd_model_name")
 class Adapter(NamedTuple):
     """LoRA: the `ranks` that occur, and the number of weights that have a pair of `matrices`.
 
-    `base` is what the model is called that they are for, empty where nothing says so. What the
-    product of a pair is multiplied with is `alpha` / rank; None where the header does not say.
+    `base` is what the model is called that they are for, empty if it is not stated. What the
+    product of a pair is multiplied with is `alpha` / rank; None if the header does not say.
     """
 
     ranks: tuple[int, ...]
@@ -40,7 +40,7 @@ class Adapter(NamedTuple):
 
 
 def adapter(header: Header, config: Mapping[str, Any]) -> Adapter | None:
-    """Return what the LoRA matrices among the tensors are, None where there are none.
+    """Return what the LoRA matrices among the tensors are, None if there is none.
 
     Pairs are those of PEFT, kohya's sd-scripts, diffusers, llama.cpp and MLX. `config` is
     adapter_config.json's content, or empty.

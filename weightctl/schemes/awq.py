@@ -67,7 +67,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(".qzeros")
     place = stored.find(".qzeros")
     if stored.bits != 4 or place is None:
-        raise stored.cannot_dequantize("weightctl knows it with 4 bits and zeros")
+        raise stored.cannot_dequantize("only AWQ with 4 bits and zero points is supported")
     (outputs, inputs), counts = stored.shape, stored.scales.shape
     if stored.numbers.shape[0] != inputs or stored.numbers.shape[1] >= counts[1]:
         return _decode_vector(stored, place)
@@ -87,7 +87,7 @@ def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
     # Its tables of scales and zeros are padded: only the settings tell the groups.
     size = next((size for size in stored.settings.sizes(-1) if -(-inputs // size) <= columns), None)
     if size is None:
-        raise stored.cannot_dequantize("nothing says how large its groups are")
+        raise stored.cannot_dequantize("its group size is not in the config")
     grid = stored.grid(stored.shape, (rows, -(-inputs // size)))
     values = decoding.Scaled(
         numbers=stored.pack_numbers(0, layout, 1, (rows, inputs)),
@@ -104,7 +104,7 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
     # Otherwise it is of the kind for vectors, whose scales are padded.
     is_for_matrices = rows == inputs and columns < stored.scales.shape[1]
     if stored.numbers.encoding.name != "I32" or not is_for_matrices:
-        raise stored.cannot_dequantize("it is of another kind")
+        raise stored.cannot_dequantize("this variant of AWQ is not supported")
     numbers = [cut_in_ratio(1, outputs, columns), Along(0)]
     return cut_transposed(stored, numbers, cut_groups(stored))
 

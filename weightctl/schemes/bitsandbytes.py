@@ -49,14 +49,14 @@ def _decode(stored: SchemeTensors) -> Decoding:
     state = _read_state(stored, state_place)
     block = state.get("blocksize")
     if map_place is None or type(block) is not int or block <= 0:
-        raise stored.cannot_dequantize("nothing says what its codes stand for")
+        raise stored.cannot_dequantize("the values of its codes are missing")
     count = -(-prod(stored.shape) // block)
     nested, is_bytes = None, stored.scales.encoding.name == "U8"
     if is_bytes:
         nested = _read_nested(stored, state, count)
     if stored.scales.size != count:
         raise stored.cannot_dequantize(
-            f"`{stored.scales.name}` is of shape {list(stored.scales.shape)}"
+            f"`{stored.scales.name}` has shape {list(stored.scales.shape)}"
         )
     words = stored.numbers.size
     values = decoding.CodedRow(
@@ -78,7 +78,9 @@ def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> Ne
         or not isinstance(offset, int | float) or abs(offset) > 1e300
         or stored.tensors[place].info.size != -(-count // block)
     ):  # fmt: skip
-        raise stored.cannot_dequantize("its scales are quantized, and nothing says how")
+        raise stored.cannot_dequantize(
+            "its scales are quantized, and the parameters for this are missing"
+        )
     scales = stored.plain(place, stored.tensors[place].info.size)
     return decoding.NestedScales(stored.floats(map_place, 256), scales, block, float(offset))
 
@@ -90,7 +92,7 @@ def _read_state(stored: SchemeTensors, place: int | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         document = None
     if not is_object(document):
-        raise stored.cannot_dequantize("what says how it was quantized cannot be read")
+        raise stored.cannot_dequantize("its quantization state cannot be read")
     return document
 
 

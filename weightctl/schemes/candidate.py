@@ -34,7 +34,7 @@ _MLX_GROUP = {"group_size": 64}
 
 
 class LogicalWeight(NamedTuple):
-    """The weight that tensors stand for: its shape, outermost dimension first.
+    """The weight that tensors represent: its shape, outermost dimension first.
 
     A number has `bits` bits, where these differ from weight to weight; `element` is what people
     call the numbers, where a scheme has several kinds.
@@ -48,8 +48,8 @@ class LogicalWeight(NamedTuple):
 class Candidate(NamedTuple):
     """Tensors that may be one weight; `others` are known by the endings of their names.
 
-    `config` is config.json's content. `content` gives the bytes of a small tensor that stands
-    beside numbers, None where they cannot be had.
+    `config` is config.json's content. `content` gives the bytes of a small tensor that is beside
+    numbers, None if they cannot be had.
     """
 
     layer: str
@@ -65,17 +65,17 @@ class Candidate(NamedTuple):
         return (self.numbers.name, self.scales.name, *[info.name for info in self.others.values()])
 
     def shape(self, ending: str) -> tuple[int, ...] | None:
-        """Return the shape of another tensor, None where there is none."""
+        """Return the shape of another tensor, None if there is none."""
         found = self.others.get(ending)
         return found.shape if found else None
 
     def bytes_of(self, ending: str) -> bytes | None:
-        """Return what a small tensor holds, None where there is none or it cannot be read."""
+        """Return what a small tensor holds, None if there is none or it cannot be read."""
         info = self.others.get(ending)
         return self.content(info, self.numbers) if info else None
 
     def integers(self, ending: str) -> tuple[int, ...] | None:
-        """Return the positive integers that a small tensor holds, None where it does not."""
+        """Return the positive integers that a small tensor holds, None if it does not."""
         info = self.others.get(ending)
         code = _INTEGERS.get(info.encoding.name) if info else None
         raw = self.content(info, self.numbers) if info and code else None
@@ -85,7 +85,7 @@ class Candidate(NamedTuple):
         return found if min(found) > 0 else None
 
     def setting(self, key: str) -> object:
-        """Return a setting of this layer's quantization in the config, None where it has none."""
+        """Return a setting of this layer's quantization in the config, None if it has none."""
         settings = self.config.get("quantization") or self.config.get("quantization_config")
         if not is_object(settings):
             return None
@@ -93,13 +93,13 @@ class Candidate(NamedTuple):
         return {**_MLX_GROUP, **own}.get(key) if is_object(own) else settings.get(key)
 
     def number(self, key: str) -> int:
-        """Return a setting of this layer that is a positive integer; 0 where there is none."""
+        """Return a setting of this layer that is a positive integer; 0 if there is none."""
         found = self.setting(key)
         return found if type(found) is int and found > 0 else 0
 
 
 def read_shape(shape: object) -> tuple[int, ...] | None:
-    """Return a shape as a file gives it; None where it is not one, or has no elements."""
+    """Return a shape as a file gives it; None if it is not one, or has no elements."""
     if not is_list(shape) or not all(type(length) is int and length > 0 for length in shape):
         return None
     return tuple(shape)
@@ -117,7 +117,7 @@ def divide_up(whole: int, part: int) -> int:
 
 @lru_cache(maxsize=256)  # a model has few shapes, each in many layers
 def tiles(count: int, length: int) -> bool:
-    """Whether so many blocks of one size, the last perhaps cut off, are as long as that."""
+    """Whether this many blocks of one size, the last perhaps cut off, are as long as that."""
     return 0 < count <= length and divide_up(length, divide_up(length, count)) == count
 
 

@@ -69,7 +69,9 @@ def _decode(stored: SchemeTensors) -> Decoding:
             zeros = stored.per_block(place, grid)
         else:
             if len(counts) != 2:
-                raise stored.cannot_dequantize(f"`{info.name}` is for weights of two dimensions")
+                raise stored.cannot_dequantize(
+                    f"`{info.name}` is only supported for weights of two dimensions"
+                )
             packed = stored.pack_numbers(place, layout, 0, grid.table)
             zero, zeros = 0, decoding.PerBlock(packed, grid)
     values = decoding.Scaled(
@@ -93,7 +95,9 @@ def _check_shape(stored: SchemeTensors) -> None:
         for at in range(0, len(raw), size)
     ]
     if shape != list(stored.shape):
-        raise stored.cannot_dequantize(f"`{stored.tensors[place].info.name}` says {shape}")
+        raise stored.cannot_dequantize(
+            f"`{stored.tensors[place].info.name}` states the shape {shape}"
+        )
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
@@ -134,7 +138,7 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     # Its first versions split no number between two words, which no shard would tell either.
     if words == divide_up(length, _WORD_BITS // bits):
         return Along(axis, length, words)
-    raise stored.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
+    raise stored.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
 
 
 SCHEME = Scheme(

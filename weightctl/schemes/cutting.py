@@ -82,13 +82,13 @@ def cut_upright(stored: SchemeTensors) -> list[Axes]:
 
 
 def refuse_other_axes(stored: SchemeTensors) -> None:
-    """Raise `ConversionError` where the axes of numbers are not those of the weight."""
+    """Raise `ConversionError` if the axes of numbers are not those of the weight."""
     if len(stored.numbers.shape) != len(stored.shape):
-        raise stored.cannot_dequantize("its numbers have axes of their own")
+        raise stored.cannot_dequantize("its values are stored with other axes")
 
 
 def cut_companion(stored: SchemeTensors, place: int) -> Axes:
-    """Cut scales, or what stands beside them: like them, or as what it is."""
+    """Cut scales, or what is beside them: like them, or as what it is."""
     if spans_blocks(stored, place):
         return cut_blockwise(stored, place)
     return cut_beside(stored, stored.tensors[place].info)
@@ -129,13 +129,13 @@ def _list_blocks(
 
 
 def cut_beside(stored: SchemeTensors, info: TensorInfo) -> Axes:
-    """Cut what stands beside numbers and scales: it is for all of the weight, or for its inputs."""
+    """Cut what is beside numbers and scales: it is for all of the weight, or for its inputs."""
     whole: list[Along | None] = [None] * len(stored.shape)
     if info.name.endswith(_WHOLE) or info.size in {0, 1}:
         return whole
     if info.name.endswith(_OF_INPUTS) and info.shape == stored.shape[-1:]:
         return [*whole[:-1], Along(0)]
-    raise stored.cannot_dequantize(f"`{info.name}` stands beside it")
+    raise stored.cannot_dequantize(f"cutting `{info.name}` is not supported")
 
 
 def is_ordered(stored: SchemeTensors, ending: str) -> bool:

@@ -24,8 +24,8 @@ def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
     gpt-oss's experts have the inputs of their layer as rows, as transformers has them, but in
     blocks the outputs, as they are stored and as ggml has them.
 
-    Raises `ConversionError` where a weight is packed in a way that cannot be read, or its tensors
-    do not fit together.
+    Raises `ConversionError` if a weight is packed in a way that cannot be read, or its tensors do
+    not fit together.
     """
     if not list_scheme_tensors(header_of(weights)):
         return weights

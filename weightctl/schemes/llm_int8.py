@@ -28,12 +28,12 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode rows whose largest absolute value stands for 127."""
+    """Decode rows whose largest absolute value represents 127."""
     stored.refuse_others(".weight_format")
     place = stored.find(".weight_format")
     if place is not None and stored.raw(place).strip(b"\0"):
         raise stored.cannot_dequantize(
-            f"`{stored.tensors[place].info.name}` says an order for one kind of GPU"
+            f"`{stored.tensors[place].info.name}` states a layout for one kind of GPU"
         )
     grid = stored.grid(stored.shape, (stored.shape[0], 1))
     scales = stored.per_block(1, grid)

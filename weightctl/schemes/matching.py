@@ -28,7 +28,7 @@ _MAX_READ = 4096
 class Quantized(NamedTuple):
     """A weight that is stored as several tensors: packed numbers, and what scales them.
 
-    `name` and `shape` are those of the weight that they stand for, outermost dimension first.
+    `name` and `shape` are those of the weight that they represent, outermost dimension first.
     `label` is what people call the packing. `tensors` are the names of those that are stored, the
     packed numbers first, and `nbytes` is what all of them fill. Each number is packed in
     `number_bits`, which is 0 where the scheme says it.

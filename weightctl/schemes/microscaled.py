@@ -40,12 +40,12 @@ NVFP_BLOCK, _NVFP_SCALES = 16, ("F8_E4M3", "U8")
 
 
 def infer_mxfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
-    """Return a weight of MXFP with so many bits in a number."""
+    """Return a weight of MXFP with this many bits in a number."""
     return _infer(candidate, bits, MXFP_BLOCK, _MXFP_SCALES)
 
 
 def infer_nvfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
-    """Return a weight of NVIDIA's blocks with so many bits in a number."""
+    """Return a weight of NVIDIA's blocks with this many bits in a number."""
     return _infer(candidate, bits, NVFP_BLOCK, _NVFP_SCALES)
 
 
@@ -77,7 +77,7 @@ def _infer_blocks(
 
 
 def _holds(encoding: Encoding, bits: int) -> bool:
-    """Whether floats of so many bits are kept in this; bytes that are not floats are packed."""
+    """Whether floats of this many bits are kept in this; bytes that are not floats are packed."""
     if encoding.name == "I32":
         return False  # compressed-tensors' integers
     return encoding.name == "U32" or (bits == 8) == encoding.name.startswith("F8")
@@ -88,7 +88,7 @@ def read_float_codes(stored: SchemeTensors) -> tuple[PackedNumbers, int]:
     info, size = stored.numbers, stored.numbers.encoding.size
     per_word = 2 * size
     if prod(info.shape) // info.encoding.block * per_word != prod(stored.shape):
-        raise stored.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
+        raise stored.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
     layout = decoding.PackingLayout(4, 8 * size)
     is_along = len(info.shape) != len(stored.shape) or info.shape[-1] != stored.shape[-1]
     if is_along or info.encoding.name == "F4":

@@ -34,7 +34,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(".biases", ".qbiases")
     place, bits, shape = stored.find(".biases", ".qbiases"), stored.bits, stored.shape
     if place is None:
-        raise stored.cannot_dequantize("it has no biases")
+        raise stored.cannot_dequantize("its biases are missing")
     grid = stored.grid(shape, stored.scales.shape)
     layout = decoding.PackingLayout(bits, 32)
     values = decoding.Scaled(

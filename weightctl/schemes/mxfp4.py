@@ -34,7 +34,9 @@ def decode(stored: SchemeTensors) -> Decoding:
     grid = make_block_grid(stored, MXFP_BLOCK, axis)
     has_nan = stored.scales.encoding.name == "F8_E8M0"
     if not has_nan and stored.scales.encoding.name != "U8":
-        raise stored.cannot_dequantize(f"`{stored.scales.name}` is of {stored.scales.encoding}")
+        raise stored.cannot_dequantize(
+            f"`{stored.scales.name}` is stored as {stored.scales.encoding}"
+        )
     table = stored.table(1, grid.counts[-1])
     scales, steps = stored.per_block(1, grid), decoding.E2M1
     if not has_nan:

@@ -24,7 +24,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others()
     if stored.numbers.shape != stored.shape or stored.numbers.encoding.block != 1:
         raise stored.cannot_dequantize(
-            f"`{stored.numbers.name}` is of shape {list(stored.numbers.shape)}"
+            f"`{stored.numbers.name}` has shape {list(stored.numbers.shape)}"
         )
     grid = stored.grid(stored.shape, stored.scales.shape)
     scales = stored.per_block(1, grid, powers=True)

@@ -28,8 +28,8 @@ __all__ = [
 class NameEndings(NamedTuple):
     """How the names of a weight's tensors end, after the name of its layer.
 
-    `scales` ends the one that a weight is found by. `numbers` are packed in one of `encodings`,
-    any where none is named. `weight` ends the name of what it stands for.
+    `scales` ends the one that a weight is found by. `numbers` are packed in one of `encodings`, any
+    where none is named. `weight` ends the name of what it represents.
     """
 
     scales: str
@@ -45,7 +45,7 @@ class NameEndings(NamedTuple):
         config: Mapping[str, Any],
         content: Callable[[TensorInfo, TensorInfo], bytes | None],
     ) -> Candidate | None:
-        """Return the tensors that belong to these scales, None where they are of no such weight."""
+        """Return the tensors that belong to these scales, None if they do not match."""
         if not scales.name.endswith(self.scales):
             return None
         layer = scales.name[: -len(self.scales)]

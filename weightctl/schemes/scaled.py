@@ -48,13 +48,13 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(*_ZERO_ENDINGS, ".comfy_quant")
     _check_comfy(stored)
     if numbers.encoding.block != 1:
-        raise stored.cannot_dequantize(f"`{numbers.name}` is of {numbers.encoding}")
+        raise stored.cannot_dequantize(f"`{numbers.name}` is stored as {numbers.encoding}")
     grid = stored.grid(shape, align_counts(stored.scales.shape, shape))
     place, zeros = stored.find(*_ZERO_ENDINGS), None
     if place is not None:
         info = stored.tensors[place].info
         if align_counts(info.shape, shape) != grid.counts:
-            raise stored.cannot_dequantize(f"`{info.name}` does not fit its scales")
+            raise stored.cannot_dequantize(f"the shape of `{info.name}` does not match its scales")
     scales = stored.per_block(1, grid, powers=True)
     if place is not None:
         zeros = stored.per_block(place, grid)
@@ -74,7 +74,7 @@ def _check_comfy(stored: SchemeTensors) -> None:
         document = None
     kind = document.get("format") if is_object(document) else None
     if kind not in _COMFY:
-        raise stored.cannot_dequantize(f"`{stored.tensors[place].info.name}` says {kind!r}")
+        raise stored.cannot_dequantize(f"`{stored.tensors[place].info.name}` states {kind!r}")
 
 
 SCHEME = Scheme(

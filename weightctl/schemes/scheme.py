@@ -25,14 +25,14 @@ class Scheme:
 
     `names` are how tools name the tensors, the usual way first.
 
-    `infer` returns the weight that tensors of these names stand for, by their shapes. It returns
-    None where they do not fit together: then they are something else, and stay what they are.
+    `infer` returns the weight that tensors of these names represent, by their shapes. It returns
+    None if they do not fit together: then they are something else, and stay what they are.
 
     `decode` returns how the values of a weight follow from its tensors, and raises
-    `ConversionError` where one cannot be decoded; None where none can.
+    `ConversionError` if one cannot be decoded; None if none can.
 
     `cut` returns, for each tensor of a weight, what of it belongs to each axis of the weight, and
-    raises `ConversionError` where one cannot be cut; None where none can.
+    raises `ConversionError` if one cannot be cut; None if none can.
     """
 
     label: str

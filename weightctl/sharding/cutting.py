@@ -36,7 +36,7 @@ _EXPERTS = "expert_parallel"
 class CutModel(NamedTuple):
     """What a checkpoint is to those who cut it.
 
-    `experts` are as many as each layer has, None where nobody knows.
+    `experts` are as many as each layer has, None if it is not known.
     """
 
     places: Mapping[str, PlacedWeight]
@@ -49,17 +49,24 @@ def refuse(model: CutModel, grid: Grid) -> None:
     """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
     if min(grid) < 1:
         shown = " x ".join(map(str, grid))
-        raise ShardingError(f"{shown} are not numbers of ranks", hint="1 of each at least")
+        raise ShardingError(
+            f"{shown} are not valid numbers of ranks",
+            hint="each number of ranks must be at least 1",
+        )
     if model.experts is not None and grid.ep > max(model.experts, 1):
         experts = f"{model.experts} experts in each layer" if model.experts else "no experts"
-        hint = f"--ep takes up to {model.experts}" if model.experts else "leave --ep out"
+        hint = (
+            f"use --ep (ep in Python) up to {model.experts}"
+            if model.experts
+            else ("leave out --ep (ep in Python)")
+        )
         raise ShardingError(
-            f"the model has {experts}, which {grid.ep} groups cannot share", hint=hint
+            f"the model has {experts}, which cannot be divided among {grid.ep} groups", hint=hint
         )
     if grid.pp > max(model.layers, 1):
         raise ShardingError(
-            f"the model has {model.layers} layers, which {grid.pp} stages cannot share",
-            hint=f"--pp takes up to {max(model.layers, 1)}",
+            f"the model has {model.layers} layers, which cannot be divided among {grid.pp} stages",
+            hint=f"use --pp (pp in Python) up to {max(model.layers, 1)}",
         )
 
 
@@ -78,7 +85,7 @@ def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
 
 
 def signature(group: Sequence[PlacedWeight]) -> object:
-    """Return all that decides how weights that are computed with together are shared out.
+    """Return all that decides how weights that are computed with together are divided.
 
     Layers and experts are mostly alike.
     """
@@ -90,7 +97,7 @@ def signature(group: Sequence[PlacedWeight]) -> object:
 def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
     """Return how each weight of a model is cut, by its name.
 
-    Raises `ShardingError` where that cannot be.
+    Raises `ShardingError` if that cannot be.
     """
     ranges: dict[str, Shared] = {}
     unlike: dict[object, Shared] = {}
@@ -130,7 +137,7 @@ def _sharding(
 
 
 def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | None, ...]:
-    """Return what each group of ranks has of the experts of a weight, None where none of them."""
+    """Return what each group of ranks has of the experts of a weight, None if none of them."""
     if place.experts is None:
         return ((),) * len(owners)
     if place.is_stacked:
@@ -169,12 +176,12 @@ def keep_in_stages(
 def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
     """Return how the tensors of a weight are cut, by their names, where it is cut so.
 
-    Raises `ShardingError` where they cannot be.
+    Raises `ShardingError` if they cannot be.
     """
     if weight.refusal and any(sharding.parts):
         raise ShardingError(
             f"`{weight.name}` of shape {list(weight.shape)} cannot be cut: {weight.refusal}",
-            hint="--plan FILE can replicate it",
+            hint="to replicate it, use a plan file: --plan FILE (rules=FILE in Python)",
         )
     return {
         footprint.info.name: _of_tensor(footprint.along, footprint.info.shape, sharding)

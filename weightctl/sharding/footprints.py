@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Footprint(NamedTuple):
-    """A stored tensor, and what of it belongs to each axis of its weight: None where all of it."""
+    """A stored tensor, and what of it belongs to each axis of its weight: None if all of it."""
 
     info: TensorInfo
     along: tuple[Along | None, ...]
@@ -73,5 +73,5 @@ def plain(info: TensorInfo) -> WeightFootprint:
     along = (Along(axis, block, block) if axis == last else Along(axis)
              for axis in range(len(info.shape)))  # fmt: skip
     crosses = bool(info.shape) and info.shape[-1] % block != 0
-    refusal = "its blocks go on from one row into the next" if crosses else ""
+    refusal = "its blocks cross the ends of rows" if crosses else ""
     return WeightFootprint(info.name, info.shape, (Footprint(info, tuple(along)),), refusal=refusal)

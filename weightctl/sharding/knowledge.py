@@ -26,7 +26,7 @@ __all__ = ["CheckpointKnowledge", "gather_knowledge"]
 
 
 class CheckpointKnowledge(NamedTuple):
-    """A checkpoint's weights by name, and the model; `checkpoint` is None where no family is known.
+    """A checkpoint's weights by name, and the model; `checkpoint` is None if no family is known.
 
     `notes` are what a person should know of it.
     """
@@ -40,7 +40,7 @@ class CheckpointKnowledge(NamedTuple):
 def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowledge:
     """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
 
-    Raises `ArchitectureError` where it is of no known family, unless the cuts are ruled.
+    Raises `ArchitectureError` if its family is not supported, unless there are rules.
     """
     stored = stored_weights(source_of(weights))
     notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
@@ -48,9 +48,20 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
         checkpoint = _recognize_model(as_meant(weights, stored))
     except ArchitectureError as error:
         if is_ruled:
-            why = f"only the plan says how tensors are cut: {error.message}"
+            why = (
+                "the model family is not recognized, so only the plan file defines how "
+                f"tensors are cut: {error.message}"
+            )
             return CheckpointKnowledge(stored, _unknown(stored), None, (*notes, why))
-        hint = "; ".join(filter(None, (error.hint, "--plan FILE says how its tensors are cut")))
+        hint = "; ".join(
+            filter(
+                None,
+                (
+                    error.hint,
+                    ("to define how its tensors are cut, use --plan FILE (rules=FILE in Python)"),
+                ),
+            )
+        )
         raise type(error)(error.message, hint=hint) from error
     places = place_weights(checkpoint, stored)
     config = checkpoint.config
@@ -60,14 +71,14 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
 
 
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
-    """Return a checkpoint as a model; one with hardly any of its tensors is none."""
+    """Return a checkpoint as a model; raises an error if most of its tensors are missing."""
     checkpoint = recognize(weights)
     missing = checkpoint.missing
     if len(missing) > len(checkpoint.tensors):
-        more = f", and so are {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        more = f", and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise ArchitectureError(
             f"`{missing[0]}` of {checkpoint.family.name} is missing{more}",
-            hint="is the config that of this checkpoint?",
+            hint="check that the config belongs to this checkpoint",
         )
     return checkpoint
 
@@ -77,12 +88,17 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     family, missing = checkpoint.family.name, checkpoint.missing
     if missing:
         are = "is" if len(missing) == 1 else "are"
-        yield f"{pluralize(len(missing), 'tensor')} of {family} {are} missing, as `{missing[0]}`"
+        yield (
+            f"{pluralize(len(missing), 'tensor')} of {family} {are} missing, for example "
+            f"`{missing[0]}`"
+        )
     rest = [*checkpoint.beside, *checkpoint.unexpected]
     if rest:
         are = "is" if len(rest) == 1 else "are"
         yield (
-            f"{pluralize(len(rest), 'tensor')} of no part of {family} {are} not cut, as `{rest[0]}`"
+            f"{pluralize(len(rest), 'tensor')} {are} not cut, because "
+            f"{'it is' if len(rest) == 1 else 'they are'} not a part of {family}, for example "
+            f"`{rest[0]}`"
         )
 
 

@@ -27,12 +27,12 @@ _LAYER, _EXPERT = "{}", "{expert}"
 
 
 class PlacedWeight(NamedTuple):
-    """A weight of a model: which elements of which axis are shared out, and where it is needed.
+    """A weight of a model: the divided elements of an axis, and the layers that need it.
 
-    `strategy` is what people call that. `layers` are those that need it; None where all do.
-    `experts` are those of which it is, where it is of some, and lie along its first axis where
-    `is_stacked`. Weights with the same `group` are computed with together. `misfit` says what is in
-    the way of cutting one as the model would have it.
+    `strategy` is what people call that. `layers` are those that need it; None if all do. `experts`
+    are its experts, if it has any; they are along its first axis where `is_stacked`. Weights with
+    the same `group` are computed with together. `misfit` says what is in the way of cutting one as
+    the model would have it.
     """
 
     weight: WeightFootprint
@@ -49,7 +49,7 @@ class PlacedWeight(NamedTuple):
 def place_weights(
     checkpoint: RecognizedModel, weights: Mapping[str, WeightFootprint]
 ) -> dict[str, PlacedWeight]:
-    """Return the place of each weight; what is of no part of the model is not cut."""
+    """Return the place of each weight; tensors that are not part of the model are not cut."""
     aliases = header_of(checkpoint.tree).aliases
     members: dict[str, list[TensorNames]] = {}
     for names in _names(checkpoint):
@@ -180,18 +180,18 @@ def _runs(
     if not extents:
         return ()
     if axis >= len(weight.shape):
-        return _cannot_match_shape(weight, axis, "something belongs")
+        return _cannot_match_shape(weight, axis, "elements are expected")
     size = weight.shape[axis]
     runs = list_runs(extents, size, count_heads(checkpoint.config))
     if runs[-1].stop != size:
-        return _cannot_match_shape(weight, axis, f"{runs[-1].stop} elements belong")
+        return _cannot_match_shape(weight, axis, f"{runs[-1].stop} elements are expected")
     return runs
 
 
 def _cannot_match_shape(weight: WeightFootprint, axis: int, expected: str) -> ShardingError:
     return ShardingError(
-        f"`{weight.name}` is of shape {list(weight.shape)}, and {expected} along axis {axis}",
-        hint="is the config that of this checkpoint?",
+        f"`{weight.name}` has shape {list(weight.shape)}, but {expected} along axis {axis}",
+        hint="check that the config belongs to this checkpoint",
     )
 
 
@@ -200,8 +200,8 @@ def _join_places(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
     misfit = one.misfit or other.misfit
     if one.runs != other.runs or one.axis != other.axis:
         misfit = misfit or ShardingError(
-            f"`{one.weight.name}` is two parts of the model, which are not cut alike",
-            hint="--plan FILE says how it is cut",
+            f"`{one.weight.name}` is used in two places of the model, which are cut differently",
+            hint="to define how it is cut, use --plan FILE (rules=FILE in Python)",
         )
     layers = None
     if one.layers is not None and other.layers is not None:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "CutRule", "CutRules", "NamedStrategy", "read_rules"]
 
 _FORM = (
-    "[tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = 'stacked_qkv', "
-    "heads = 32, kv_heads = 8, head_dim = 128 }"
+    "write [tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = "
+    "'stacked_qkv', heads = 32, kv_heads = 8, head_dim = 128 }"
 )
 
 
 class NamedStrategy(NamedTuple):
-    """A way to cut tensors; `cut` takes one and the number of ranks, and what it is told by name.
+    """A way to cut tensors; `cut` takes one and the number of ranks, and its settings by name.
 
     `needed` must be given, `allowed` may be.
     """
@@ -72,8 +72,8 @@ class CutRule(NamedTuple):
     def sharding(self, whole: Whole, grid: Grid) -> Sharding:
         """Return how a tensor is cut for all ranks of a grid, as if each stage had it.
 
-        Experts that are stacked are shared out over all ranks of a stage; all else is cut by `tp`,
-        and alike in each group of experts.
+        Experts that are stacked are divided over all ranks of a stage; all else is cut by `tp`, and
+        alike in each group of experts.
         """
         cut = STRATEGIES[self.strategy].cut
         places = [grid.place(rank) for rank in range(grid.ranks)]
@@ -87,15 +87,15 @@ class CutRule(NamedTuple):
 
 
 class CutRules(NamedTuple):
-    """What a person says of how tensors are cut; `path` is the file that says it."""
+    """The rules of a plan file for cutting tensors; `path` is the file."""
 
     path: str
     rules: tuple[CutRule, ...]
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
-        """Return how the first rule that fits a tensor has it cut; None where none does.
+        """Return how the first rule that fits a tensor has it cut; None if none does.
 
-        Raises `ShardingError` where it cannot be cut so.
+        Raises `ShardingError` if it cannot be cut so.
         """
         rule = self._rule(whole.name)
         if rule is None:
@@ -107,14 +107,14 @@ class CutRules(NamedTuple):
             raise ShardingError(f"{where}: {error.message}", hint=error.hint) from error
 
     def notes(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return what should be told of rules that decide on no tensor of these names."""
+        """Return notes on rules that apply to none of these tensors."""
         names = list(names)
         used = {id(self._rule(name)) for name in names}
         return tuple(
-            f"{self.path}: every tensor whose name matches `{rule.pattern.pattern}` is of a rule "
-            "above it"
+            f"{self.path}: all tensors that match `{rule.pattern.pattern}` also match an "
+            "earlier rule"
             if any(map(rule.pattern.search, names))
-            else f"{self.path}: no tensor's name matches `{rule.pattern.pattern}`"
+            else f"{self.path}: no tensor matches `{rule.pattern.pattern}`"
             for rule in self.rules
             if id(rule) not in used
         )
@@ -127,18 +127,22 @@ def read_rules(path: str) -> CutRules:
     """Read a plan of one's own: `[tensors]` of patterns of names and strategies.
 
     The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
-    its settings. Raises `ConversionError` for a file that is none.
+    its settings. Raises `ConversionError` if the file is invalid.
     """
     content = read_toml(path, "plan", form=_FORM, otherwise="check the path")
     unknown = content.keys() - {"tensors"}
     if unknown or not content:
-        what = f"`{min(unknown)}` means nothing in a plan" if unknown else "the plan is empty"
+        what = (
+            f"`{min(unknown)}` is not a table of a plan file"
+            if unknown
+            else ("the plan file is empty")
+        )
         raise ConversionError(f"{path}: {what}", hint=_FORM)
     tensors = content["tensors"]
     if not is_object(tensors):
         raise ConversionError(f"{path}: `tensors` is not a table", hint=_FORM)
     if not tensors:
-        raise ConversionError(f"{path}: `tensors` has no lines", hint=_FORM)
+        raise ConversionError(f"{path}: `tensors` is empty", hint=_FORM)
     return CutRules(path, tuple(_rules(path, tensors)))
 
 
@@ -160,44 +164,44 @@ def _rule(where: str, pattern: re.Pattern[str], content: object) -> CutRule:
         if "strategy" not in settings:
             raise ConversionError(
                 f"{where} is a table without a `strategy`",
-                hint="a pattern with dots is written in quotes: 'mlp.up' = 'rowwise'; "
-                f"strategies are {', '.join(STRATEGIES)}",
+                hint="put a pattern with dots in quotes: 'mlp.up' = 'rowwise'; strategies are "
+                f"{', '.join(STRATEGIES)}",
             )
         name = settings.pop("strategy")
     else:
-        raise ConversionError(f"{where} is {content!r}, no strategy", hint=_FORM)
+        raise ConversionError(f"{where} is {content!r}, which is not a strategy", hint=_FORM)
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ConversionError(
-            f"{where}: {name!r} is not a strategy that weightctl knows",
-            hint=f"they are {', '.join(STRATEGIES)}",
+            f"{where}: {name!r} is not a supported strategy",
+            hint=f"use one of {', '.join(STRATEGIES)}",
         )
     _check(f"{where}: {name}", STRATEGIES[name], settings)
     return CutRule(pattern, name, settings)
 
 
 def _check(where: str, strategy: NamedStrategy, settings: Mapping[str, Any]) -> None:
-    """Raise `ConversionError` where a strategy is told something else than what it has to be."""
+    """Raise `ConversionError` if a strategy is told something else than what it has to be."""
     takes = _describe_settings(strategy)
     for key in settings:
         if key not in (*strategy.needed, *strategy.allowed):
-            raise ConversionError(f"{where} knows no `{key}`", hint=takes)
+            raise ConversionError(f"{where} does not have the setting `{key}`", hint=takes)
     for key in strategy.needed:
         if key not in settings:
-            raise ConversionError(f"{where} needs `{key}`", hint=takes)
+            raise ConversionError(f"{where} needs the setting `{key}`", hint=takes)
     for key, value in settings.items():
         least = 0 if key == "axis" else 1
         if key == "sizes":
             fits = is_list(value) and bool(value) and all(_is_number(each, 1) for each in value)
-            wanted = "a list of numbers from 1 on"
+            wanted = "a list of integers of at least 1"
         else:
-            fits, wanted = _is_number(value, least), f"a number from {least} on"
+            fits, wanted = _is_number(value, least), f"an integer of at least {least}"
         if not fits:
-            raise ConversionError(f"{where}: `{key}` is {value!r}, and not {wanted}", hint=takes)
+            raise ConversionError(f"{where}: `{key}` is {value!r}; it must be {wanted}", hint=takes)
     heads, kv_heads = settings.get("heads"), settings.get("kv_heads")
     if heads and kv_heads and heads % kv_heads:
         raise ConversionError(
-            f"{where}: {heads} `heads` are not a whole number for each of {kv_heads} `kv_heads`",
-            hint="as many queries look at each head of keys and values",
+            f"{where}: {heads} `heads` cannot be divided evenly among {kv_heads} `kv_heads`",
+            hint="every KV head needs the same number of query heads",
         )
 
 
@@ -208,6 +212,6 @@ def _is_number(value: object, least: int) -> bool:
 def _describe_settings(strategy: NamedStrategy) -> str:
     needed, allowed = ", ".join(strategy.needed), ", ".join(strategy.allowed)
     if not needed and not allowed:
-        return "it is told nothing else: its name is enough"
-    clauses = (needed and f"it needs {needed}", allowed and f"it may have {allowed}")
+        return "it has no settings; use its name only"
+    clauses = (needed and f"required: {needed}", allowed and f"optional: {allowed}")
     return "; ".join(filter(None, clauses))

@@ -33,7 +33,7 @@ class CutRulesLike(Protocol):
     """What a person says of how tensors are cut."""
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
-        """Return how a tensor is cut, for all ranks; None where nothing is said of it."""
+        """Return how a tensor is cut, for all ranks; None if nothing is said of it."""
         ...
 
     def notes(self, names: Iterable[str]) -> Sequence[str]:
@@ -55,18 +55,21 @@ def shard_plan(
     those of its tensors. Small tensors that say the shapes of others are read, and nothing else.
     The format is GGUF where the checkpoint is one, safetensors otherwise, unless it is named.
 
-    Raises `ShardingError` where a tensor cannot be cut, `ArchitectureError` where there are no
-    rules and the model is of no known family, and `ConversionError` for a format there is not.
+    Raises `ShardingError` if a tensor cannot be cut, `ArchitectureError` if there are no rules and
+    the model family is not supported, and `ConversionError` for a format there is not.
     """
     begin_phase("planning the shards")
     if layout not in LAYOUTS:
-        raise ShardingError(f"there is no layout `{layout}`", hint=f"{' or '.join(LAYOUTS)}")
+        raise ShardingError(
+            f"`{layout}` is not a supported layout", hint=f"use {' or '.join(LAYOUTS)}"
+        )
     if format_name is not None:
         format_module(format_name)
     if layout == VLLM and rules is not None:
         raise ShardingError(
-            "vLLM cuts tensors its own way, whatever a plan says",
-            hint="leave --plan out, or pass --layout ranks",
+            "the layout of vLLM is fixed and does not use a plan file",
+            hint='leave out --plan (rules in Python), or use --layout ranks (layout="ranks" in '
+            "Python)",
         )
     found = gather_knowledge(weights, is_ruled=rules is not None)
     refuse(found.model, grid)
@@ -118,9 +121,9 @@ def shardings(
         how = (
             "not cut"
             if found.checkpoint is None
-            else f"cut as those of {found.checkpoint.family.name}"
+            else f"cut by the rules of {found.checkpoint.family.name}"
         )
-        notes.append(f"{count} that the plan does not name {are} {how}")
+        notes.append(f"{count} without a rule in the plan file {are} {how}")
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
 
 

@@ -23,7 +23,7 @@ __all__ = ["Possible", "possible"]
 
 
 class Possible(NamedTuple):
-    """Whether so many ranks work: why not, None where they do."""
+    """Whether this many ranks work: why not, None if they do."""
 
     ranks: int
     refusal: ShardingError | None
@@ -35,8 +35,8 @@ def possible(
     """Return for each number of ranks whether the layers of a checkpoint can be cut for it.
 
     Small tensors that say the shapes of others are read, and nothing else. Raises
-    `ArchitectureError` where there are no rules and the model is of no known family, and
-    `ShardingError` where its config is of another model.
+    `ArchitectureError` if there are no rules and the model family is not supported, and
+    `ShardingError` if its config is of another model.
     """
     found = gather_knowledge(weights, is_ruled=rules is not None)
     refuse_unfit = _by_rules(found, rules) if rules is not None else _by_family(found)

@@ -21,10 +21,10 @@ __all__ = ["share_among_ranks"]
 
 
 def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -> Shared:
-    """Share out what runs along the axes of weights that are computed with together.
+    """Divide what runs along the axes of weights that are computed with together.
 
-    Raises `ShardingError` that names one of them, where not every rank can have something, or
-    blocks would be broken.
+    Raises `ShardingError` that names one of them, if not every rank can have something, or blocks
+    would be broken.
     """
     if ranks == 1:
         return {run.extent: [(0, run.stop - run.start)] for place in group for run in place.runs}
@@ -47,25 +47,41 @@ def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
     """Raise `ShardingError` for a weight that no number of ranks can share."""
     weight = place.weight
     if weight.refusal:
-        raise _cannot_cut(place, ranks, weight.refusal, "--plan FILE can replicate it")
+        raise _cannot_cut(
+            place,
+            ranks,
+            weight.refusal,
+            "to replicate it, use a plan file: --plan FILE (rules=FILE in Python)",
+        )
     block = weight.blocks[place.axis]
     if any(run.start % block for run in place.runs):
-        reason = f"it has several matrices, which begin within blocks of {block}"
-        raise _cannot_cut(place, ranks, reason, "--plan FILE can replicate it")
+        reason = (
+            f"it consists of several matrices, which do not start on blocks of {block} elements"
+        )
+        raise _cannot_cut(
+            place,
+            ranks,
+            reason,
+            "to replicate it, use a plan file: --plan FILE (rules=FILE in Python)",
+        )
 
 
 def _refuse_unlike(group: Sequence[PlacedWeight], ranks: int) -> None:
-    """Raise `ShardingError` where what is shared out alike is not of one size."""
+    """Raise `ShardingError` if what is divided alike is not of one size."""
     sizes = {run.stop - run.start for place in group for run in place.runs}
     if len(sizes) > 1:
-        reason = f"it is computed with others, whose sizes are {', '.join(map(str, sorted(sizes)))}"
-        raise _cannot_cut(group[0], ranks, reason, "is the config that of this checkpoint?")
+        reason = (
+            f"it is cut together with weights of other sizes: {', '.join(map(str, sorted(sizes)))}"
+        )
+        raise _cannot_cut(
+            group[0], ranks, reason, "check that the config belongs to this checkpoint"
+        )
 
 
 def _too_few_heads(
     group: Sequence[PlacedWeight], heads: Heads, ranks: int, works: Sequence[int]
 ) -> ShardingError:
-    place, reason = group[0], f"there are {heads}"
+    place, reason = group[0], f"it has {heads}"
     if heads.ranges(ranks) is not None:
         place = max(group, key=_block)
         reason += f", in blocks of {_block(place)}"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_meant", "stored_weights"]
 
-_ALONE = "it looks like a part of a quantized weight whose shape nothing says"
+_ALONE = (
+    "it looks like a part of a quantized weight, but the shape of the weight cannot be determined"
+)
 _SHAPE = ".weight_shape"
 
 
@@ -62,14 +64,16 @@ def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
             axes = scheme.cut(stored)
     if axes is None:
         whole = tuple(Footprint(each.info, (None,) * len(shape)) for each in stored.tensors)
-        refusal = f"it is stored as {stored.weight.label}, in tensors that cannot be cut alike"
+        refusal = (
+            f"it is stored as {stored.weight.label}, whose tensors cannot be cut in the same way"
+        )
         return WeightFootprint(name, shape, whole, refusal)
     footprints = (
         Footprint(tensor.info, tuple(own)) for tensor, own in zip(stored.tensors, axes, strict=True)
     )
     note = ""
     if stored.find(_SHAPE) is not None:
-        note = f"`{_SHAPE}` beside packed numbers says the shape of the whole on every rank"
+        note = f"`{_SHAPE}` of packed weights has the shape of the whole weight on every rank"
     return WeightFootprint(name, shape, tuple(footprints), note=note)
 
 

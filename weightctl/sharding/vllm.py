@@ -54,8 +54,8 @@ class _Parameter(NamedTuple):
 def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
     """Return a plan whose ranks have the state of vLLM's model; how `plan` cuts does not matter.
 
-    Tensors that vLLM has no place for are in no file, and are told of. Raises `ShardingError` for
-    what vLLM does not cut, or would have to pack anew, and `ArchitectureError` where the checkpoint
+    Tensors that vLLM has no place for are in no file, and are reported. Raises `ShardingError` for
+    what vLLM does not cut, or would have to pack again, and `ArchitectureError` if the checkpoint
     is not a whole model of its config.
     """
     family = family_of(plan, checkpoint)
@@ -122,8 +122,9 @@ def _refuse_twice(places: list[PlacedWeight]) -> None:
     for name in (place.weight.name for place in places):
         if name in seen:
             raise ShardingError(
-                f"`{name}` is two parts of the model, which the config says are two tensors",
-                hint="a tied output is said by `tie_word_embeddings` in config.json",
+                f"`{name}` is used in two places of the model, but the config does not "
+                "state that they are tied",
+                hint="set `tie_word_embeddings` in config.json if the output is tied",
             )
         seen.add(name)
 
@@ -139,16 +140,18 @@ def _refuse_mixed(parameter: _Parameter) -> None:
     for other in others:
         if other.encoding != first.encoding:
             raise ShardingError(
-                f"`{first.name}` is {first.encoding} and `{other.name}` {other.encoding}, which "
-                f"vLLM has in one tensor, `{parameter.name}`",
-                hint="`weightctl convert IN OUT --dtype bf16` makes them alike",
+                f"`{first.name}` is stored as {first.encoding} and `{other.name}` as "
+                f"{other.encoding}, but vLLM joins them into one tensor, "
+                f"`{parameter.name}`",
+                hint="convert the checkpoint to one type first: `weightctl convert IN OUT "
+                '--dtype bf16` (dtype="bf16" in Python)',
             )
 
 
 def _shard(
     parameter: _Parameter, shardings: Mapping[str, Sharding], shares: Shares, rank: int
 ) -> Shard:
-    """Return a rank's tensor: its pieces follow one another, and zeros stand behind them."""
+    """Return a rank's tensor: its pieces follow one another, and zeros stand after them."""
     rows = 0
     inner: list[int] = []
     pieces: list[SourceShard] = []
@@ -190,6 +193,6 @@ def _describe_left_out(names: list[str]) -> Iterator[str]:
         count = pluralize(len(names), "tensor")
         are = "is" if len(names) == 1 else "are"
         yield (
-            f"{count} {are} in no file, as vLLM's model has no place for "
+            f"{count} {are} not written, because vLLM's model does not have "
             f"{'it' if len(names) == 1 else 'them'}: {join_names(names, _FEW)}"
         )

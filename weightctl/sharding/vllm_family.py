@@ -20,26 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["family_of"]
 
 _ENCODINGS = ("F32", "F16", "BF16")
-_RANKS = "--layout ranks is for all of it"
-_REPACKED = "vLLM packs quantized weights anew when it loads them, and bytes are only copied"
-_PLAIN = "`weightctl convert IN OUT --dtype bf16` makes a checkpoint of it that vLLM's layout takes"
+_RANKS = 'use --layout ranks (layout="ranks" in Python), which supports this checkpoint'
+_REPACKED = (
+    "vLLM packs quantized weights again when it loads them, but shards only contain copied bytes"
+)
+_PLAIN = (
+    'convert the checkpoint first: `weightctl convert IN OUT --dtype bf16` (dtype="bf16" in Python)'
+)
 
 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
 
-    Raises `ShardingError` where it cannot, and `ArchitectureError` where it is not a whole model.
+    Raises `ShardingError` if it cannot, and `ArchitectureError` if it is not a whole model.
     """
     _refuse_grid(plan)
     if checkpoint.convention == "gguf":
         raise ShardingError(
-            f"{checkpoint.where} is of a GGUF, whose rows and names are not vLLM's",
+            f"{checkpoint.where} is a GGUF, whose rows and names differ from those of vLLM",
             hint=_PLAIN,
         )
     if plan.format != "safetensors":
         raise ShardingError(
-            f"vLLM reads the state of ranks from safetensors, and not from {plan.format}",
-            hint="pass --to safetensors, or leave --to out",
+            f"vLLM reads sharded checkpoints only from safetensors, not from {plan.format}",
+            hint='use --to safetensors (to="safetensors" in Python), or leave it out',
         )
     _refuse_quantized(plan, checkpoint)
     family = _family(checkpoint)
@@ -50,13 +54,14 @@ def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
 
 def _refuse_grid(plan: ShardPlan) -> None:
     for name, size, what in (
-        ("ep", plan.grid.ep, "experts that vLLM shares out among ranks"),
-        ("pp", plan.grid.pp, "stages of layers"),
+        ("ep", plan.grid.ep, "experts that vLLM divides among ranks"),
+        ("pp", plan.grid.pp, "pipeline stages"),
     ):
         if size > 1:
             raise ShardingError(
-                f"the layout of vLLM is not built for {what}",
-                hint=f"leave --{name} out, or pass --layout ranks",
+                f"the layout of vLLM does not support {what}",
+                hint=f"leave out --{name} ({name} in Python), or use --layout ranks "
+                '(layout="ranks" in Python)',
             )
 
 
@@ -73,7 +78,8 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
         info = header.tensors.get(name)
         if info is not None and info.encoding.name not in _ENCODINGS:
             raise ShardingError(
-                f"`{name}` is {info.encoding}, and vLLM computes in {', '.join(_ENCODINGS)}",
+                f"`{name}` is stored as {info.encoding}, but vLLM computes in "
+                f"{', '.join(_ENCODINGS)}",
                 hint=_PLAIN,
             )
 
@@ -83,17 +89,17 @@ def _family(checkpoint: RecognizedModel) -> VllmFamily:
     family = checkpoint.family
     if any(each.change is TRANSPOSED for each in family.tensors(checkpoint.config)):
         raise ShardingError(
-            f"the matrices of {family.name} lie the other way in vLLM, and bytes are only copied",
+            f"vLLM transposes the matrices of {family.name}, but shards only contain copied bytes",
             hint=_RANKS,
         )
     vllm = VLLM_FAMILIES.get(family.name)
     if vllm is None:
-        raise ShardingError(f"the layout of vLLM is not built for {family.name}", hint=_RANKS)
+        raise ShardingError(f"the layout of vLLM does not support {family.name}", hint=_RANKS)
     classes = checkpoint.document.get("architectures")
     if not is_list(classes) or classes[:1] not in [[each] for each in vllm.classes]:
         raise ShardingError(
-            f"{checkpoint.where} says that `architectures` is {classes!r}, and vLLM's layout of "
-            f"{family.name} is that of {' or '.join(vllm.classes)}",
+            f"{checkpoint.where} states the `architectures` {classes!r}, but vLLM's "
+            f"layout of {family.name} is for {' or '.join(vllm.classes)}",
             hint=_RANKS,
         )
     return vllm
@@ -106,12 +112,12 @@ def _refuse_odd(checkpoint: RecognizedModel, family: VllmFamily) -> None:
         stored = checkpoint.stored[names.module]
         if family.plain_output and names.line.module.endswith(".o") and names.kind == "bias":
             raise ShardingError(
-                f"vLLM {RELEASE} has no `{stored}`, and would compute without it", hint=_RANKS
+                f"vLLM {RELEASE} does not have `{stored}` and would compute without it", hint=_RANKS
             )
         rows, *_ = header.tensors[header.aliases.get(stored, stored)].shape
         if names.module in OF_TOKENS and rows != tokens:
             raise ShardingError(
-                f"`{stored}` has {rows} rows, and vLLM wants as many as the vocabulary of "
-                f"{checkpoint.where}, {tokens}",
+                f"`{stored}` has {rows} rows, but vLLM expects {tokens}, the vocabulary "
+                f"size in {checkpoint.where}",
                 hint=_RANKS,
             )

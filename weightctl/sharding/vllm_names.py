@@ -43,7 +43,7 @@ class VllmFamily:
 
     `classes` are what config.json's `architectures` may have for it. `renamed` are patterns in
     Hugging Face's names and what is there instead; tensors that then have the same name are one, in
-    the order of the family's lines. A tied model has its embedding as `head`, None where as itself.
+    the order of the family's lines. A tied model has its embedding as `head`, None if as itself.
     `padded` are parts that are cut and padded as the vocabulary is, besides that. `plain_output`
     says that attention's output has no bias whatever the config says. `shares_experts` says that
     there may not be more ranks than experts.

@@ -1,4 +1,4 @@
-"""The ranges that vLLM gives each rank: equal, with zeros behind the vocabulary's rows.
+"""The ranges that vLLM gives each rank: equal, with zeros after the vocabulary's rows.
 
 Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
 `model_executor/`.
@@ -35,7 +35,7 @@ class Shares(NamedTuple):
     most: int = 0
 
     def part(self, place: PlacedWeight, rank: int) -> Part | None:
-        """Return what of a weight a rank has, None where that is nothing but padding."""
+        """Return what of a weight a rank has, None if that is nothing but padding."""
         if not place.runs:
             return ()
         ranges = [self._range(run, rank) for run in place.runs]
@@ -51,7 +51,7 @@ class Shares(NamedTuple):
         return tuple(shape)
 
     def refuse(self, places: Iterable[PlacedWeight]) -> None:
-        """Raise `ShardingError` that names a weight of which vLLM could not give all as much."""
+        """Raise `ShardingError` that names a weight that vLLM cannot divide evenly."""
         places = list(places)
         sizes: dict[tuple[Extent, int], PlacedWeight] = {}
         for place in places:
@@ -64,7 +64,7 @@ class Shares(NamedTuple):
                     yield place, reason
             if 0 < self.most < ranks:
                 place = next(each for each in places if each.experts)
-                yield place, f"there are only {self.most} experts"
+                yield place, f"the model has only {self.most} experts"
 
         found = next(problems(self.ranks), None)
         if found is None:
@@ -74,9 +74,10 @@ class Shares(NamedTuple):
             lambda ranks: None if any(problems(ranks)) else ranks, min(self.heads.queries, _MOST)
         )
         raise ShardingError(
-            f"vLLM cannot share out `{place.weight.name}` of shape {list(place.weight.shape)} "
-            f"among {pluralize(self.ranks, 'rank')}: {reason}",
-            hint=f"{ranks_that_work(works)}; --layout ranks takes more",
+            f"vLLM cannot divide `{place.weight.name}` of shape "
+            f"{list(place.weight.shape)} among {pluralize(self.ranks, 'rank')}: {reason}",
+            hint=f"{ranks_that_work(works)}; other numbers of ranks need --layout ranks "
+            '(layout="ranks" in Python)',
         )
 
     def _range(self, run: SharedRun, rank: int) -> Range:
@@ -89,20 +90,28 @@ class Shares(NamedTuple):
         return run.start + min(rank * each, size), run.start + min((rank + 1) * each, size)
 
     def _uneven(self, extent: Extent, size: int, ranks: int) -> str:
-        """Say why something cannot be shared out evenly; nothing where it can."""
+        """Say why something cannot be divided evenly; nothing if it can."""
         queries, keys, _ = self.heads
         if extent == "queries":
-            return f"{pluralize(queries, 'head')} do not divide" if queries % ranks else ""
+            return (
+                f"{pluralize(queries, 'query head')} cannot be divided evenly"
+                if queries % ranks
+                else ""
+            )
         if extent == "keys":
             reason = (
-                f"{pluralize(keys, 'head')} of keys and values do not divide, nor into the ranks"
+                f"the number of KV heads, {keys}, is neither a multiple nor a divisor of the "
+                "number of ranks"
             )
             return reason if keys % ranks and ranks % keys else ""
         if extent == "vocabulary":
             rows = _pad_rows(size)
-            reason = f"{size} rows, padded to {rows}, a multiple of {PADDED_TO}, do not divide"
+            reason = (
+                f"{size} rows, padded to {rows} (a multiple of {PADDED_TO}), cannot be "
+                "divided evenly"
+            )
             return reason if rows % ranks else ""
-        return f"{size} elements do not divide" if size % ranks else ""
+        return f"{size} elements cannot be divided evenly" if size % ranks else ""
 
 
 def _pad_rows(rows: int) -> int:

@@ -44,7 +44,7 @@ class Reader(Protocol):
         ...
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
-        """Return a range of the file's bytes, which are read when they are asked for."""
+        """Return a range of the file's bytes, which are read on demand."""
         ...
 
     def private(self, offset: int, nbytes: int) -> memoryview:
@@ -66,7 +66,7 @@ class Reader(Protocol):
         ...
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where the file has changed since it was opened."""
+        """Raise `FormatError` if the file has changed since it was opened."""
         ...
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Writer(Protocol):
     def copy(self, offset: int, source: FileRange, /) -> None:
         """Write a range of another file at an offset.
 
-        Raises `OutputError`, and `FormatError` where the range cannot be read.
+        Raises `OutputError`, and `FormatError` if the range cannot be read.
         """
         ...
 
@@ -105,11 +105,13 @@ def cannot_write(path: str, error: OSError) -> OutputError:
     It names what is to be at `path`, which may be in a temporary directory too.
     """
     hints = {
-        errno.ENOSPC: "free some space; the target is as it was",
-        errno.EDQUOT: "your quota is used up; the target is as it was",
-        errno.EFBIG: "the file system or a limit (ulimit -f) allows no larger file",
-        errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
-        errno.EPIPE: "its reader has stopped before the end",
+        errno.ENOSPC: "free some disk space; the target is unchanged",
+        errno.EDQUOT: "your disk quota is used up; the target is unchanged",
+        errno.EFBIG: (
+            "the file system or a limit (`ulimit -f`) does not allow a file of this size"
+        ),
+        errno.EMFILE: "this process cannot open more files; raise the limit with `ulimit -n`",
+        errno.EPIPE: "the reader closed the pipe before the end",
     }
     target = os.sep.join(map(without_temporary, path.split(os.sep)))
     return OutputError(

@@ -1,4 +1,4 @@
-"""Ranges of bytes, in a file or in memory, that are read when they are asked for."""
+"""Ranges of bytes, in a file or in memory, that are read on demand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Local files, read by ranges and written at offsets.
 
-Whatever a command reads of a file it reads into memory. Another program may make the file shorter
-at any time: a read then is an error, where an access to a mapping would end the process (SIGBUS).
+Commands read files into memory. Another program may make a file shorter at any time: a read then
+raises an error, but an access to a mapping would end the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 __all__ = ["FileReader", "FileWriter"]
 
 
-# Writable pages are promised memory unless told otherwise, and a tensor may be larger than that.
+# Without MAP_NORESERVE, writable pages reserve memory, and a tensor may be larger than that.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 _HINTS = {
-    errno.EACCES: "may you read it?",
-    errno.ENOMEM: "no more memory may be mapped; `ulimit -v` tells and sets how much",
-    errno.EMFILE: "this process may open no more files; raise the limit with `ulimit -n`",
+    errno.EACCES: "check the permissions of the file",
+    errno.ENOMEM: "this process cannot map more memory; `ulimit -v` shows and sets the limit",
+    errno.EMFILE: "this process cannot open more files; raise the limit with `ulimit -n`",
 }
-_AGAIN = "try again when nothing writes to it any more"
+_AGAIN = "try again when no program writes to it"
 
 
-_CLOSED = "take what is needed inside of `with open_weights(path) as weights:`"
+_CLOSED = "read the data inside `with open_weights(path) as weights:`"
 
 
 class FileReader:
@@ -111,7 +111,7 @@ class FileReader:
         return self.read(max(self.size - nbytes, 0), nbytes)
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
-        """Return a range of the file's bytes, which are read when they are asked for."""
+        """Return a range of the file's bytes, which are read on demand."""
         return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
@@ -136,7 +136,9 @@ class FileReader:
         return memoryview(mapped)[before:]
 
     def _cannot_map(self, offset: int, nbytes: int, error: OSError | ValueError) -> FormatError:
-        hint = _HINTS.get(getattr(error, "errno", None) or 0, "did the file change meanwhile?")
+        hint = _HINTS.get(
+            getattr(error, "errno", None) or 0, "check whether another program changed the file"
+        )
         text = f"{nbytes} bytes cannot be mapped: {error}"
         return FormatError(self.path, offset, text, hint=hint)
 
@@ -153,9 +155,11 @@ class FileReader:
                 raise self._unread(offset + done, error) from error
             if count == 0:
                 raise FormatError(
-                    self.path, offset + done, "the file ends here: it changed while it was read",
+                    self.path,
+                    offset + done,
+                    "the file ends here: it became shorter while it was read",
                     hint=_AGAIN,
-                )  # fmt: skip
+                )
             done += count
 
     def _unread(self, offset: int, error: OSError) -> FormatError:
@@ -173,10 +177,10 @@ class FileReader:
         return copy_range_at(self._descriptor, descriptor, offset, at, nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where the file has been written to since it was opened."""
+        """Raise `FormatError` if the file has been written to since it was opened."""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
-            raise FormatError(self.path, None, "changed while it was read", hint=_AGAIN)
+            raise FormatError(self.path, None, "the file changed while it was read", hint=_AGAIN)
 
     def expect(self, offset: int, nbytes: int) -> None:
         """Have the system read bytes ahead, as far as the file has them."""

@@ -1,4 +1,4 @@
-"""Paths and URLs, and the storage that each of them names."""
+"""Paths and URLs, and their storages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Location(NamedTuple):
 
 
 def parse_location(text: str) -> Location:
-    """Return what a path or URL names; text that does not begin with a known scheme is a path.
+    """Parse a path or URL; text that does not begin with a known scheme is a path.
 
     Raises `FormatError` for a scheme that is known and not in `STORAGES`.
     """
@@ -78,7 +78,7 @@ def hint_for_missing(text: str) -> str:
 def open_reader(text: str) -> Reader:
     """Open the file at a path or URL for reading.
 
-    Raises `FormatError` where it cannot be opened, or as `parse_location` does.
+    Raises `FormatError` if it cannot be opened, or as `parse_location` does.
     """
     scheme, path = parse_location(text)
     opener: Callable[[str], Reader] = load(STORAGES[scheme])

@@ -35,7 +35,7 @@ class PipeWriter:
     def copy(self, source: FileRange, /) -> None:
         """Append a range of a file, inside the kernel where that works.
 
-        Raises `OutputError`, and `FormatError` where the range cannot be read.
+        Raises `OutputError`, and `FormatError` if the range cannot be read.
         """
         start, end = source.offset, source.offset + source.nbytes
         while start < end:

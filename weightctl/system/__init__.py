@@ -1,1 +1,1 @@
-"""Threads, signals, disk space, temporary names, and modules that are loaded on use."""
+"""Threads, signals, disk space, temporary names, and modules loaded on first use."""

@@ -1,6 +1,6 @@
-"""Calls of Linux on files beside reading and writing; elsewhere they do nothing.
+"""Linux calls on files beyond reading and writing; on other systems they do nothing.
 
-Each call works on descriptors, and none is needed: what it does not do, reading and writing do.
+Each call takes file descriptors and is optional: the caller reads and writes what it leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def copy_range_at(source: int, target: int, start: int, offset: int, count: int) -> int:
     """Copy bytes at `start` of a file to `offset` of another, inside the kernel.
 
-    Returns how many there were; 0 where the kernel does not do it, or the source has no more.
+    Returns the number of bytes copied; 0 if the kernel does not support it or the source ends.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -34,7 +34,7 @@ def copy_range_at(source: int, target: int, start: int, offset: int, count: int)
 def send_range(source: int, target: int, start: int, count: int) -> int:
     """Append bytes at `start` of a file to a pipe, device or file, inside the kernel.
 
-    Returns how many there were; 0 where the kernel does not do it, or the source has no more.
+    Returns the number of bytes copied; 0 if the kernel does not support it or the source ends.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -43,9 +43,9 @@ def send_range(source: int, target: int, start: int, count: int) -> int:
 
 
 def reserve(descriptor: int, nbytes: int) -> None:
-    """Set aside the room of a file that will have so many bytes; its size stays what it is.
+    """Reserve disk space for a file of this many bytes; its size does not change.
 
-    Raises `OSError` where there is not so much. Nothing happens on file systems that cannot.
+    Raises `OSError` if there is not enough space. Does nothing on file systems without support.
     """
     import ctypes  # whoever only looks at a file needs none of it
 
@@ -60,9 +60,9 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
 
 def start_writing_back(descriptor: int, start: int, nbytes: int) -> None:
-    """Let what was written go to the disk now, so that little is left for an fsync to wait for.
+    """Start writing data back to the disk now, so that a later fsync has less to wait for.
 
-    With 0 for `nbytes` it is all up to the end of the file.
+    If `nbytes` is 0, the range extends to the end of the file.
     """
     import ctypes
 
@@ -75,14 +75,14 @@ def start_writing_back(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
-    """Let the system read bytes that will soon be asked for."""
+    """Let the system read bytes ahead that are needed soon."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 @cache
 def _call(name: str) -> Any:
-    """Return a call of the C library that Python lacks; None where the library lacks it too."""
+    """Return a call of the C library that Python lacks; None if the library lacks it too."""
     import ctypes
 
     if sys.platform != "linux":

@@ -14,10 +14,10 @@ class _Clock:
 
 
 def start_clock() -> None:
-    """Count the time of the command from now; called before the imports that take long."""
+    """Start the clock of the command; called before slow imports."""
     _Clock.started = time.monotonic()
 
 
 def seconds_elapsed() -> float:
-    """Return the seconds since the command began; imports, reading and planning count too."""
+    """Return the seconds since the command began, including imports, reading and planning."""
     return time.monotonic() - _Clock.started

@@ -1,4 +1,4 @@
-"""Moments that Ctrl-C must not fall into."""
+"""Code sections that Ctrl-C must not interrupt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["defer_signals"]
 
 @contextmanager
 def defer_signals() -> Generator[None, None, None]:
-    """Hold back, until the end of the block, signals whose answer would be an exception inside.
+    """Delay signals that would raise an exception until the end of the block.
 
-    Python's own locks and queues do not survive one, and neither does what takes two steps on a
+    An exception would corrupt Python's locks and queues, and operations that take two steps on a
     disk. The block must be short, or end by itself.
     """
     came: list[int] = []

@@ -1,4 +1,4 @@
-"""Tables of names whose objects are imported when they are first asked for."""
+"""Tables of names whose objects are imported on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["load", "load_on_use"]
 def load(reference: str) -> Any:
     """Return the object that `package.module` or `package.module:name` refers to.
 
-    What kind of object a table's references lead to is said where the table stands.
+    The module that has the table says which kind of object its references name.
     """
     module, _, name = reference.partition(":")
     loaded = import_module(module)
@@ -22,7 +22,7 @@ def load(reference: str) -> Any:
 
 
 def load_on_use(package: str, references: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose names are loaded when they are first used."""
+    """Return the `__getattr__` of a package whose names are loaded on first use."""
 
     def find(name: str) -> Any:
         if name not in references:

@@ -1,4 +1,4 @@
-"""The names of files and directories until they are whole."""
+"""The temporary names of files and directories that are incomplete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 
 
 def temporary_name(path: str, token: str = "") -> str:
-    """Return the name, until it is whole, for what a run makes at a path; a new one by default."""
+    """Return the temporary name of the output at a path; with a new token by default."""
     return f"{path}.weightctl-{token or new_token()}.partial"
 
 
@@ -42,12 +42,12 @@ def token_of(name: str) -> str:
 
 
 def aside_name(path: str) -> str:
-    """Return a new name for what was at a path, until what replaces it is there."""
+    """Return a new name for the old file at a path while it is replaced."""
     return temporary_name(f"{path}.old")
 
 
 def asides_of(path: str) -> list[str]:
-    """Return the paths at which something from a path waits until what replaces it is there."""
+    """Return the paths of old files that were moved aside while a path is replaced."""
     directory, base = os.path.split(path)
     pattern = re.compile(rf"{re.escape(base)}\.old{TEMPORARY}")
     try:
@@ -58,24 +58,25 @@ def asides_of(path: str) -> list[str]:
 
 
 def loadable_name(temporary: str) -> str:
-    """Return a second name for a temporary file, with the suffix that the file is to have.
+    """Return a second name for a temporary file, with the suffix of the final file.
 
-    Libraries that load what an index lists go by the suffix; where none does, the name is the same.
+    Libraries that load the files of an index check the suffix. The name is unchanged for files that
+    are not loaded this way.
     """
     suffix = os.path.splitext(without_temporary(temporary))[1]
     return temporary + suffix if suffix in _LOADABLE else temporary
 
 
 def new_token() -> str:
-    """Return eight hexadecimal digits that no other run has."""
+    """Return eight random hexadecimal digits."""
     return os.urandom(4).hex()
 
 
 def without_temporary(name: str) -> str:
-    """Return the name that an output is to have; any other name as it is."""
+    """Return the final name of a temporary file; any other name is unchanged."""
     return _END.sub("", name)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is there only until an output is whole."""
+    """Whether a file of this name is temporary: an output that is incomplete."""
     return without_temporary(name) not in {name, ""}

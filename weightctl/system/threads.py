@@ -1,4 +1,4 @@
-"""Work that is shared out among threads, and the memory that each of them works in."""
+"""Work that is divided among threads, and the memory that each thread uses."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ _AHEAD = 64
 
 
 def cores() -> int:
-    """Return on how many cores this process may run."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def thread_count(threads: int | None) -> int:
-    """Return how many threads work side by side: `threads`, or as many as there are cores.
+    """Return the number of threads: `threads`, or one for each core.
 
-    Raises `ConversionError` for anything but a number from 1 on.
+    Raises `ConversionError` unless it is an integer of at least 1.
     """
     given: object = threads  # a caller's types are not checked
     if given is None:
         return cores()
     if type(given) is not int or given < 1:
         raise ConversionError(
-            f"threads is {given!r}", hint="give a number from 1 on, or None for one per core"
+            f"{given!r} is not a valid number of threads",
+            hint="use an integer of at least 1, or None for one thread per core",
         )
     return given
 
 
 class Memory(local):
-    """What each thread reads into and writes to, kept for all its work: memory that is new is slow.
+    """Buffers of each thread, kept for all its work, because new memory is slow.
 
-    Every thread that uses it has its own.
+    Each thread has its own buffers.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, bytearray] = {}
 
     def room(self, use: str, nbytes: int) -> memoryview:
-        """Return so many bytes for a use, good until the same thread asks for that use again."""
+        """Return a buffer for a use, valid until the same thread asks for the same use again."""
         kept = self._kept.get(use)
         if kept is None or len(kept) < nbytes:
             kept = self._kept[use] = bytearray(nbytes)
@@ -69,10 +70,10 @@ class Memory(local):
 def map_in_threads(
     make: Callable[[_Item, Event], _Made], items: Iterable[_Item], *, threads: int | None = None
 ) -> Generator[Iterator[_Made]]:
-    """Give what `make` makes of each item, in their order, on all cores unless `threads` says less.
+    """Yield the result of `make` for each item, in order, with `threads` threads or one per core.
 
-    It is given an event too, which is set once nobody waits for what it makes: after an error, or
-    Ctrl-C.
+    `make` also gets an event, which is set when its result is not needed any more: after an error
+    or Ctrl-C.
     """
     ended = Event()
 

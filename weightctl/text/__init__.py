@@ -1,1 +1,1 @@
-"""Sizes, patterns of names, and wording: what people type and read."""
+"""Sizes, patterns of names, and wording: text that users type and read."""

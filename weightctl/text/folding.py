@@ -1,4 +1,4 @@
-"""Names and sentences that differ in the numbers of layers and experts alone."""
+"""Grouping of names and sentences that differ only in layer or expert numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def mask_numbers(text: str, sign: str = "N", most: int = 0) -> str:
-    """Return text with a sign for the numbers in dotted names: `layers.N.mlp.up.weight`.
+    """Return text with a placeholder for the numbers in dotted names: `layers.N.mlp.up.weight`.
 
-    Where `most` is given, only so many are replaced.
+    If `most` is given, at most that many numbers are replaced.
     """
     return _NUMBER.sub(sign, text, count=most)
 
 
 def group_alike(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:
-    """Return groups of items with equal keys, in the order of the first of each."""
+    """Return groups of items with equal keys, ordered by the first item of each group."""
     groups: dict[Hashable, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -1,4 +1,4 @@
-"""Patterns of names: globs with the ranges of numbers in listings, and expressions."""
+"""Patterns of names: globs, with ranges of numbers as in listings, and regular expressions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LONGEST = 80
 def select_names(
     names: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[str]:
-    """Return the names that match a pattern of `include`, or all, and none of `exclude`.
+    """Return the names that match a pattern of `include` (or all) and no pattern of `exclude`.
 
-    `*` and `?` match dots too, `[abc]` one of these characters; `[0-27]` and `[0-2,14]` are
-    numbers, as listings show layers that are alike. Raises `WeightctlError` for a range of more
-    numbers than any model has layers.
+    `*` and `?` also match dots, and `[abc]` matches one of these characters. `[0-27]` and
+    `[0-2,14]` match numbers, as listings show similar layers. Raises `WeightctlError` if a range
+    has more numbers than a model has layers.
     """
     wanted = _any_of(include) if include else None
     unwanted = _any_of(exclude) if exclude else None
@@ -40,9 +40,9 @@ def select_names(
 
 
 def regular_expression(text: str) -> re.Pattern[str]:
-    """Return the regular expression that a person has written.
+    """Compile the regular expression that a user has written.
 
-    Raises `ConversionError` for what is none, and for what is too deep or too large to be one.
+    Raises `ConversionError` if it is invalid, nested too deeply, or too large.
     """
     try:
         with warnings.catch_warnings():
@@ -53,7 +53,7 @@ def regular_expression(text: str) -> re.Pattern[str]:
         shown = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
         raise ConversionError(
             f"`{shown}` is not a regular expression: {error}",
-            hint=r"a dot is written \. and any text .*",
+            hint="write a dot as `\\.`, and `.*` for any text",
         ) from error
 
 
@@ -80,6 +80,8 @@ def _numbers(text: str) -> str:
     for run in text.split(","):
         first, _, last = run.partition("-")
         if int(last or first) - int(first) > _MOST_NUMBERS:
-            raise WeightctlError(f"`[{text}]` is too many numbers", hint="`*` matches any of them")
+            raise WeightctlError(
+                f"`[{text}]` has too many numbers", hint="use `*` to match any number"
+            )
         numbers |= set(range(int(first), int(last or first) + 1))
     return r"(?<!\d)(?:" + "|".join(map(str, sorted(numbers))) + r")(?!\d)"

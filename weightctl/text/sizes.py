@@ -1,4 +1,4 @@
-"""Sizes of things in bytes, as people write and read them."""
+"""Parsing and formatting of sizes in bytes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _UNITS["b"] = 1
 
 
 def parse_size(text: str, *, unit: str = "") -> int:
-    """Bytes from `5GB` (decimal), `5GiB` (binary) or `5G`; `unit` is that of a number alone.
+    """Parse a size: `5GB` (decimal), `5GiB` (binary) or `5G`; `unit` applies to a bare number.
 
-    Raises `WeightctlError` for anything else, and for a number alone where `unit` is empty.
+    Raises `WeightctlError` for anything else, and for a bare number if `unit` is empty.
     """
     match = re.fullmatch(r"\s*(\d{1,99})(?:\.(\d{1,99}))?\s*([a-zA-Z]*)\s*", text, re.ASCII)
     found = None if match is None else (match[3] or unit).lower()
     if match is None or (found and found not in _UNITS):
-        raise WeightctlError(f"`{text}` is not a size", hint="write it like 5GB, 512MiB or 64kB")
+        raise WeightctlError(
+            f"`{text}` is not a size in bytes", hint="write it as 5GB, 512MiB or 64kB"
+        )
     if not found:
         number = text.strip()
         raise WeightctlError(
@@ -36,12 +38,12 @@ def parse_size(text: str, *, unit: str = "") -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Bytes in decimal units with three significant digits: `98.4 MB`."""
+    """Format bytes in decimal units with three significant digits: `98.4 MB`."""
     return _format_in_units(nbytes, ("B", "kB", "MB", "GB", "TB", "PB"), " ")
 
 
 def format_count(count: int) -> str:
-    """A count with three significant digits: `135 M`."""
+    """Format a count with three significant digits: `135 M`."""
     return _format_in_units(count, ("", "K", "M", "B", "T", "Q"), " ").rstrip()
 
 

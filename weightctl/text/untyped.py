@@ -1,4 +1,4 @@
-"""Questions to values that were read from a file, whose types nobody has vouched for."""
+"""Type checks for values that were read from a file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def is_object(content: object) -> TypeGuard[dict[str, Any]]:
 
 
 def is_sequence(content: object) -> TypeGuard[Sequence[Any]]:
-    """Whether a value has elements in an order, and is not a string."""
+    """Whether a value is a sequence and not a string."""
     return isinstance(content, Sequence) and not isinstance(content, str)
 
 
 def is_slice(content: object) -> TypeGuard[slice[Any, Any, Any]]:
-    """Whether a value is a slice, of whatever bounds."""
+    """Whether a value is a slice; its bounds may be of any type."""
     return isinstance(content, slice)
 
 
@@ -34,5 +34,5 @@ def is_text_map(content: object) -> TypeGuard[dict[str, str]]:
 
 
 def is_tuple(content: object) -> TypeGuard[tuple[Any, ...]]:
-    """Whether a value is a tuple, and no record that is made of one."""
+    """Whether a value is a plain tuple and not a named tuple."""
     return type(content) is tuple

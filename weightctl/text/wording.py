@@ -1,4 +1,4 @@
-"""Names, counts and numbers, as they stand in what people read."""
+"""Formatting of names, counts and numbers for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["join_names", "list_first", "number", "percent", "pluralize", "printa
 
 
 def printable(text: str) -> str:
-    """Return text in which nothing can hide, or turn, break or colour what stands around it."""
+    """Return text with control characters, line breaks and other unprintable characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -22,12 +22,12 @@ def printable(text: str) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a count and what is counted: `1 problem`, `2,000 problems`."""
+    """Return a count with its noun: `1 problem`, `2,000 problems`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def say_more(count: int, what: str = "") -> str:
-    """Return how many are not shown: `and 3 more`, `and 3 more files`; nothing where none are."""
+    """Return the number of omitted items: `and 3 more`, `and 3 more files`; empty for none."""
     return f"and {count} more {what}".rstrip() if count > 0 else ""
 
 
@@ -38,13 +38,13 @@ def join_names(names: Sequence[object], most: int, separator: str = ", ") -> str
 
 
 def list_first(lines: Sequence[str], most: int, what: str = "") -> list[str]:
-    """Return the first lines, and one that says how many more there are: `... and 3 more`."""
+    """Return the first lines, and a line with the number of the others: `... and 3 more`."""
     more = say_more(len(lines) - most, what)
     return [*lines[:most], f"... {more}"] if more else [*lines]
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number with so many digits that count; powers of ten only where it is very large."""
+    """Format a number with this many significant digits; only very large ones use exponents."""
     if isnan(value):
         return "NaN"
     if not isfinite(value):
@@ -56,5 +56,5 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """Return a share of something: `6.95 %`."""
+    """Format a fraction as a percentage: `6.95 %`."""
     return f"{number(100 * share, digits)} %" if isfinite(share) else number(share)

@@ -37,10 +37,11 @@ def check_copies(checkpoint: RecognizedModel) -> None:
             copy = tensor_of(source_of(checkpoint.tree), name)
             if not is_same(copy, original):
                 raise ArchitectureError(
-                    f"`{name}` is stored and differs from the embedding, which {checkpoint.where} "
-                    "says to be the output too: programs do not agree on which of them is",
-                    hint="where it is the output, set `tie_word_embeddings` to false there; else "
-                    "write the checkpoint without it first: --names keep --exclude",
+                    f"`{name}` is stored separately and differs from the embedding, but "
+                    f"{checkpoint.where} states that the output is tied to the embedding",
+                    hint=f"if `{name}` is the output, set `tie_word_embeddings` to false in "
+                    "the config; otherwise first write the checkpoint without it, with "
+                    '--names keep --exclude (names="keep", exclude in Python)',
                 )
 
 

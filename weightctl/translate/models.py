@@ -42,8 +42,8 @@ _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging
 class Translation(NamedTuple):
     """A model in a naming convention.
 
-    `documents` are the files that are made to stand beside its tensors, by name. `notes` are what a
-    person should know, and `text` tells people of the change; empty where there is none.
+    `documents` are the files that are made to are beside its tensors, by name. `notes` are what a
+    person should know, and `text` tells people of the change; empty if there is none.
     """
 
     weights: Checkpoint
@@ -63,13 +63,13 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
 
     No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
     copy of the embedding. Raises `ArchitectureError` that names all that is missing, unexpected or
-    of another shape than its config says, and where the naming convention cannot say what the
-    config does; `TokenizerError` where it cannot say what the tokenizer does.
+    of another shape than its config says, and if the naming convention cannot say what the config
+    does; raises `TokenizerError` if it cannot say what the tokenizer does.
     """
     if convention not in _TITLES:
         raise ArchitectureError(
-            f"`{convention}` is not a naming convention of checkpoints",
-            hint=f"known are {', '.join(_TITLES)}",
+            f"`{convention}` is not a naming convention",
+            hint=f"supported are {', '.join(_TITLES)}",
         )
     checkpoint.check()
     if convention == checkpoint.convention:
@@ -85,13 +85,15 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
 def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
     if beside := checkpoint.beside:
         shown = join_names(beside, _MOST_NAMED)
-        yield f"left out, for want of a place in {_TITLES[convention]}'s model: {shown}"
+        yield (
+            f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"
+        )
     embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
         yield (
-            f"left out: the last {padding} rows of {embedding.name}, which are of no token of the "
-            f"{checkpoint.config.vocabulary} that the config has"
+            f"not written: the last {padding} rows of {embedding.name}, because the "
+            f"config has only {checkpoint.config.vocabulary} tokens"
         )
 
 
@@ -114,8 +116,8 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     if words is None:
         metadata["tokenizer.ggml.model"] = _string(_NO_TOKENIZER)
         notes.append(
-            "no tokenizer stands beside the checkpoint: the GGUF takes token ids alone, and "
-            "llama.cpp stops at none of them"
+            "the checkpoint has no tokenizer: the GGUF only accepts token ids, and "
+            "llama.cpp does not detect the end of generation"
         )
     else:
         words = tokenizer.with_ends(words, directory)
@@ -150,17 +152,18 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
     window = getattr(checkpoint.config, "sliding_window", None)
     if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
         yield (
-            f"llama.cpp has no sliding window for {checkpoint.family.name}: texts longer than its "
-            f"{window} tokens come out otherwise than in transformers"
+            f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
+            f"results for texts longer than {window} tokens differ from transformers"
         )
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow
         if (fast, slow) != _YARN_BETAS:
             yield (
-                f"llama.cpp does not read `beta_fast` and `beta_slow` of YaRN, {fast:g} and "
-                f"{slow:g}, from a GGUF, and takes 32 and 1: give it `--yarn-beta-fast {fast:g} "
-                f"--yarn-beta-slow {slow:g}`, or all texts come out otherwise than in transformers"
+                f"llama.cpp does not read the YaRN values `beta_fast` {fast:g} and "
+                f"`beta_slow` {slow:g} from a GGUF and uses 32 and 1: run it with "
+                f"`--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}`, otherwise "
+                "results differ from transformers"
             )
 
 
@@ -179,9 +182,9 @@ def _to_hugging_face(
     documents: dict[str, bytes] = {}
     notes: tuple[str, ...] = ()
     if f"{family.gguf_name}.pooling_type" in metadata:
-        notes += ("how a sentence's vectors are pooled is not written: add it as `1_Pooling`",)
+        notes += ("the pooling of sentence embeddings is not written: add it as `1_Pooling`",)
     if words is None:
-        notes += ("the GGUF has no tokenizer, and so there will be none beside the weights",)
+        notes += ("the GGUF has no tokenizer, so no tokenizer files are written",)
     else:
         documents |= tokenizer.to_documents(words, kind, config)
     if ids.generation is not None:

@@ -35,8 +35,8 @@ __all__ = ["Names", "plan_of"]
 # What config.json calls them, and what they are to us; nothing trains in others.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _IN_ONE_FILE = (
-    "names and metadata stay GGUF's in a single file; a directory (OUT/) gets those that "
-    "transformers loads"
+    "a single file keeps GGUF names and metadata; for names and metadata that "
+    "transformers loads, write to a directory (OUT/)"
 )
 
 
@@ -61,11 +61,11 @@ def plan_of(
 ) -> Plan:
     """Plan to store a checkpoint in a container format, and in the convention that goes with it.
 
-    `is_model` says that the output is a model's directory, where documents can stand beside the
+    `is_model` says that the output is a model's directory, where documents can are beside the
     tensors: only there are names Hugging Face's unless that is asked for. `is_cast` says that the
     tensors are to get other encodings, before which those that are stored in parts are put
     together. `include` and `exclude` are patterns as in `select`, for the names in the output, and
-    `exclude` also for the input's tensors that are of no part of the model.
+    `exclude` also for the input's tensors that are not part of the model.
 
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
     change, and `ConversionError` for a LoRA adapter that is to become GGUF.
@@ -105,9 +105,9 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
         dtype = info.encoding.dtype
         if len(info.shape) > 1 and dtype is not None and dtype.value.startswith("float8"):
             raise ConversionError(
-                f"`{name}` is {info.encoding} of a model that config.json says is quantized, and "
-                "its scales are missing",
-                hint="is the checkpoint complete? `weightctl ls` lists what is there",
+                f"`{name}` is stored as {info.encoding} and config.json states that the "
+                "model is quantized, but the scales are missing",
+                hint="check that the checkpoint is complete; `weightctl ls` lists its tensors",
             )
 
 
@@ -159,8 +159,8 @@ def _translate_model(
     plan = made.plan(format_name)
     if made.documents and not is_model:
         note = (
-            f"{', '.join(made.documents)} are for a directory: without them transformers does not "
-            "load the output"
+            f"{', '.join(made.documents)} can only be written to a directory: without "
+            "them transformers does not load the output"
         )
         plan = replace(plan, notes=(*plan.notes, note))
     present = [item.info.name for item in plan.items]
@@ -180,10 +180,16 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
 
 @contextmanager
 def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, None]:
-    """Say of a model that cannot be translated how its tensors are converted all the same."""
-    keep = "`--names keep` converts the tensors as they are called, into no model that would load"
+    """Say of a model that cannot be translated how its tensors are converted anyway."""
+    keep = (
+        'to convert the tensors under their present names, use --names keep (names="keep" '
+        "in Python); the result is not a model that loads"
+    )
     if has_more:
-        keep = f"--exclude leaves out what is of no part of the model; {keep}"
+        keep = (
+            "to leave out tensors that are not part of the model, use --exclude (exclude "
+            f"in Python); {keep}"
+        )
     try:
         yield
     except ArchitectureError as error:
@@ -232,8 +238,8 @@ def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
         return {CONFIG: json_document(document)}
     except RecursionError as error:
         raise ConversionError(
-            f"{CONFIG} is nested too deeply to be written again without the quantization",
-            hint="is it the config of this checkpoint?",
+            f"{CONFIG} is nested too deeply to be written without the quantization",
+            hint="check that the config belongs to this checkpoint",
         ) from error
 
 
@@ -269,7 +275,7 @@ def _of_rest(plan: Plan) -> Encoding:
 
 
 def _most(plan: Plan) -> Encoding | None:
-    """Return the 16-bit encoding that most numbers are in, None where that is another."""
+    """Return the 16-bit encoding that most numbers are in, None if that is another."""
     sizes: Counter[str] = Counter()
     for item in plan.items:
         sizes[item.info.encoding.name] += item.info.size

@@ -31,8 +31,8 @@ def pooling_keys(
 ) -> dict[str, MetadataValue]:
     """Return the key of GGUF's metadata for the pooling that a directory describes; none without.
 
-    Where the description is missing, `tell` gets a sentence. Raises `ArchitectureError` where it
-    cannot be read, or is of a kind that llama.cpp has not.
+    Where the description is missing, `tell` gets a sentence. Raises `ArchitectureError` if it
+    cannot be read, or is of a kind that llama.cpp does not support.
     """
     modules = _content(os.path.join(directory, "modules.json"))
     if not is_list(modules):
@@ -46,8 +46,9 @@ def pooling_keys(
         if is_object(config):
             return {key: MetadataValue("u32", _kind(config, path))}
         tell(
-            f"{path} is missing, and so the GGUF does not say how a sentence's vectors are pooled: "
-            f"fetch it, or --set {key}:u32=1 for their mean"
+            f"{path} is missing, so the GGUF does not define the pooling of sentence "
+            f"embeddings: download the file, or use --set {key}:u32=1 (metadata in "
+            "Python) for mean pooling"
         )
     return {}
 
@@ -60,8 +61,8 @@ def _below(path: object, directory: str) -> str:
         or ".." in path.replace("\\", "/").split("/")
     ):
         raise ArchitectureError(
-            f"{os.path.join(directory, 'modules.json')}: the pooling's path {path!r:.200} is none "
-            "in the directory",
+            f"{os.path.join(directory, 'modules.json')}: the pooling path {path!r:.200} "
+            "is not inside the directory",
             hint=_HINT,
         )
     return path
@@ -71,7 +72,8 @@ def _kind(config: Mapping[str, Any], path: str) -> int:
     chosen = [kind for key, kind in _KINDS.items() if config.get(key) is True]
     if len(chosen) != 1:
         raise ArchitectureError(
-            f"{path}: llama.cpp pools by the mean, the first or the last token, and this does not",
+            f"{path}: llama.cpp supports pooling by mean, first token or last token, "
+            "which the config does not select",
             hint=_HINT,
         )
     return chosen[0]

@@ -24,7 +24,7 @@ def translate_tensors(
 ) -> dict[str, ReadableTensor]:
     """Return the tensors of a whole checkpoint by the names that they have in a naming convention.
 
-    Raises `ConversionError` where one is of another shape than its step can be done to.
+    Raises `ConversionError` if one is of another shape than its step can be done to.
     """
     family, config = checkpoint.family, checkpoint.config
     found: dict[str, ReadableTensor] = {}

@@ -1,4 +1,4 @@
-"""Members of a tree's nodes beyond the documents, and errors for what nodes lack."""
+"""Members of tree nodes beyond the specification, and errors for missing members."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CANDIDATES = 1000
 
 # What people call on arrays and files, and what does it here.
 _INSTEAD = {"close": "`with open_weights(path) as weights:` closes the files at its end"}
-_ARRAY = "`np.asarray(node)` is its array, which NumPy's functions take as well: `np.sum(node)`"
+_ARRAY = "use `np.asarray(node)` for its array; NumPy's functions take nodes too: `np.sum(node)`"
 
 
 class Addition(Generic[ResultT]):
-    """A property of `Checkpoint` that the documents do not name: a child of its name wins.
+    """A property of `Checkpoint` beyond the specification: a child of the same name comes first.
 
     So `weights.header.weight` leads to the tensor of that name in a checkpoint that has one. Code
     of this package calls `header_of` and its siblings instead, which no name of a tensor changes.
@@ -52,7 +52,7 @@ class Addition(Generic[ResultT]):
         return self.of(node)
 
     def of(self, node: Checkpoint) -> ResultT:
-        """Return the property of a node; `MissingAttributeError` where it has no tensor."""
+        """Return the property of a node; raises `MissingAttributeError` if it has no tensor."""
         try:
             return self._function(node)
         except MissingTensorError as error:
@@ -60,30 +60,33 @@ class Addition(Generic[ResultT]):
 
 
 def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
-    """Raise `ArgumentTypeError` for a call of what is a node, of a tensor or not, and no method."""
+    """Raise `ArgumentTypeError` for a call of a node."""
     parent, _, segment = node.name.rpartition(".")
     if node:
         raise ArgumentTypeError(f"`{node.name}` is a node of the tree, not a function", hint=_ARRAY)
     where = f"`{parent}`" if parent else "the tree"
     raise ArgumentTypeError(
-        f"`{segment}` is not a method of a node, and {where} has no tensor called so",
-        hint=_INSTEAD.get(segment, _ARRAY if is_of_tensor else "`dir(node)` lists what a node has"),
+        f"`{segment}` is not a method of a node, and {where} has no tensor of this name",
+        hint=_INSTEAD.get(
+            segment,
+            _ARRAY if is_of_tensor else ("`dir(node)` lists the methods and children of a node"),
+        ),
     )
 
 
 def wrong_index(key: object) -> ArgumentTypeError:
-    """Return the error for what is not an index of a tree."""
+    """Return the error for an invalid index of a tree."""
     is_slice = isinstance(key, slice)
     return ArgumentTypeError(
-        f"an index of a tree is a name or a whole number, not {key!r}",
-        hint="`node.values()` is the list of its children, of which slices are taken"
+        f"{key!r} is not an index of a tree; use a name or an integer",
+        hint="`node.values()` is a list of its children and can be sliced"
         if is_slice
-        else "`node[0]`, `node[-1]` and `node['mlp.weight']` are some",
+        else "for example `node[0]`, `node[-1]` or `node['mlp.weight']`",
     )
 
 
 def missing(name: str, root: TreeNode, count: int) -> MissingTensorError:
-    """Return the error for a name that none of a tree's tensors has, with near names."""
+    """Return the error for a missing tensor, with similar names."""
     import difflib  # only on an error
 
     # What is below the part of the name that is right; among all names of a large tree the
@@ -94,7 +97,7 @@ def missing(name: str, root: TreeNode, count: int) -> MissingTensorError:
     below = find(root, known)
     names = islice(walk(below), _CANDIDATES) if below is not None else ()
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"the checkpoint has {count} tensors; `items()` yields them"
+    hint = f"the checkpoint has {count} tensors; `items()` lists them"
     if near:
         hint = f"did you mean {' or '.join(f'`{match}`' for match in near)}?"
-    return MissingTensorError(f"no tensor is called `{name}`", hint=hint)
+    return MissingTensorError(f"no tensor is named `{name}`", hint=hint)

@@ -1,4 +1,4 @@
-"""The tensors of a tree that graphs have asked for, and the form that they asked for."""
+"""The tensors of a tree that graphs have allocated, and their requested form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Allocation(NamedTuple):
 
 
 class Allocations:
-    """The weights that were made of a source's tensors, by the names they were asked for by."""
+    """The weights allocated from a source's tensors, by name."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -73,8 +73,9 @@ class Allocations:
             self._given.add(id(before.weight))
         elif before.request != request:
             raise GraphError(
-                f"`{name}` is allocated as {before.request} already, not as {request}",
-                hint="allocate it once, and cast it in the graph where it is used otherwise",
+                f"`{name}` is already allocated as {before.request}, so it cannot be "
+                f"allocated as {request}",
+                hint="allocate it once, and cast it in the graph where another form is needed",
             )
         return before.weight
 

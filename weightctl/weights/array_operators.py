@@ -197,8 +197,8 @@ def _is_ours(given: Sequence[Any]) -> bool:
 
 def _unwritable(function: str) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"{function} writes into arrays only",
-        hint="`data.to_numpy()` is an array of the same memory, where the type has one",
+        f"{function} can only write into arrays",
+        hint="`data.to_numpy()` is an array of the same memory, if NumPy has the dtype",
     )
 
 
@@ -207,7 +207,7 @@ def _delegate(name: str) -> Callable[..., Any]:
         return getattr(_numbers(self), name)(*map(_numbers, args), **options)
 
     method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"As `numpy.ndarray.{name}`, of the elements."
+    method.__doc__ = f"As `numpy.ndarray.{name}`, on the elements."
     return method
 
 
@@ -295,4 +295,4 @@ class ArrayMethods(ArrayOperators):
             raise AttributeError(message, name=name, obj=self)
 
 
-_ELSEWHERE = ": `.to_numpy()` is a NumPy array of it, and `torch.from_dlpack` makes a tensor"
+_ELSEWHERE = ": use `.to_numpy()` for a NumPy array, or `torch.from_dlpack` for a tensor"

@@ -18,27 +18,27 @@ __all__ = ["in_bytes", "in_elements"]
 def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     """Return the shape of the elements in rows of bytes.
 
-    Raises `EncodingError`, which names the tensor, where a row is not a whole number of blocks.
+    Raises `EncodingError`, which names the tensor, if a row does not consist of whole blocks.
     """
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.size != 0:
         raise EncodingError(
-            f"`{name}` of {shape.text} bytes has rows that are not whole {encoding} blocks",
-            hint=f"its shape should be (rows, bytes per row), of {encoding.size} bytes a block; "
-            "with a float dtype it is in elements",
+            f"the rows of `{name}` of {shape.text} bytes are not whole {encoding} blocks",
+            hint=f"give the shape as (rows, bytes per row), with {encoding.size} bytes per block; "
+            "with a float dtype, give it in elements",
         )
     return Shape([*shape[:-1], encoding.elements_of(shape[-1])])
 
 
 def in_bytes(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
-    """Return the shape (rows, bytes per row) of so many elements.
+    """Return the shape (rows, bytes per row) of this many elements.
 
-    Raises `EncodingError`, which names the tensor, where a row is not a whole number of blocks.
+    Raises `EncodingError`, which names the tensor, if a row does not consist of whole blocks.
     """
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.block != 0:
         raise EncodingError(
-            f"`{name}` of shape {shape.text} is not a whole number of {encoding} blocks",
-            hint=f"a row of {encoding} is a multiple of {encoding.block} elements",
+            f"the rows of `{name}` of shape {shape.text} are not whole {encoding} blocks",
+            hint=f"the row length of {encoding} must be a multiple of {encoding.block} elements",
         )
     return Shape([prod(shape[:-1], start=Dim(1)), encoding.row_bytes(shape[-1])])

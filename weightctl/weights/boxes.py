@@ -188,7 +188,7 @@ def _box_shape(shape: Sequence[int], box: Box) -> tuple[int, ...]:
 
 
 def _index(at: int, ranges: Sequence[Range]) -> int | None:
-    """Return which of the entries in some ranges one is, None where it is in none."""
+    """Return which of the entries in some ranges one is, None if it is in none."""
     passed = 0
     for start, stop in ranges:
         if start <= at < stop:

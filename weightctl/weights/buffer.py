@@ -25,7 +25,7 @@ class Buffer(ArrayMethods):
     """Contiguous bytes in native order with a dtype and a shape.
 
     It is an array: operators, indices, `len` and NumPy's functions take its numbers. Prints as
-    `Buffer([5, 10])`. Raises `EncodingError` where the bytes do not fit the shape.
+    `Buffer([5, 10])`. Raises `EncodingError` if the bytes do not fit the shape.
     """
 
     __slots__ = ("_device", "_memory", "dtype", "shape")
@@ -36,7 +36,8 @@ class Buffer(ArrayMethods):
         expected = dtype.encoding.nbytes(tuple(shape))
         if memory.nbytes != expected:
             raise EncodingError(
-                f"{list(shape)} of {dtype.value} takes {expected} bytes, not {memory.nbytes}"
+                f"an array of shape {list(shape)} and dtype {dtype.value} needs {expected} "
+                f"bytes, but {memory.nbytes} were given"
             )
         self._memory = memory.cast("B") if memory.format != "B" or memory.ndim != 1 else memory
         self._device = device
@@ -45,7 +46,7 @@ class Buffer(ArrayMethods):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
-        """Wrap a NumPy array: without a copy where it is contiguous, writable and native.
+        """Wrap a NumPy array: without a copy if it is contiguous, writable and native.
 
         Raises `EncodingError` for other arrays, for one of what is not a `DType`, and for
         one with a mask.
@@ -56,7 +57,8 @@ class Buffer(ArrayMethods):
 
         if isinstance(array, np.ma.MaskedArray):
             raise EncodingError(
-                "the mask of a masked array would be lost", hint="`filled()` gives plain arrays"
+                "the mask of a masked array would be lost",
+                hint="use `filled()` to get a plain array",
             )
         # A caller's types are not checked.
         unchecked = cast("object", array)
@@ -64,22 +66,22 @@ class Buffer(ArrayMethods):
             is_other = hasattr(unchecked, "__dlpack__")
             raise ArgumentTypeError(
                 f"a {type(unchecked).__name__} is not a NumPy array",
-                hint="`from_dlpack` takes arrays of other libraries"
+                hint="use `from_dlpack` for arrays of other libraries"
                 if is_other
-                else "`np.asarray` makes an array of a list or a number",
+                else "use `np.asarray` to make an array of a list or a number",
             )
         if array.dtype.name not in DType.__members__:
-            raise EncodingError(f"an array of {array.dtype} has no DType")
+            raise EncodingError(f"no DType matches arrays of {array.dtype}")
         native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         dtype = DType(native.dtype.name)
         return cls(pack(native.reshape(-1)).data, dtype, array.shape)
 
     @classmethod
     def from_dlpack(cls, array: DLPackArray) -> Buffer:
-        """Take elements from any array that offers DLPack: without a copy where contiguous.
+        """Wrap any array that supports DLPack: without a copy if it is contiguous.
 
         torch's tensors are taken without their gradients, and copied from another device. Raises
-        `EncodingError` for what is not an array, and `BufferError` where it cannot be taken.
+        `EncodingError` if the value is not an array, and `BufferError` if it cannot be taken.
         """
         if isinstance(array, Buffer):
             return array
@@ -94,13 +96,13 @@ class Buffer(ArrayMethods):
         if not hasattr(given, "__dlpack__"):
             raise EncodingError(
                 f"{type(given).__name__} is not an array",
-                hint="NumPy arrays, torch tensors and all else that offers DLPack are",
+                hint="use a NumPy array, a torch tensor or another object that supports DLPack",
             )
         return cls.from_numpy(take(on_cpu(array)))
 
     @property
     def device(self) -> DeviceRef:
-        """Where the bytes are: a processor, by the number that a graph has for it."""
+        """The device of the bytes, with the number that a graph uses for it."""
         return self._device
 
     @property
@@ -110,7 +112,7 @@ class Buffer(ArrayMethods):
 
     @property
     def address(self) -> int:
-        """Where in memory the first byte is; none is read."""
+        """The address of the first byte; no byte is read."""
         import numpy as np
 
         return np.frombuffer(self._memory, np.uint8).ctypes.data
@@ -121,7 +123,7 @@ class Buffer(ArrayMethods):
         return self._memory
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the numbers as an array: a view, but for float4, which NumPy stores unpacked."""
+        """Return the values as an array: a view, except for float4, which NumPy stores unpacked."""
         import numpy as np
 
         from weightctl.codecs.scalar import unpack

@@ -1,4 +1,4 @@
-"""Bytes of one encoding as bytes of another, and what stands in the way, said before they move."""
+"""Conversion of bytes between encodings, and checks before any byte is read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def drops_fractions(source: Encoding, target: Encoding) -> bool:
 
 
 def require_astype(info: TensorInfo, target: Encoding) -> None:
-    """Raise `EncodingError` where `astype` cannot convert: that may drop fractions too."""
+    """Raise `EncodingError` if `astype` cannot convert: that may drop fractions too."""
     wide = DType.float64.encoding
     require_convertible(info, wide if drops_fractions(info.encoding, target) else target)
 
 
 def require_convertible(info: TensorInfo, target: Encoding) -> None:
-    """Raise `EncodingError` where a tensor's numbers cannot be stored in another encoding.
+    """Raise `EncodingError` if a tensor's numbers cannot be stored in another encoding.
 
     Whether each of them fits is not known before they are read.
     """
@@ -41,15 +41,16 @@ def require_convertible(info: TensorInfo, target: Encoding) -> None:
     becomes_whole = after is not None and not after.is_float
     if is_complex or (has_fractions and becomes_whole):
         raise EncodingError(
-            f"`{info.name}` cannot go from {source} to {target.called}",
-            hint="complex numbers stay as they are; take `.real` of their array first"
+            f"`{info.name}` cannot be converted from {source} to {target.called}",
+            hint="complex numbers can only be copied; take `.real` of their array first"
             if is_complex
-            else "only numbers without fractions become integers",
+            else "floats cannot be converted to integers or bool",
         )
     if not target.fits(info.shape):
         raise EncodingError(
-            f"`{info.name}` has rows of {info.row}, not whole {target.called} blocks",
-            hint=f"a {target.called} block is {target.block} elements of a row",
+            f"the rows of `{info.name}` have {info.row} elements, which is not a multiple of "
+            f"the {target.called} block size",
+            hint=f"a {target.called} block has {target.block} elements of a row",
         )
     if before is None or after is None:
         _require_codecs(info, target)
@@ -60,20 +61,20 @@ def _require_codecs(info: TensorInfo, target: Encoding) -> None:
 
     if not can_decode(info.encoding):
         raise EncodingError(
-            f"`{info.name}` is of {info.encoding}, which weightctl cannot take apart",
-            hint="start from the unquantized model",
+            f"`{info.name}` is stored as {info.encoding}, which weightctl cannot dequantize",
+            hint="use the unquantized model as input",
         )
     if not can_encode(target):
         raise EncodingError(
-            f"`{info.name}` cannot become {target}, which weightctl can only read",
-            hint="q4_k, q6_k and q8_0 are among those it can make",
+            f"`{info.name}` cannot be converted to {target}: weightctl can only read this type",
+            hint="use another type, for example q4_k, q6_k or q8_0",
         )
 
 
 def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:
-    """Return a tensor's bytes in another encoding; numbers are rounded once, to nearest even.
+    """Return a tensor's bytes in another encoding; values are rounded once, to nearest even.
 
-    Raises `EncodingError` where one of them cannot be held.
+    Raises `EncodingError` if one of them cannot be held.
     """
     import numpy as np  # `ls` loads no numpy
 

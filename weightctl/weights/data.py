@@ -38,11 +38,11 @@ class WeightData(ArrayMethods):
     operators and functions are NumPy's.
 
     A block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
-    `quantization_encoding` says of which blocks; `info` holds the logical side. DLPack and
-    `np.asarray` give the bytes; what calculates with numbers is an `EncodingError`.
+    `quantization_encoding` is the type of the blocks; `info` has the logical shape. DLPack and
+    `np.asarray` give the bytes; arithmetic raises `EncodingError`.
 
-    Raises `ArgumentTypeError` for what is not an array or a name, and `EncodingError` for an array
-    of another dtype or shape.
+    Raises `ArgumentTypeError` if the value is not an array or a name, and `EncodingError` for an
+    array of another dtype or shape.
     """
 
     __slots__ = ("_dtype", "_quantization_encoding", "_shape", "data", "info")
@@ -126,14 +126,14 @@ class WeightData(ArrayMethods):
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | str | None = None,
     ) -> WeightData:
-        """Describe a tensor that has no data yet; touching it raises `MissingTensorError`."""
+        """Describe a tensor without data; accessing the data raises `MissingTensorError`."""
         return cls(Absent(), name, dtype, shape, quantization_encoding)
 
     @classmethod
     def from_numpy(cls, arr: NDArray[Any], name: str) -> WeightData:
         """Wrap a NumPy array; dtype and shape are the array's.
 
-        Raises `ArgumentTypeError` for what is none: `from_dlpack` takes other arrays.
+        Raises `ArgumentTypeError` for an invalid value: `from_dlpack` takes other arrays.
         """
         buffer = Buffer.from_numpy(arr)
         return cls(buffer, name, buffer.dtype, buffer.shape)
@@ -158,19 +158,20 @@ class WeightData(ArrayMethods):
 
     @property
     def is_declared(self) -> bool:
-        """Whether this is only a description, whose data nobody has given yet."""
+        """Whether this is only a description without data."""
         return isinstance(self.data, Absent)
 
     def to_buffer(self) -> Buffer:
         """Turn the data into a `Buffer`, in place, and return it.
 
-        Raises `EncodingError` where the data is not of the dtype and shape that it came with, and
-        `MissingTensorError` where there is none.
+        Raises `EncodingError` if the data is not of the dtype and shape that it came with, and
+        `MissingTensorError` if there is none.
         """
         if self.is_declared:
             raise MissingTensorError(
-                f"`{self.name}` is only declared; it has no data yet",
-                hint="open a checkpoint that has it, or make it of an array with `from_numpy`",
+                f"`{self.name}` is only declared and has no data yet",
+                hint="open a checkpoint that has the tensor, or create it from an array with "
+                "`from_numpy`",
             )
         data = self.data
         buffer = data.to_buffer() if isinstance(data, Deferred) else Buffer.from_dlpack(data)
@@ -184,14 +185,14 @@ class WeightData(ArrayMethods):
         return self.to_buffer().memory[start:stop]
 
     def astype(self, dtype: DTypeLike) -> WeightData:
-        """Return the data converted to another dtype; to its own, the data itself.
+        """Return the data converted to another dtype; the data itself if the dtype is the same.
 
-        Numbers are rounded once, to nearest even. What is too large for float16, bfloat16 or
-        float8_e5m2 becomes an infinity; the other float8 types have none and hold it at their
-        largest number. Quantized data is dequantized. A float that becomes an integer loses its
-        fraction, and one that becomes a bool is true unless it is 0, as in NumPy. Where there is no
-        data yet, only the description changes. Raises `EncodingError` for a number that does not
-        fit an integer, also NaN, and where there is no way from the one dtype to the other.
+        Values are rounded once, to nearest even. Values that are too large become infinity in
+        float16, bfloat16 or float8_e5m2, and the largest value in the other float8 types, which
+        have no infinity. Quantized data is dequantized. A float that becomes an integer loses its
+        fraction, and one that becomes a bool is true unless it is 0, as in NumPy. Without data,
+        only the description changes. Raises `EncodingError` for a value that does not fit an
+        integer, including NaN, and if the conversion is not supported.
         """
         dtype = as_dtype(dtype)
         if dtype is self.dtype:
@@ -216,7 +217,7 @@ class WeightData(ArrayMethods):
         return WeightData.from_numpy(numbers, self.name)
 
     def _require_fit(self) -> None:
-        """Raise `EncodingError` where the data says that it is of another dtype or shape."""
+        """Raise `EncodingError` if the data says that it is of another dtype or shape."""
         data: Any = self.data
         try:
             dtype, shape = DType(data.dtype), tuple(data.shape)
@@ -227,9 +228,9 @@ class WeightData(ArrayMethods):
 
     def _unfit(self, dtype: DType, shape: Sequence[int]) -> EncodingError:
         return EncodingError(
-            f"`{self.name}` is said to be {self.dtype.value} {list(self.shape.sizes)}; its data is "
-            f"{dtype.value} {list(shape)}",
-            hint="say what the data is; `astype` converts it then",
+            f"`{self.name}` is declared as {self.dtype.value} {list(self.shape.sizes)}, but "
+            f"its data is {dtype.value} {list(shape)}",
+            hint="declare the dtype and shape of the data; use `astype` to convert it afterwards",
         )
 
     def _sizes(self) -> tuple[int, ...]:
@@ -238,8 +239,10 @@ class WeightData(ArrayMethods):
     def _buffer(self) -> Buffer:
         if self.quantization_encoding is not None:
             raise EncodingError(
-                f"`{self.name}` is {self.quantization_encoding.name} blocks, which are not numbers",
-                hint="`.astype(DType.float32)` dequantizes it; `.to_numpy()` has the bytes",
+                f"`{self.name}` is stored in {self.quantization_encoding.name} blocks, so its "
+                "bytes are not values",
+                hint="use `.astype(DType.float32)` to dequantize it, or `.to_numpy()` to get "
+                "the bytes",
             )
         return self.to_buffer()
 
@@ -273,13 +276,13 @@ def _require_array(data: object, name: object) -> None:
     if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         raise ArgumentTypeError(
             f"the data of `{name}` is a {type(data).__name__}, which is not an array",
-            hint="`np.asarray` makes an array of a list or a number",
+            hint="use `np.asarray` to make an array of a list or a number",
         )
 
 
 def _require_name(name: object) -> None:
     if not isinstance(name, str):
-        raise ArgumentTypeError(f"the name of a tensor is a string, not {name!r}")
+        raise ArgumentTypeError(f"{name!r} is not a tensor name; use a string")
 
 
 def dtype_of_stored(info: TensorInfo) -> DType | QuantizationEncoding:
@@ -298,8 +301,9 @@ def _as_bytes(info: TensorInfo) -> tuple[DType, tuple[int, ...], QuantizationEnc
         return dtype, info.shape, None
     if quantization is None:
         raise EncodingError(
-            f"`{info.name}` is of {info.encoding.name}, which weightctl does not know",
-            hint="it can be listed, not interpreted; a newer version may know it",
+            f"weightctl does not support {info.encoding.name}, the encoding of `{info.name}`",
+            hint="the tensor can be listed but not read; a newer version of weightctl may "
+            "support it",
         )
     rows = prod(info.shape[:-1])
     return DType.uint8, (rows, info.nbytes // rows if rows else 0), quantization

@@ -1,4 +1,4 @@
-"""Data that is not there yet: what is read when it is taken, and what is only declared."""
+"""Data that is not loaded yet: read on demand, or only declared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Deferred:
     def to_buffer(self) -> Buffer:
         """Return the numbers, or the bytes of blocks; the same `Buffer` each time.
 
-        Raises `EncodingError` where a number cannot be held by the encoding.
+        Raises `EncodingError` if a number cannot be held by the encoding.
         """
         if self._buffer is None:
             self._buffer = self._make_buffer()
@@ -84,12 +84,12 @@ class Assembled(Deferred):
 
 
 class Absent:
-    """The place of data that nobody has given yet."""
+    """The placeholder for data that was not given yet."""
 
     __slots__ = ()
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise BufferError("this tensor is only declared; it has no data yet")
+        raise BufferError("this tensor is only declared and has no data yet")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from weightctl.weights.dlpack import CPU

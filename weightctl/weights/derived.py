@@ -39,7 +39,7 @@ class ReadableTensor(Protocol):
         ...
 
     def file_range(self) -> FileRange | None:
-        """Where a file has its bytes just as `read_into` gives them; None where none has."""
+        """Where a file has its bytes just as `read_into` gives them; None if none has."""
         ...
 
 
@@ -52,7 +52,7 @@ class Step(Protocol):
     """
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape and encoding of what it makes; `ConversionError` where it cannot."""
+        """Return the shape and encoding of what it makes; raises `ConversionError` if it cannot."""
         ...
 
     def read_into(
@@ -90,7 +90,7 @@ class StoredTensor(NamedTuple):
 class DerivedTensor:
     """A tensor that a step makes of others.
 
-    Raises `ConversionError` where the step cannot make one of these.
+    Raises `ConversionError` if the step cannot make one of these.
     """
 
     __slots__ = ("_info", "_inputs", "_step")
@@ -181,11 +181,11 @@ class Derived:
         self._tensors[name].read_into(start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None where it is made."""
+        """Return the range of a file that is the tensor; None if it is made."""
         return self._tensors[name].file_range()
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where a file has been written to since it was opened."""
+        """Raise `FormatError` if a file has been written to since it was opened."""
         self._base.refuse_change()
 
 

@@ -1,7 +1,7 @@
-"""DLPack, both ways, for every type that it has a code for.
+"""Import and export of DLPack for every type that it supports.
 
-NumPy's own door knows nothing of the types of `ml_dtypes`, so capsules are read and changed here.
-Layouts and codes: dlpack.h 1.1.
+NumPy does not support the types of `ml_dtypes`, so capsules are read and changed here. Layouts and
+codes: dlpack.h 1.1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS = {"i": 0, "u": 1, "f": 2}
 
 @runtime_checkable
 class DLPackArray(Protocol):
-    """Anything that offers its numbers through DLPack."""
+    """Any object that supports DLPack."""
 
     def __dlpack__(self) -> Any: ...
 
@@ -99,7 +99,7 @@ def export(
 
     code, size = _code(dtype), dtype.encoding.size
     if code is None:
-        raise BufferError(f"DLPack cannot hold {dtype.value}")
+        raise BufferError(f"DLPack does not support {dtype.value}")
     # NumPy makes, keeps and frees the capsule, of integers; what they really are is put in after.
     integers = np.frombuffer(memory, "c16" if size == 16 else f"u{size}").reshape(tuple(shape))
     if not integers.flags.writeable and options.get("copy") is not False:
@@ -180,7 +180,7 @@ def _dtype(kind: _Type) -> DType:
     for dtype in DType:
         if kind.bits == dtype.encoding.size * 8 and kind.lanes == 1 and kind.code == _code(dtype):
             return dtype
-    raise BufferError(f"DLPack type {kind.code} of {kind.bits} bits has no DType")
+    raise BufferError(f"no DType matches DLPack type {kind.code} with {kind.bits} bits")
 
 
 def _code(dtype: DType) -> int | None:

@@ -1,4 +1,4 @@
-"""Comparison of two tensors' numbers, whatever dtypes they are stored in."""
+"""Comparison of the values of two tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["difference"]
 
 
 def difference(one: WeightData, other: WeightData) -> str:
-    """Return how two tensors differ, empty where they are the same; both are read unless one is.
+    """Return how two tensors differ, empty if they are equal; both are read unless identical.
 
     Numbers of two dtypes are compared bit by bit in a dtype that holds those of both.
     """
     first, second = one.info, other.info
     if first.shape != second.shape:
-        return f"their shapes differ: {list(first.shape)} and {list(second.shape)}"
+        return f"the shapes differ: {list(first.shape)} and {list(second.shape)}"
     if first.encoding != second.encoding:
         wide = _wide(first.encoding, second.encoding)
         if wide is None:
-            return f"their types differ: {first.encoding.called} and {second.encoding.called}"
+            return f"the types differ: {first.encoding.called} and {second.encoding.called}"
         one, other = one.astype(wide), other.astype(wide)
     import numpy as np  # `ls` loads no numpy
 
     left, right = (np.frombuffer(each.view(), np.uint8) for each in (one, other))
-    return "" if np.array_equal(left, right) else "their values differ"
+    return "" if np.array_equal(left, right) else "the values differ"
 
 
 def _wide(one: Encoding, other: Encoding) -> DType | None:

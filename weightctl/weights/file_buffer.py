@@ -16,10 +16,10 @@ __all__ = ["FileBuffer"]
 
 
 class FileBuffer(Buffer):
-    """A `Buffer` over a mapping that knows which tensor of which `source` is in it.
+    """A `Buffer` over a mapping that records which tensor of a `source` it has.
 
-    Until its memory `is_shared` nobody can have written to it: the source's bytes are the same, and
-    who reads those touches no page of the mapping.
+    Until its memory `is_shared` it cannot have been written to, so its bytes can be read from the
+    source instead of the mapping.
     """
 
     __slots__ = ("is_shared", "name", "source")

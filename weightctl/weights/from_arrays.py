@@ -1,4 +1,4 @@
-"""Trees of weights that no file has: of arrays, and of a `Weights` of another class."""
+"""Trees of weights from arrays, and from other implementations of `Weights`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MEMBERS = (
 def as_checkpoint(
     given: Weights | Mapping[str, Any], metadata: Mapping[str, MetadataValue] | None = None
 ) -> Checkpoint:
-    """Return the tree of what is given: a tree, or arrays by name.
+    """Return a tree, or arrays by name, as a tree.
 
-    A `Checkpoint` is returned as it is. Of a `Weights` of another class every tensor is described
-    now, by `data()`, and its numbers are taken when they are used. Arrays are NumPy arrays, torch
-    tensors, `WeightData`, nodes of trees and all else that offers DLPack; none is copied where it
-    is contiguous and on the CPU. Raises `ConversionError` for anything else, and names it.
+    A `Checkpoint` is returned as it is. For another implementation of `Weights`, every tensor is
+    described now, with `data()`, and its values are read when they are used. Arrays are NumPy
+    arrays, torch tensors, `WeightData`, nodes of trees and other objects that support DLPack;
+    contiguous arrays on the CPU are not copied. Raises `ConversionError` for anything else, with
+    its name.
     """
     if isinstance(given, Checkpoint):
         return given
@@ -42,25 +43,27 @@ def as_checkpoint(
     # A caller's types are not checked.
     unchecked: Any = given
     if not isinstance(unchecked, Mapping):
-        raise ConversionError(f"a {type(given).__name__} is not weights", hint=_hint_for(unchecked))
+        raise ConversionError(
+            f"{type(given).__name__} is not a tree of weights", hint=_hint_for(unchecked)
+        )
     tensors: dict[str, WeightData] = {}
     for name, value in cast("Mapping[object, Any]", unchecked).items():
         if not isinstance(name, str):
-            raise ConversionError(f"the name of a tensor is a string, not {name!r}")
+            raise ConversionError(f"{name!r} is not a tensor name; use a string")
         tensors[name] = _data_of(name, value)
     return Checkpoint(Held(tensors, dict(metadata or {})))
 
 
 def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
-    """Return the tree of what is given, as `as_checkpoint` does, to be stored.
+    """Return a tree, or arrays by name, as a tree that can be stored.
 
-    Raises `ConversionError` for a tree of weights that are only declared, too.
+    Raises `ConversionError` as `as_checkpoint` does, and for weights that are only declared.
     """
     weights = as_checkpoint(given)
     if header_of(weights).format == "declared":
         raise ConversionError(
-            "the weights of this tree are only declared: nothing is loaded that could be stored",
-            hint="store the values: a checkpoint's tree, a module's `state_dict()`, arrays by name",
+            "the weights of this tree are only declared, so there are no values to store",
+            hint="store a checkpoint's tree, the `state_dict()` of a module, or arrays by name",
         )
     return weights
 
@@ -73,11 +76,11 @@ def declare_weights() -> Checkpoint:
 def _hint_for(given: object) -> str:
     """Return what to give instead of what is not weights."""
     if callable(getattr(given, "state_dict", None)):
-        return "give its values: `.state_dict()`"
+        return "use `.state_dict()` to get its values"
     lacking = [member for member in _MEMBERS if not hasattr(type(given), member)]
     if len(lacking) <= len(_MEMBERS) // 2:
-        return f"a class of weights has {' and '.join(f'`{each}`' for each in lacking)} too"
-    return "give a tree from open_weights, or a mapping from names to arrays"
+        return f"a weights class also needs {' and '.join(f'`{each}`' for each in lacking)}"
+    return "use a tree from open_weights, or a mapping from names to arrays"
 
 
 def _data_of(name: str, value: Any) -> WeightData:
@@ -91,10 +94,10 @@ def _data_of(name: str, value: Any) -> WeightData:
         reason = getattr(error, "message", None) or str(error)
         hint = getattr(error, "hint", "")
         if isinstance(value, Mapping):
-            hint = "names have dots instead of nested mappings: `{'a.weight': array}`"
+            hint = "use dotted names instead of nested mappings: `{'a.weight': array}`"
         elif isinstance(value, int | float | list | tuple):
-            hint = "`np.asarray` makes an array of it; what is not a tensor is left out"
-        raise ConversionError(f"`{name}` cannot be taken: {reason}", hint=hint) from error
+            hint = "convert the value with `np.asarray`; leave out values that are not tensors"
+        raise ConversionError(f"`{name}` cannot be used: {reason}", hint=hint) from error
 
 
 class _Adapted(Held):

@@ -39,7 +39,7 @@ class TensorInfo(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where a tensor's bytes lie: the number of the file in `Header.files`, offset and length.
+    """The place of a tensor's bytes: the number of the file in `Header.files`, offset and length.
 
     `strides` are the bytes from one element to the next in each dimension, where the tensor is not
     contiguous; `nbytes` are then those that it has when it is. `held` are the bytes themselves,
@@ -54,10 +54,10 @@ class Extent(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """What stands in the tree beside tensors: of a kind, as Python calls it, and how it looks.
+    """An entry of the tree that is not a tensor: its Python type, and its value as text.
 
-    The kind of what weightctl does not know is its class, as `models.yolo.Model`; nothing of that
-    is ever imported, and its look is empty.
+    The kind of what weightctl does not support is its class, as `models.yolo.Model`; nothing of
+    that is ever imported, and its look is empty.
     """
 
     kind: str
@@ -76,17 +76,17 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Header(NamedTuple):
-    """Everything a checkpoint says about itself.
+    """The header of a checkpoint: its tensors and metadata.
 
     `tensors` and `extents` have the same names, in the order of the file. `aliases` are further
     names of tensors (tied weights). `leaves` are what else stands in the tree, by name; those that
     are plain values are also metadata of that name. `metadata` keeps the types the file gives its
     values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
-    file that lists the parts. `notes` are what a person should be told of how it was opened.
-    `warnings` are dangers for other programs that load the files.
-    `origins` say what tensors are made of that no file has; there are none of what a file has.
-    `shardings` say how tensors are cut for several ranks, each of which has one of the `files`.
-    `missing` are the names of parts that do not exist, in a checkpoint that was opened without.
+    file that lists the parts. `notes` are notes for the user on how it was opened. `warnings` are
+    dangers for other programs that load the files. `origins` list the sources of tensors that are
+    not stored in a file. `shardings` state how tensors are cut for several ranks; each rank has one
+    of the `files`. `missing` are the names of parts that do not exist, in a checkpoint that was
+    opened with `partial`.
     """
 
     format: str

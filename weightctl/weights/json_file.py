@@ -1,4 +1,4 @@
-"""The content of a JSON file, which may be anybody's."""
+"""Reading of JSON files, which may be untrusted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def read_json(
     most: int,
     pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
 ) -> Any:
-    """Return what a JSON file of at most so many bytes holds; `pairs` makes its objects.
+    """Return the content of a JSON file of at most this many bytes; `pairs` makes its objects.
 
     Raises `FormatError` for a larger one, and for what is not JSON or makes `pairs` raise
     `ValueError`.
     """
     if file.size > most:
-        raise FormatError(file.path, None, f"it has {file.size} bytes, and may have {most}")
+        raise FormatError(file.path, None, f"the file has {file.size} bytes; the limit is {most}")
     try:
         return json.loads(str(file.read(0, file.size), "utf-8"), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
-        raise FormatError(file.path, None, f"it is not JSON: {error}") from error
+        raise FormatError(file.path, None, f"the file is not valid JSON: {error}") from error

@@ -53,7 +53,7 @@ class MetadataValue(NamedTuple):
 
 
 def text(content: str) -> MetadataValue:
-    """Return a plain string as safetensors keeps it."""
+    """Return a plain string as safetensors stores it."""
     return MetadataValue(TEXT, content)
 
 
@@ -85,10 +85,10 @@ def is_type(name: str) -> bool:
 
 
 def parse_value(kind: str, written: str) -> Any:
-    """Return the content that a person writes for a type: `5`, `0x10`, `true`, `[1, 2]`, `words`.
+    """Parse the text of a value of a type: `5`, `0x10`, `true`, `[1, 2]`, `words`.
 
-    Arrays are JSON. Raises `ValueError` for what is not of the type, `OverflowError` for a float
-    beyond its range.
+    Arrays are JSON. Raises `ValueError` if the value is not of the type, `OverflowError` for a
+    float beyond its range.
     """
     if kind in {"string", TEXT}:
         content: Any = written
@@ -120,7 +120,7 @@ def as_json(content: Any) -> Any:
 def from_json(document: str) -> dict[str, MetadataValue]:
     """Return the metadata that `to_json` wrote.
 
-    Raises `WeightctlError` where a value is not of the type it claims.
+    Raises `WeightctlError` if a value is not of the type it claims.
     """
     try:
         entries = json.loads(document)
@@ -131,12 +131,12 @@ def from_json(document: str) -> dict[str, MetadataValue]:
             for key, entry in entries.items()
         }
     except _UNSOUND as error:
-        raise WeightctlError(f"not the JSON of typed metadata: {error}") from error
+        raise WeightctlError(f"the text is not typed metadata in JSON: {error}") from error
 
 
 def _key(key: str) -> str:
     if not key.encode():
-        raise ValueError("a key is empty")
+        raise ValueError("a metadata key is empty")
     return key
 
 

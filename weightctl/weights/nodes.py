@@ -83,7 +83,7 @@ def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
 
 
 def find(root: TreeNode, prefix: str) -> TreeNode | None:
-    """Return the node of a name or prefix, None where nothing is there."""
+    """Return the node of a name or prefix, None if nothing is there."""
     if not prefix:
         return root
     *segments, last = prefix.split(".", _MAX_DEPTH)

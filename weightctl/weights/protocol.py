@@ -43,7 +43,7 @@ class Weights(Protocol):
         ...
 
     def data(self) -> WeightData:
-        """Return the data of the tensor of this name; `KeyError` where there is none."""
+        """Return the data of the tensor of this name; raises `KeyError` if there is none."""
         ...
 
     def items(self) -> Iterator[tuple[str, Weights]]:
@@ -62,7 +62,7 @@ class Weights(Protocol):
         """Return a graph's `Weight` for the tensor of this name.
 
         `dtype` is a `DType`, `shape` a sequence of sizes and names, `quantization_encoding` a
-        `QuantizationEncoding`. What is None is as it is stored.
+        `QuantizationEncoding`. For None, the stored form is used.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Refusals before the bytes of tensors are read, of what a listing still shows."""
+"""Checks before tensors are read, for tensors that can be listed but not read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _ALWAYS = 1 << 30
 
 
 def refuse_unknown(tensors: Iterable[TensorInfo]) -> None:
-    """Raise `EncodingError` for a tensor whose encoding is not known."""
+    """Raise `EncodingError` for a tensor whose encoding is not supported."""
     for info in tensors:
         if not info.encoding.is_known:
             raise EncodingError(
-                f"`{info.name}` is of {info.encoding.name}, and what its bytes mean is not known",
-                hint="--exclude leaves it out; the file is damaged, or was written by a newer tool",
+                f"weightctl cannot read {info.encoding.name}, the encoding of `{info.name}`",
+                hint="leave the tensor out with --exclude (exclude in Python); the file is "
+                "damaged, or a newer tool wrote it",
             )
 
 
 def refuse_expanded(source: Source, tensors: Sequence[TensorInfo]) -> None:
-    """Raise `EncodingError` where stored tensors are far larger than the files that hold them."""
+    """Raise `EncodingError` if stored tensors are far larger than the files that hold them."""
     if not source.files:
         return
     total, held = sum(info.nbytes for info in tensors), sum(file.size for file in source.files)
@@ -40,8 +41,9 @@ def refuse_expanded(source: Source, tensors: Sequence[TensorInfo]) -> None:
         return
     largest = max(tensors, key=lambda info: info.nbytes)
     raise EncodingError(
-        f"`{largest.name}` of shape {list(largest.shape)} takes {format_size(largest.nbytes)}"
-        + (f", and all tensors {format_size(total)}" if total > largest.nbytes else "")
-        + f", where the files have {format_size(held)}: the same elements are repeated",
-        hint="a file of such tensors is damaged or an attack; --exclude leaves them out",
+        f"`{largest.name}` of shape {list(largest.shape)} needs {format_size(largest.nbytes)}"
+        + (f", and all tensors need {format_size(total)}" if total > largest.nbytes else "")
+        + f", but the files have only {format_size(held)}: the tensors repeat the same elements",
+        hint="the file is damaged or malicious; leave the tensors out with --exclude (exclude "
+        "in Python)",
     )

@@ -1,4 +1,4 @@
-"""The form that a weight is asked for in, checked against a checkpoint's tensor."""
+"""The requested form of a weight, checked against a checkpoint's tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["AllocationRequest", "make_request", "of_stored", "require_words"]
 
 
 class AllocationRequest(NamedTuple):
-    """What a weight is to be: dtype and shape of its numbers, the blocks they are in, and where."""
+    """The requested dtype, shape, quantization and device of a weight."""
 
     dtype: DType
     shape: Shape
@@ -38,7 +38,7 @@ class AllocationRequest(NamedTuple):
 
 
 def require_words(dtype: object, quantization: object, device: object) -> None:
-    """Raise `GraphError` for what is not a `DType`, `QuantizationEncoding` or `DeviceRef`.
+    """Raise `GraphError` if the value is not a `DType`, `QuantizationEncoding` or `DeviceRef`.
 
     The former two may be None.
     """
@@ -49,7 +49,7 @@ def require_words(dtype: object, quantization: object, device: object) -> None:
     ):
         if not isinstance(given, kind) and (given is not None or kind is DeviceRef):
             raise GraphError(
-                f"{word} is {given!r}, which is not a {kind.__name__}",
+                f"{word} must be a {kind.__name__}, not {given!r}",
                 hint=f"for example `{example}`",
             )
 
@@ -61,23 +61,23 @@ def make_request(
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
 ) -> AllocationRequest:
-    """Return the request for a weight of which nothing is known but what is asked for.
+    """Return the request for a weight without a stored tensor.
 
-    Raises `GraphError` where that is not all there is to say, and `EncodingError` for blocks that
-    cannot be.
+    Raises `GraphError` if the request is incomplete, and `EncodingError` if the blocks are not
+    possible.
     """
     if not name:
         raise GraphError(
             "the root of a tree is not a weight",
-            hint="go to its name first: `weights.layer.weight`",
+            hint="select a tensor first: `weights.layer.weight`",
         )
     if dtype is None or shape is None:
         lacking = " and ".join(
             word for word, given in (("dtype", dtype), ("shape", shape)) if given is None
         )
         raise GraphError(
-            f"`{name}` cannot be declared without a {lacking}",
-            hint="no checkpoint is open here that says it: `open_weights` gives a tree that does",
+            f"`{name}` cannot be declared without {lacking}",
+            hint="this tree has no checkpoint that defines it; give it here, or use `open_weights`",
         )
     if quantization is not None and dtype is DType.uint8:
         dtype, shape = DType.float32, in_elements(name, shape, quantization.encoding)
@@ -93,16 +93,16 @@ def of_stored(
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
 ) -> AllocationRequest:
-    """Return the request for a stored tensor; what is not asked for is as it is stored.
+    """Return the request for a stored tensor; attributes that are not given are as stored.
 
-    Raises `GraphError` for another shape than the tensor has, and `EncodingError` where it cannot
-    be stored like that.
+    Raises `GraphError` for another shape than the tensor has, and `EncodingError` if the tensor
+    cannot be converted.
     """
     source = info.encoding
     if source.dtype is None and source.quantization is None:
         raise EncodingError(
-            f"`{info.name}` is of {source.name}, which is not a dtype of a graph",
-            hint="it can be listed and copied; a newer version may know it",
+            f"`{info.name}` is stored as {source.name}, which graphs do not support",
+            hint="the tensor can be listed and copied; a newer version of weightctl may support it",
         )
     if quantization is None and dtype in {None, DType.uint8}:
         # Blocks that nobody asks to be taken apart stay.
@@ -131,8 +131,9 @@ def of_stored(
 def _require_fractions(name: str, dtype: DType, quantization: QuantizationEncoding) -> None:
     if not dtype.is_float:
         raise EncodingError(
-            f"`{name}`: {quantization.name} blocks hold fractions, and {dtype.value} has none",
-            hint="give a float dtype, or uint8 and the shape in bytes",
+            f"`{name}`: {quantization.name} blocks hold fractions, but {dtype.value} is an "
+            "integer dtype",
+            hint="use a float dtype, or uint8 with the shape in bytes",
         )
 
 
@@ -141,7 +142,7 @@ def _require_match(info: TensorInfo, asked: Shape) -> None:
     own = Shape(info.shape)
     mismatch = GraphError(
         f"`{info.name}` has shape {own.text}, not {asked.text}",
-        hint="leave the shape out to take the tensor's own",
+        hint="leave out the shape to use the shape of the tensor",
     )
     if len(asked) != len(own):
         raise mismatch
@@ -150,9 +151,9 @@ def _require_match(info: TensorInfo, asked: Shape) -> None:
     unknown = sorted(frozenset[str]().union(*(dim.symbols for dim in asked)) - sizes.keys())
     if unknown:
         raise GraphError(
-            f"shape {asked.text} of `{info.name}` cannot be compared with its own, {own.text}: "
-            f"the size of `{unknown[0]}` is not known",
-            hint="a name that is a dimension by itself has the tensor's size there",
+            f"shape {asked.text} of `{info.name}` cannot be compared with the stored shape "
+            f"{own.text}: the size of `{unknown[0]}` is not defined",
+            hint="use a plain name as dimension; it then gets the size of the tensor",
         )
     try:
         sizes_asked = asked.at(sizes)

@@ -44,11 +44,11 @@ class Source(Protocol):
         ...
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Where a file has a tensor's bytes just as `read_into` gives them; None where none has."""
+        """Where a file has a tensor's bytes just as `read_into` gives them; None if none has."""
         ...
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where the bytes are not, or may not be, what they were at first."""
+        """Raise `FormatError` if the bytes are not, or may not be, what they were at first."""
         ...
 
 
@@ -102,14 +102,14 @@ class FileSource:
             buffer[:] = _swap_bytes(self._header.tensors[name], buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None where its bytes are made anew."""
+        """Return the range of a file that is the tensor; None if its bytes are made again."""
         extent = self._header.extents[name]
         if extent.strides is not None or extent.held is not None or self._header.big_endian:
             return None
         return FileRange(self._files[extent.file], extent.offset, extent.nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where a file has been written to since it was opened."""
+        """Raise `FormatError` if a file has been written to since it was opened."""
         for file in self._files:
             file.refuse_change()
 
@@ -134,8 +134,8 @@ def _memory(info: TensorInfo, nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
     except (MemoryError, OverflowError) as error:
         raise EncodingError(
-            f"`{info.name}` takes {nbytes} bytes, and there is no memory for them",
-            hint="its file has fewer: some of its elements are one and the same",
+            f"there is not enough memory for `{info.name}`, which needs {nbytes} bytes",
+            hint="its file is smaller: the tensor repeats the same elements",
         ) from error
 
 
@@ -213,8 +213,9 @@ class Declared:
 def nothing_loaded(name: str) -> MissingTensorError:
     """Return the error for a tensor that is asked for where weights are only declared."""
     return MissingTensorError(
-        f"`{name}` is declared only: nothing is loaded in this tree",
-        hint="the data comes from the `weights_registry` that an engine loads the graph with",
+        f"`{name}` is only declared: this tree has no data",
+        hint="the data comes from the `weights_registry` that is given when an engine loads "
+        "the graph",
     )
 
 
@@ -222,8 +223,8 @@ def _swap_bytes(info: TensorInfo, memory: memoryview) -> memoryview:
     """Return the bytes of big-endian blocks in little-endian order."""
     if not info.encoding.is_known:
         raise EncodingError(
-            f"`{info.name}` is of {info.encoding.name} in the other byte order",
-            hint="weightctl does not know which of its bytes to swap",
+            f"`{info.name}` is stored as {info.encoding.name} in the other byte order",
+            hint="weightctl does not support swapping the bytes of this encoding",
         )
     import numpy as np  # `ls` loads no numpy
 

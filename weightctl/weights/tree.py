@@ -70,7 +70,7 @@ class _Tree:
         return self._root
 
     def find(self, prefix: str) -> TreeNode | None:
-        """Return the node of a name or prefix, None where nothing is there."""
+        """Return the node of a name or prefix, None if nothing is there."""
         return find(self.root, prefix)
 
     def __reduce__(self) -> tuple[type[_Tree], tuple[Source]]:
@@ -124,7 +124,7 @@ class Checkpoint(ArrayOperators, Weights):
 
     @Addition
     def info(self) -> TensorInfo:
-        """Shape and encoding of the tensor of this name; `MissingTensorError` where none is."""
+        """Shape and encoding of the tensor of this name; raises `MissingTensorError` if none is."""
         return info_of(self)
 
     @Addition
@@ -146,7 +146,7 @@ class Checkpoint(ArrayOperators, Weights):
     def dtype(self) -> DType | QuantizationEncoding:
         """The type of the tensor's elements, or the encoding of its blocks.
 
-        Raises `EncodingError` for an encoding that weightctl does not know.
+        Raises `EncodingError` for an encoding that weightctl does not support.
         """
         from weightctl.weights.data import dtype_of_stored
 
@@ -163,7 +163,7 @@ class Checkpoint(ArrayOperators, Weights):
         The data of a file is a private mapping of it, where its bytes can be used in place. Access
         to a mapping ends the process (SIGBUS) if another program has made the file shorter since.
         Commands read files instead; `source.read_into` does that, and raises `FormatError` then.
-        Raises `MissingTensorError`, a `KeyError`, where there is none.
+        Raises `MissingTensorError`, a `KeyError`, if there is none.
         """
         found = self._tree.source.data(find_stored_name(self))
         return found if found.name == self._prefix else found.with_name(self._prefix)
@@ -180,13 +180,13 @@ class Checkpoint(ArrayOperators, Weights):
         What is not given is as it is stored. Another dtype converts the numbers as
         `WeightData.astype` does; an encoding packs them into blocks, and `dtype` is then what they
         become where they are used, or uint8, with which `shape` too is that of the bytes. A name in
-        `shape` stands for any size, the same wherever it stands, and the weight has the sizes
+        `shape` represents any size, the same wherever it stands, and the weight has the sizes
         themselves. The same request for the same name gives the same weight.
 
         In the tree of `Graph.weights` the weight is what is asked for, of a dtype and shape that
-        must be given. Raises `MissingTensorError` where the checkpoint has no such tensor,
-        `EncodingError` where it cannot be stored like that, and `GraphError` for another shape than
-        it has and for a name that was allocated otherwise before; nothing is allocated then. The
+        must be given. Raises `MissingTensorError` if the checkpoint does not have the tensor,
+        `EncodingError` if it cannot be stored like that, and `GraphError` for another shape than it
+        has and for a name that was allocated otherwise before; nothing is allocated then. The
         latter two are `ValueError`s.
         """
         return self._tree.allocations.allocate(
@@ -202,7 +202,7 @@ class Checkpoint(ArrayOperators, Weights):
     def allocated_weights(self) -> dict[str, DLPackArray]:
         """The tensors of the whole tree that were allocated, each as it was asked for.
 
-        They are `WeightData`, read and converted when their data is first touched, and made anew
+        They are `WeightData`, read and converted when their data is first touched, and made again
         each time: the tree keeps none. What is only declared has no data, and is not among them.
         """
         return dict(self._tree.allocations.data())
@@ -266,10 +266,11 @@ class Checkpoint(ArrayOperators, Weights):
         if -place > len(numbers):
             where = f"`{self._prefix}`" if self._prefix else "the tree"
             raise MissingIndexError(
-                f"{where} has {len(numbers)} numbered children, and {place} is before the first",
-                hint="a layer that is only declared is named by its number, such as 0"
+                f"{where} has {len(numbers)} numbered children, so index {place} is before "
+                "the first",
+                hint="only numbers of at least 0, such as 0, name a layer that is only declared"
                 if _is_declaring(self)
-                else "`keys()` lists them",
+                else "`keys()` lists the children",
             )
         return numbers[place]
 
@@ -361,7 +362,7 @@ def header_of(weights: Checkpoint) -> Header:
 
 
 def info_of(node: Checkpoint) -> TensorInfo:
-    """Return shape and encoding of a node's tensor; `MissingTensorError` where there is none."""
+    """Return shape and encoding of a node's tensor; raises `MissingTensorError` if missing."""
     return header_of(node).tensors[find_stored_name(node)]._replace(name=node.name)
 
 
@@ -382,7 +383,7 @@ def _is_declaring(weights: Checkpoint) -> bool:
 def find_stored_name(node: Checkpoint) -> str:
     """Return the name under which a node's tensor is stored: for a tied name, the other one.
 
-    Raises `MissingTensorError`, with near names, where there is none.
+    Raises `MissingTensorError`, with near names, if there is none.
     """
     header, name = header_of(node), node.name
     name = header.aliases.get(name, name)

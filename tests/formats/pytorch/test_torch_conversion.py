@@ -112,7 +112,7 @@ def test_blocks_are_refused_with_what_helps(
     assert weightctl("convert", tiny_llama, blocks, "--quant", "q8_0").returncode == 0
     done = weightctl("convert", blocks, tmp_path / "out.bin")
     assert done.returncode == 2
-    assert "is Q8_0, which PyTorch does not have" in done.stderr
+    assert "`token_embd.weight` is stored as Q8_0, which PyTorch does not support" in done.stderr
     assert "hint: --dtype bf16 (or f16, f32) dequantizes" in done.stderr
     assert weightctl("convert", blocks, tmp_path / "out.bin", "--dtype", "f16").returncode == 0
     assert all(tensor.dtype == torch.float16 for tensor in loaded(tmp_path / "out.bin").values())

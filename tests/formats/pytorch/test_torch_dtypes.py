@@ -152,7 +152,7 @@ def test_a_tensor_of_a_type_that_is_not_known_is_a_leaf_and_the_rest_is_read(
     weights = saved(tmp_path / "odd.pt", {"odd": odd, "even": torch.ones(2)})
     assert_same(weights, {"even": torch.ones(2)})
     assert weights.header.leaves["odd"].kind == "torch.Tensor"
-    assert weights.header.notes == ("of types that weightctl does not know, and not read: odd",)
+    assert weights.header.notes == ("tensors of unsupported types, which are not read: odd",)
 
 
 def test_meta_tensors_are_leaves_without_data(tmp_path: Path) -> None:

@@ -26,66 +26,64 @@ class Case(NamedTuple):
 
 
 def unsound(reason: str, offset: int | None = None) -> Case:
-    return Case(f"the pickle is not sound: {reason}", offset)
+    return Case(f"the pickle is invalid: {reason}", offset)
 
 
 ZIPS = {
-    "64-elsewhere": Case("the zip's 64-bit end record is not there", 492),
-    "64-lies": Case("the two end records of the zip say different things", 436),
-    "behind": Case("4 bytes behind the zip belong to none", 436),
-    "comment-cut": Case("the comment at the end of the zip is cut off", 436),
-    "compressed": Case("'m/data/0' is compressed, which torch never does", 176),
-    "count-huge": Case("the zip's directory of 165 bytes has no 65535 members", 271),
-    "count-lies": Case("the zip's directory has more than its 2 members", 381),
-    "cut": Case("the file ends in the middle of its zip", 428),
-    "directory-past-end": Case("the zip's directory would end 4835 bytes past its place", 436),
-    "directory-short": Case("the zip's directory ends 46 bytes before it should", 482),
-    "disks": Case("it is one of several parts of a zip", 436),
+    "64-elsewhere": Case("the 64-bit end record of the zip file is missing", 492),
+    "64-lies": Case("the two end records of the zip file contradict each other", 436),
+    "behind": Case("4 bytes after the end of the zip file are not part of it", 436),
+    "comment-cut": Case("the comment at the end of the zip file is truncated", 436),
+    "compressed": Case("'m/data/0' is compressed, which torch does not do", 176),
+    "count-huge": Case(
+        "the directory of the zip file has 165 bytes, too few for 65535 members", 271
+    ),
+    "count-lies": Case("the zip directory has more entries than the stated 2", 381),
+    "cut": Case("the zip file is truncated", 428),
+    "directory-past-end": Case("the zip directory would end 4835 bytes after its end record", 436),
+    "directory-short": Case("the zip directory ends 46 bytes before its end record", 482),
+    "disks": Case("it is one part of a multi-part zip file", 436),
     "encrypted": Case("'m/data/0' is encrypted", 176),
-    "ends-twice": Case("the zip ends twice", 436),
-    "huge-member": Case("the zip says that 'm/data/0' is where it cannot be", 327),
-    "name-twice": Case("the zip has two members 'm/data/0'", 435),
-    "names-differ": Case("the zip has another name there than 'm/data/0'", 176),
-    "overlap": Case("'m/data/0' overlaps what follows it", 176),
-    "same-place": Case("two members of the zip are in one place", 0),
-    "storage-missing": unsound("the zip has no member `m/data/../0`", 129),
+    "ends-twice": Case("the zip file has two end records", 436),
+    "huge-member": Case("the zip directory has an invalid offset for 'm/data/0'", 327),
+    "name-twice": Case("the zip file has two members named 'm/data/0'", 435),
+    "names-differ": Case("the local header of 'm/data/0' has another name", 176),
+    "overlap": Case("'m/data/0' overlaps the data after it", 176),
+    "same-place": Case("two members of the zip file overlap", 0),
+    "storage-missing": unsound("the zip file has no member `m/data/../0`", 129),
     "storage-short": unsound("tensor `a` needs 16 bytes of its storage, which has 15"),
 }
 _BELOW = "`torch._utils._rebuild_tensor_v2`"
 PICKLES = {
-    "cut": Case("the file ends too soon: it ends in the middle", 27),
-    "deep": unsound("it is nested deeper than 100 levels"),
+    "cut": Case("the file is truncated: the pickle is incomplete", 27),
+    "deep": unsound("it is nested more than 100 levels deep"),
     "digits": unsound("an integer of 5000 digits", 2),
-    "id": unsound("a persistent id of str, where none belongs", 23),
-    "long-name": unsound("a name of more than 512 letters", 2),
+    "id": unsound("an unexpected persistent id of type str", 23),
+    "long-name": unsound("a name of more than 512 characters", 2),
     "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
-    "no-arguments": unsound("a call with what are not arguments", 24),
-    "opcode": unsound("an opcode that there is not, or that finds nothing where it should", 27),
-    "protocol-9": unsound("protocol 9 is later than 5", 2),
-    "text-lies": Case("the file ends too soon: it ends in the middle", 2),
-    "wrong-arguments": unsound(f"{_BELOW} is called with what it does not take", 48),
+    "no-arguments": unsound("a call with invalid arguments", 24),
+    "opcode": unsound("an opcode that is invalid, or whose operands are missing", 27),
+    "protocol-9": unsound("protocol 9 is newer than 5", 2),
+    "text-lies": Case("the file is truncated: the pickle is incomplete", 2),
+    "wrong-arguments": unsound(f"{_BELOW} is called with invalid arguments", 48),
 }
 STREAMS = {
-    "cut": Case(
-        "the file ends too soon: it should be 198 bytes long, and is 197: 1 are missing", 197
-    ),
+    "cut": Case("the file is truncated: it has 197 bytes instead of 198: 1 are missing", 197),
     "length-lies": unsound(
-        "storage 0 has 1152921504606846976 elements, where the pickle says 4", 174
+        "storage 0 has 1152921504606846976 elements, but the pickle states 4", 174
     ),
-    "no-keys": unsound("it does not list its storages", 166),
+    "no-keys": unsound("its list of storages is missing", 166),
     "storage-twice": unsound(
-        "storage 0 has two descriptions: 4 elements of F32, and 5 elements of F32", 131
+        "storage 0 has two different descriptions: 4 elements of F32, and 5 elements of F32", 131
     ),
-    "unknown-key": unsound("it lists a storage that its object does not have", 174),
+    "unknown-key": unsound("its list of storages has a storage that its object does not have", 174),
 }
 TENSORS = {
-    "laughs": unsound(
-        "its objects refer to one another so often that they are more than the file has"
-    ),
-    "huge": unsound("tensor `` has a shape that cannot be"),
-    "offset": unsound("tensor `` has an offset that cannot be"),
+    "laughs": unsound("its objects refer to one another too many times"),
+    "huge": unsound("tensor `` has an invalid shape"),
+    "offset": unsound("tensor `` has an invalid offset"),
     "past-end": unsound("tensor `` needs 4398046511108 bytes of its storage, which has 16"),
-    "stride": unsound("tensor `` has a shape or strides that cannot be"),
+    "stride": unsound("tensor `` has an invalid shape or invalid strides"),
 }
 CASES: dict[str, Case] = {
     **{f"zip-{name}.pt": case for name, case in ZIPS.items()},

@@ -228,7 +228,7 @@ def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, pro
     assert weights.metadata["windows"] == ("string", "C:\\models\\a.ckpt")
     assert look(weights, "when")[0] == "datetime.datetime"
     assert look(weights, "type") == ("class", here(Settings))
-    assert any("never imported" in note for note in weights.header.notes)
+    assert any("does not import" in note for note in weights.header.notes)
 
 
 def test_one_object_in_many_places_is_reported_once(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_one_object_in_many_places_is_reported_once(tmp_path: Path) -> None:
         tmp_path / "shared.pt", {str(n): Settings(0.1, ONES[1], shared) for n in range(1000)}
     )
     assert look(weights, "0.inner") == (here(Settings), "")
-    assert look(weights, "999.inner") == (here(Settings), "as `0.inner`")
+    assert look(weights, "999.inner") == (here(Settings), "same as `0.inner`")
     assert weights.metadata["0.inner.inner.77"].content == 77
     assert len(weights.header.aliases) == 999
 

@@ -147,4 +147,4 @@ def test_what_follows_a_pickle_is_reported(tmp_path: Path) -> None:
     weights = open_weights(path)
     assert list(weights.header.tensors) == ["a"]
     (note,) = weights.header.notes
-    assert "follow the first pickle" in note
+    assert "bytes after the first pickle are not read" in note

@@ -34,7 +34,7 @@ def test_what_unpacks_to_more_than_the_limit_is_not_judged(
 ) -> None:
     monkeypatch.setattr(sources, "_UNPACKED", 1 << 20)
     (message,) = problems(tmp_path / "a.gz", gzip.compress(bytes(1 << 22)))
-    assert message == "unpacked, it has more than 1 MiB; what follows is not read"
+    assert message == "its unpacked size is more than 1 MiB; the rest of the file is not read"
 
 
 def test_a_large_compressed_file_of_tensors_is_judged(
@@ -65,7 +65,9 @@ def test_what_is_too_deep_is_not_judged(tmp_path: Path) -> None:
     raw = PAYLOAD
     for _ in range(scan._DEEPEST + 1):
         raw = CONTAINERS["zip"].wrap(raw)
-    assert problems(tmp_path / "a.zip", raw) == [f"it is more than {scan._DEEPEST} levels deep"]
+    assert problems(tmp_path / "a.zip", raw) == [
+        (f"it is nested more than {scan._DEEPEST} levels deep")
+    ]
 
 
 def test_more_members_than_the_limit_are_not_judged(
@@ -77,7 +79,7 @@ def test_more_members_than_the_limit_are_not_judged(
         for number in range(11):
             archive.writestr(f"{number}", b"")
     assert problems(tmp_path / "a.zip", file.getvalue()) == [
-        "it has more than 10 members or pickles; what follows is not read"
+        "it has more than 10 members or pickles; the rest of the file is not read"
     ]
 
 
@@ -87,7 +89,7 @@ def test_more_opcodes_than_the_limit_are_not_judged(
     monkeypatch.setattr(sources, "_READ", 1 << 16)
     raw = gzip.compress(b"N0" * (1 << 17) + PAYLOAD)
     (message,) = problems(tmp_path / "a.gz", raw)
-    assert message == "it has more opcodes than are read; what follows is not read"
+    assert message == "it has more opcodes than the limit; the rest of the file is not read"
 
 
 def test_more_pickles_than_the_limit_are_not_judged(
@@ -96,7 +98,7 @@ def test_more_pickles_than_the_limit_are_not_judged(
     monkeypatch.setattr(sources, "_MEMBERS", 5000)
     assert not problems(tmp_path / "a", b"N." * 4000)
     assert problems(tmp_path / "a", b"N." * 6000 + PAYLOAD) == [
-        "it has more than 5000 members or pickles; what follows is not read"
+        "it has more than 5000 members or pickles; the rest of the file is not read"
     ]
 
 
@@ -105,7 +107,7 @@ def test_a_stack_beyond_the_limit_is_not_judged(
 ) -> None:
     monkeypatch.setattr(state, "LARGEST_STACK", 1000)
     assert problems(tmp_path / "a", b"N" * 1001 + PAYLOAD) == [
-        "it has more than 1000 objects on its stack; what follows is not read"
+        "it has more than 1000 objects on its stack; the rest of the file is not read"
     ]
 
 
@@ -115,7 +117,7 @@ def test_a_memo_beyond_the_limit_is_not_judged(
     monkeypatch.setattr(memo, "_MOST_KEPT", 1000)
     puts = b"".join(b"r" + (2 * n).to_bytes(4, "little") for n in range(1100))
     (message,) = problems(tmp_path / "a", b"N" + puts + b"0" + PAYLOAD)
-    assert "more than 1000 indices of its memo out of order" in message
+    assert "it uses more than 1000 memo indices out of order" in message
 
 
 def test_a_header_beyond_the_limit_is_not_judged(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def identify_file(file: Reader) -> NonCheckpointFile:
     """Return what a file is that is not a checkpoint; a few pages of it are read, however large."""
     found = _kind(file)
     going = describe_unfinished(file.path)
-    return found._replace(hint=f"is the download complete? {going}") if going else found
+    return found._replace(hint=f"check that the download is complete; {going}") if going else found
 
 
 def _kind(file: Reader) -> NonCheckpointFile:
@@ -50,9 +50,9 @@ def _kind(file: Reader) -> NonCheckpointFile:
     if found is not None:
         return found
     if file.size < _LEAST:
-        return NonCheckpointFile(f"{file.size} bytes long, too short for a checkpoint", AGAIN)
+        return NonCheckpointFile(f"only {file.size} bytes long, too short for a checkpoint", AGAIN)
     unknown = NonCheckpointFile(
-        f"of no known kind; it begins with {head[:8].hex(' ')}", FORMATS_HINT
+        f"of an unsupported kind; it begins with {head[:8].hex(' ')}", FORMATS_HINT
     )
     return texts.plain(file) or _by_name(file) or unknown
 
@@ -64,7 +64,7 @@ def _by_name(file: Reader) -> NonCheckpointFile | None:
             return NonCheckpointFile(what, hint)
     together = describe_join(file.path)
     return (
-        NonCheckpointFile("a later piece of a file, as its name says", together)
+        NonCheckpointFile("a later piece of a split file, according to its name", together)
         if together
         else None
     )

@@ -51,34 +51,34 @@ def recognize_zip(file: Reader) -> NonCheckpointFile | None:
         return cut_zip(file)
     names = list(_members(file, *end))
     weights = _weights(names)
-    hint = f"{UNPACK}: it holds {weights}" if weights else ""
+    hint = f"{UNPACK}: it contains {weights}" if weights else ""
     if names and all(name.endswith(".npy") for name in names):
         return NonCheckpointFile("arrays of NumPy or MLX (.npz)", NUMPY)
     for ending, what, remedy in _ZIPS:
         if any(name.endswith(ending) for name in names):
             return NonCheckpointFile(what, hint or remedy)
     if weights:
-        return NonCheckpointFile("a zip, and no checkpoint itself", hint)
-    return NonCheckpointFile("a zip without a checkpoint", FORMATS_HINT, _few(names))
+        return NonCheckpointFile("a zip file, not a checkpoint", hint)
+    return NonCheckpointFile("a zip file without a checkpoint", FORMATS_HINT, _few(names))
 
 
 def cut_zip(file: Reader) -> NonCheckpointFile:
-    """Say what a zip was to be that has lost its end, by its first member."""
+    """Describe a truncated zip file, by its first member."""
     length = int.from_bytes(file.read(26, 2), "little")
     first = _name(file.read(30, length))
     if os.path.basename(first) == "data.pkl":
-        what = "a PyTorch checkpoint that was cut off"
+        what = "a truncated PyTorch checkpoint"
     elif first.endswith(".npy"):
-        what = "arrays of NumPy (.npz), cut off"
+        what = "a truncated file of NumPy arrays (.npz)"
     else:
-        what = "a zip that was cut off"
+        what = "a truncated zip file"
     return NonCheckpointFile(
-        what, rest_of(file.path), f": its end is missing after {file.size} bytes"
+        what, rest_of(file.path), f": its end is missing (the file has {file.size} bytes)"
     )
 
 
 def _end(file: Reader) -> tuple[int, int] | None:
-    """Return where a zip's directory starts, and its length; None where it has no end."""
+    """Return where a zip's directory starts, and its length; None if it has no end."""
     start = max(file.size - (1 << 16) - 22, 0)
     tail = file.read(start, file.size)
     at = tail.rfind(_END)
@@ -112,7 +112,7 @@ def recognize_tar(file: Reader) -> NonCheckpointFile | None:
         return None
     names = list(_entries(file))
     weights = _weights(names)
-    hint = f"{UNPACK}: it holds {weights}" if weights else FORMATS_HINT
+    hint = f"{UNPACK}: it contains {weights}" if weights else FORMATS_HINT
     if any(name.endswith("model_config.yaml") for name in names):
         return NonCheckpointFile("a NeMo model (.nemo)", hint)
     return NonCheckpointFile("a tar archive", hint, "" if weights else _few(names))
@@ -147,4 +147,4 @@ def _weights(names: Sequence[str]) -> str:
 
 def _few(names: Sequence[str]) -> str:
     listed = ", ".join(show_line(name, 30) for name in names[:3])
-    return f"; it holds {listed or 'nothing'}{', ...' if len(names) > 3 else ''}"
+    return f"; it contains {listed or 'nothing'}{', ...' if len(names) > 3 else ''}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["engine", "openvino", "protobuf", "table", "translator", "zeros"]
 
-_STOPPED = f"{AGAIN}; one that was interrupted leaves such files"
+_STOPPED = f"{AGAIN}; an interrupted download leaves such files"
 _LEAST_ZEROS = 32
 _SAMPLE = 1 << 20
 _SAMPLES = 64
@@ -55,7 +55,7 @@ def zeros(file: Reader) -> NonCheckpointFile | None:
         if any(page):
             break
     else:
-        more = f", as far as {_SAMPLES} samples of its {format_size(file.size)} show"
+        more = f", according to {_SAMPLES} samples of its {format_size(file.size)}"
         return NonCheckpointFile("nothing but zeros", _STOPPED, more)
     return NonCheckpointFile(f"damaged: its first {count} bytes are zeros", _STOPPED)
 
@@ -137,15 +137,17 @@ def translator(file: Reader) -> NonCheckpointFile | None:
     if not 2 <= version <= 20 or not 5 <= len(name) < 64 or not name.endswith(b"Spec"):
         return None
     what = f" ({show_line(name.decode('ascii', 'replace'))})"
-    return NonCheckpointFile("a CTranslate2 model", "name the model it was converted from", what)
+    return NonCheckpointFile(
+        "a CTranslate2 model", "use the model that it was converted from", what
+    )
 
 
 def engine(file: Reader) -> NonCheckpointFile | None:
-    """Recognise a TensorRT engine behind the JSON that Ultralytics puts before it."""
+    """Recognise a TensorRT engine after the JSON that Ultralytics puts before it."""
     length = int.from_bytes(file.read(0, 4), "little")
     if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
         return None
-    return NonCheckpointFile("a TensorRT engine", "name the model it was built from")
+    return NonCheckpointFile("a TensorRT engine", "use the model that it was built from")
 
 
 def table(file: Reader) -> NonCheckpointFile | None:

@@ -35,7 +35,7 @@ def reason(path: str) -> NonCheckpointFile:
     if os.path.islink(path) and not os.path.exists(path):
         target = os.readlink(path)
         return NonCheckpointFile(
-            "a link to a file that is not there", AGAIN, f": {target}" * (len(target) < 100)
+            "a link to a missing file", AGAIN, f": {target}" * (len(target) < 100)
         )
     try:
         return identify_file(open_reader(path))
@@ -55,7 +55,7 @@ def nothing_in(
     lines, hint = _describe_contents(
         directory, [name for name in names if name[0] != "."], by_format
     )
-    summary = f"the directory holds {what} that weightctl reads"
+    summary = f"the directory has {what} that weightctl can read"
     message = f"{summary}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{summary}:", *lines])
     return FormatError(directory, None, message, hint=hint)
 
@@ -65,25 +65,32 @@ def _describe_contents(
 ) -> tuple[list[str], str]:
     if by_format:
         held = "; ".join(f"{found} ({few(group)})" for found, group in by_format.items())
-        return [f"it holds {held}"], f"leave out --from, or say --from {next(iter(by_format))}"
+        return [f"it contains {held}"], (
+            "leave out --from (source_format or format_name in Python), or use --from "
+            f"{next(iter(by_format))}"
+        )
     lines, hints = _files(directory, names)
     going = _downloads(directory)
     if going:
         files = f"{going} file{'s' * (going > 1)}"
-        lines.append(f"a download into it has not ended: {files} in {_DOWNLOADS}")
-        hints.append("start the download again, and it goes on")
+        lines.append(f"a download into it is not complete: {files} in {_DOWNLOADS}")
+        hints.append("start the download again to continue")
     below = list(_below(directory, names))
     if below:
         first = os.path.join(directory, below[0])
         is_one = len(below) == 1
-        subject = "its directory {} holds one" if is_one else "its directories {} hold some"
+        subject = (
+            "its directory {} contains a checkpoint"
+            if is_one
+            else ("its directories {} contain checkpoints")
+        )
         lines.append(subject.format(few(below)))
-        hints.insert(0, f"name {'it' if is_one else 'one'}: {first}")
+        hints.insert(0, f"use {'this directory' if is_one else 'one of them'}: {first}")
     if lines:
         return lines, hints[0]
     if names:
-        return [f"it holds {few(names)}"], FORMATS_HINT
-    return ["it is empty"], "is it where the download went?"
+        return [f"it contains {few(names)}"], FORMATS_HINT
+    return ["it is empty"], "check that this is the directory of the download"
 
 
 def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -104,7 +111,7 @@ def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     lines = [
         f"{few(group)} is {found.what}{found.more}"
         if len(group) == 1
-        else f"{few(group)}, {len(group)} files, are each {found.what}"
+        else f"{few(group)} are {len(group)} files: each is {found.what}"
         for group, found in groups.values()
     ]
     return list_first(lines, _MOST_LINES, "kinds of files"), [

@@ -34,34 +34,36 @@ class NonCheckpointFile(NamedTuple):
         return f"it is {self.what}{self.more}"
 
 
-FORMATS_HINT = f"formats: {', '.join(FORMATS)}"
+FORMATS_HINT = f"supported formats: {', '.join(FORMATS)}"
 AGAIN = "download it again"
-LOGIN = "the download got an error page; is a login needed?"
+LOGIN = (
+    "the server sent an error page instead of the file; check whether the download needs a login"
+)
 UNPACK = "unpack it first"
 ELSEWHERE = (
-    "is there safetensors or GGUF in its repository? Else load it with its own library, and save "
-    "its weights as safetensors"
+    "look for safetensors or GGUF files in its repository; otherwise load it with its own "
+    "library and save its weights as safetensors"
 )
 _OLD_GGML = (
-    "llama.cpp's convert_llama_ggml_to_gguf.py turns LLaMA models into GGUF; whisper.cpp's files "
-    "stay as they are"
+    "convert LLaMA models to GGUF with llama.cpp's convert_llama_ggml_to_gguf.py; files "
+    "of whisper.cpp cannot be converted"
 )
-_STATE = "name the model instead"
-NO_MODEL = "name a checkpoint, or the directory it is in"
-NUMPY = "numpy.load and safetensors.numpy.save_file save it as safetensors"
-_ENGINE = "it is built for one GPU and holds no plain weights; name the model it was built from"
+_STATE = "use the model instead"
+NO_MODEL = "use a checkpoint, or the directory that contains it"
+NUMPY = "convert it with numpy.load and safetensors.numpy.save_file"
+_ENGINE = "it is built for one GPU and has no plain weights; use the model that it was built from"
 
 # Where it stands, what stands there, what that is, and what to do. As `file` and the formats' own
 # documents have them; ggml's magics are numbers, so that their letters stand backwards.
 STARTS: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"lmgg", "a ggml file, older than GGUF", _OLD_GGML),
-    (0, b"fmgg", "a ggml file (ggmf), older than GGUF", _OLD_GGML),
-    (0, b"tjgg", "a ggml file (ggjt), older than GGUF", _OLD_GGML),
-    (0, b"algg", "a ggml LoRA adapter, older than GGUF",
-     "llama.cpp's convert_lora_to_gguf.py makes a GGUF of the adapter it came from"),
-    (0, b"nsgg", "a state that llama.cpp has saved, not a model", _STATE),
-    (0, b"qsgg", "a state that llama.cpp has saved, not a model", _STATE),
-    (0, b"\x89HDF\r\n\x1a\n", "HDF5, as Keras saves weights (.h5)", ELSEWHERE),
+    (0, b"lmgg", "a ggml file, a format older than GGUF", _OLD_GGML),
+    (0, b"fmgg", "a ggml file (ggmf), a format older than GGUF", _OLD_GGML),
+    (0, b"tjgg", "a ggml file (ggjt), a format older than GGUF", _OLD_GGML),
+    (0, b"algg", "a ggml LoRA adapter, a format older than GGUF",
+     "convert the original adapter to GGUF with llama.cpp's convert_lora_to_gguf.py"),
+    (0, b"nsgg", "a saved state of llama.cpp, not a model", _STATE),
+    (0, b"qsgg", "a saved state of llama.cpp, not a model", _STATE),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes weights (.h5)", ELSEWHERE),
     (0, b"\x93NUMPY", "a NumPy array (.npy)", NUMPY),
     (4, b"TFL3", "a TensorFlow Lite model", ELSEWHERE),
     (4, b"ORTM", "an ONNX Runtime model (.ort)", ELSEWHERE),
@@ -75,7 +77,7 @@ STARTS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"BZh", "compressed with bzip2", f"{UNPACK}: bunzip2, or tar -xjf"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", f"{UNPACK}: 7z x"),
     (0, b"Rar!\x1a\x07", "a RAR archive", f"{UNPACK}: unrar x"),
-    (0, b"MZqFpD", "a program for many systems, as a llamafile is", f"{UNPACK}: unzip"),
+    (0, b"MZqFpD", "a program for several systems, such as a llamafile", f"{UNPACK}: unzip"),
     (0, b"\x7fELF", "a program or a library, not weights", NO_MODEL),
     (0, b"MZ", "a Windows program or library, not weights", NO_MODEL),
     (0, b"%PDF-", "a PDF document", NO_MODEL),
@@ -93,5 +95,5 @@ NAMES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"group\d+-shard\d+of\d+(\.bin)?"), "a shard of a TensorFlow.js model", ELSEWHERE),
     (re.compile(r".+\.data-\d{5}-of-\d{5}"), "a part of a TensorFlow checkpoint", ELSEWHERE),
     (re.compile(r".+[._]onnx[._]data|.+\.onnx\.data"), "the weights of an ONNX model", ELSEWHERE),
-    (re.compile(r".+\.msgpack"), "a Flax checkpoint (msgpack), as its name says", ELSEWHERE),
+    (re.compile(r".+\.msgpack"), "a Flax checkpoint (msgpack), according to its name", ELSEWHERE),
 )

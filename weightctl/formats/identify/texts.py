@@ -25,20 +25,18 @@ _KEY = re.compile(r'"([^"\\]{1,40})"\s{0,9}:')
 # Where servers put the reason, in the order in which it says most.
 _REASONS = ("error", "message", "detail", "msg", "errors")
 
-# Keys that are in a JSON file, what it then is, and what to do.
+_DIRECTORY = "use the directory that contains it"
+# Keys of a JSON file, what the file is, and what to do.
 _JSON: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"weightsManifest"}), "a TensorFlow.js model", ELSEWHERE),
     (frozenset({"modelTopology"}), "a TensorFlow.js model", ELSEWHERE),
-    (frozenset({"weight_map"}), "an index of parts, under a name that indexes do not have",
-     f"copy it as NAME{FORMATS['safetensors'].suffix}{INDEX_SUFFIX}, as its parts are called"),
-    (frozenset({"added_tokens"}), "a tokenizer, not weights", "name the directory it is in"),
-    (frozenset({"model_type"}), "a model's config, not its weights", "name the directory it is in"),
-    (frozenset({"architectures"}), "a model's config, not its weights",
-     "name the directory it is in"),
-    (frozenset({"peft_type"}), "an adapter's config, not its weights",
-     "name the directory it is in"),
-    (frozenset({"_class_name"}), "a config of diffusers, not weights",
-     "name the directory it is in"),
+    (frozenset({"weight_map"}), "an index of parts whose name is not that of an index",
+     f"copy it to NAME{FORMATS['safetensors'].suffix}{INDEX_SUFFIX}, with the NAME of its parts"),
+    (frozenset({"added_tokens"}), "a tokenizer, not weights", _DIRECTORY),
+    (frozenset({"model_type"}), "a model's config, not its weights", _DIRECTORY),
+    (frozenset({"architectures"}), "a model's config, not its weights", _DIRECTORY),
+    (frozenset({"peft_type"}), "an adapter's config, not its weights", _DIRECTORY),
+    (frozenset({"_class_name"}), "a diffusers config, not weights", _DIRECTORY),
 )  # fmt: skip
 
 
@@ -50,7 +48,7 @@ def show_line(text: str, width: int = 60) -> str:
 
 
 def _text(file: Reader) -> str:
-    """Return the start of a file as text; empty where it is none."""
+    """Return the start of a file as text; empty if it is none."""
     head = file.read(0, _HEAD)
     encoding = _MARKS.get(head[:2], "utf-8-sig")
     try:
@@ -73,7 +71,8 @@ def pointer(file: Reader) -> NonCheckpointFile | None:
     more = f", which has {format_size(int(size[1]))}" if size else ""
     return NonCheckpointFile(
         "a Git LFS pointer, not the file itself",
-        "run `git lfs pull` in its repository (`git lfs install` first, if git does not know it)",
+        "run `git lfs pull` in its repository (first run `git lfs install` if Git does "
+        "not have LFS)",
         more,
     )
 

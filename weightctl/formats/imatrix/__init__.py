@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Importance", "read_importance"]
 
-_HINT = "llama-imatrix makes an importance matrix of a model and a text"
+_HINT = "create an importance matrix with llama-imatrix from a model and a text"
 
 
 class Importance(NamedTuple):
@@ -30,7 +30,7 @@ class Importance(NamedTuple):
 
     `values` are flat, shape (matrices * n,): a row of n for each matrix of a tensor of several.
     They may be arrays, of finite numbers that are not negative. `dataset` is what they were
-    measured on, empty where the file does not say; `chunks` how much of it, 0 likewise.
+    measured on, empty if the file does not say; `chunks` how much of it, 0 likewise.
     """
 
     path: str
@@ -40,24 +40,26 @@ class Importance(NamedTuple):
 
 
 def read_importance(path: str) -> Importance:
-    """Read what an importance matrix is of, as GGUF or in the older form (`.dat`), by content.
+    """Read the header of an importance matrix, as GGUF or in the older form (`.dat`).
 
-    Raises `FormatError` where it is none, or is not sound; of its numbers only when they are read.
+    Raises `FormatError` if it is invalid, or is invalid; of its numbers only when they are read.
     """
     if os.path.isdir(path):
-        raise FormatError(path, None, "it is a directory", hint="name the file itself")
+        raise FormatError(path, None, "it is a directory", hint="use the file itself")
     if os.path.exists(path) and not os.path.isfile(path):
         raise FormatError(
-            path, None, "not a regular file",
-            hint="its numbers are read where they are needed: save it to a file, and name that",
-        )  # fmt: skip
+            path,
+            None,
+            "not a regular file",
+            hint="the file is read several times: save it to a regular file and use that",
+        )
     file = open_reader(path)
     if gguf.sniff(file):
         about = gguf.read(path)
     elif dat.sniff(file):
         about = dat.read(file)
     else:
-        raise FormatError(path, None, f"no importance matrix: {_otherwise(file)}", hint=_HINT)
+        raise FormatError(path, None, f"not an importance matrix: {_otherwise(file)}", hint=_HINT)
     return Importance(path, {entry.name: entry for entry in about.entries},
                       about.dataset, about.chunks)  # fmt: skip
 

@@ -32,5 +32,5 @@ class ColumnValues(Protocol):
         ...
 
     def reshape(self, matrices: int, columns: int, /) -> ColumnWeights:
-        """Return them as weights of so many matrices, whose product is the size."""
+        """Return them as weights of this many matrices, whose product is the size."""
         ...

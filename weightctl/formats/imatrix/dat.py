@@ -32,7 +32,7 @@ _LONGEST = 1024
 _LONGEST_TEXT = 1 << 16
 # No model has nearly so many matrices.
 _MOST = 1 << 16
-_DAMAGED = "the file is damaged: make it anew"
+_DAMAGED = "the file is damaged; create it again"
 
 
 def sniff(file: Reader) -> bool:
@@ -47,7 +47,7 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Recorded:
-    """Read what all entries are of; `FormatError` with the byte offset where that is not sound."""
+    """Read what all entries are of; `FormatError` with the byte offset where that is invalid."""
     cursor = _Cursor(file)
     count = cursor.integer("the number of entries")
     if count * _SMALLEST > file.size:
@@ -57,14 +57,17 @@ def read(file: Reader) -> Recorded:
         )  # fmt: skip
     if count > _MOST:
         raise FormatError(
-            file.path, 0, f"{count} entries are more than a model has matrices", hint=_DAMAGED
+            file.path,
+            0,
+            f"the file states {count} entries, more than a model has matrices",
+            hint=_DAMAGED,
         )
     entries: dict[str, ImportanceEntry] = {}
     for _ in range(count):
         at = cursor.offset
         entry = _entry(cursor)
         if entry.name in entries:
-            raise FormatError(file.path, at, f"`{entry.name}` stands twice", hint=_DAMAGED)
+            raise FormatError(file.path, at, f"`{entry.name}` appears twice", hint=_DAMAGED)
         entries[entry.name] = entry
     found = tuple(entries.values())
     if cursor.offset == file.size:
@@ -121,7 +124,7 @@ class _Divisor(NamedTuple):
 
 
 class _Cursor:
-    """A place in the file; each method reads what stands there and moves behind it."""
+    """A place in the file; each method reads what stands there and moves after it."""
 
     def __init__(self, file: Reader) -> None:
         self.file = file
@@ -136,7 +139,10 @@ class _Cursor:
         length = self.integer(f"the length of {what}")
         if length < least:
             raise FormatError(
-                self.file.path, at, f"the length of {what} is {length}", hint=_DAMAGED
+                self.file.path,
+                at,
+                f"the length of {what} is {length}, which is not valid",
+                hint=_DAMAGED,
             )
         return length
 
@@ -145,17 +151,22 @@ class _Cursor:
         at = self.skip(length, what)
         if length > most:
             raise FormatError(
-                self.file.path, at, f"{what} is {length} bytes long, which none is", hint=_DAMAGED
+                self.file.path,
+                at,
+                f"{what} has a stated length of {length} bytes, which is too long",
+                hint=_DAMAGED,
             )
         return self.file.read(at, length)
 
     def skip(self, nbytes: int, what: str) -> int:
-        """Return where so many bytes start, and move behind them."""
+        """Return where this many bytes start, and move after them."""
         left = self.file.size - self.offset
         if nbytes > left:
             raise FormatError(
-                self.file.path, self.offset, f"{what} should take {nbytes} bytes, and the file "
-                f"ends after {left}", hint=rest_of(self.file.path),
-            )  # fmt: skip
+                self.file.path,
+                self.offset,
+                f"{what} needs {nbytes} bytes, but the file ends after {left}",
+                hint=rest_of(self.file.path),
+            )
         start, self.offset = self.offset, self.offset + nbytes
         return start

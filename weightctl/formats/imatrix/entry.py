@@ -24,7 +24,7 @@ class ImportanceNumbers(Protocol):
         ...
 
     def read(self, start: int, stop: int) -> F32:
-        """Return those from `start` on; raises `FormatError` where the file has them no more."""
+        """Return those from `start` on; raises `FormatError` if the file has them no more."""
         ...
 
 
@@ -46,7 +46,7 @@ class ImportanceEntry(NamedTuple):
         return self.sums.size
 
     def reshape(self, matrices: int, columns: int, /) -> MeanSquares:
-        """Return the mean squares for a tensor of so many matrices."""
+        """Return the mean squares for a tensor of this many matrices."""
         return MeanSquares(self, (matrices, columns))
 
 
@@ -62,8 +62,8 @@ class Recorded(NamedTuple):
 class MeanSquares:
     """The mean square for each column of each matrix, and 1 for those of one that was never used.
 
-    They are as llama.cpp's quantize computes them, and read and checked whenever they are asked
-    for: no more than a row is in memory.
+    They are as llama.cpp's quantize computes them, and read and checked on demand: no more than a
+    row is in memory.
     """
 
     entry: ImportanceEntry
@@ -81,9 +81,10 @@ class MeanSquares:
             return self._means(matrix * columns, (matrix + 1) * columns)
         except MemoryError as error:
             raise FormatError(
-                self.entry.path, self.entry.offset,
-                f"there is no memory for {columns} numbers of `{self.entry.name}`",
-            ) from error  # fmt: skip
+                self.entry.path,
+                self.entry.offset,
+                f"there is not enough memory for {columns} values of `{self.entry.name}`",
+            ) from error
 
     def _means(self, start: int, stop: int) -> F32:
         import numpy as np  # only what quantizes needs it
@@ -109,12 +110,16 @@ def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -
     if not sound.all():
         index = int(np.argmin(sound))
         raise FormatError(
-            entry.path, entry.offset + 4 * (start + index),
-            f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is not a sum of "
-            "squares", hint="the file is damaged, or the model gave such numbers: make it anew",
-        )  # fmt: skip
+            entry.path,
+            entry.offset + 4 * (start + index),
+            f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is not "
+            "a sum of squares",
+            hint="the file is damaged, or the model computed invalid numbers; create it again",
+        )
     if not np.isfinite(counts).all():
         raise FormatError(
-            entry.path, entry.offset, f"a count of `{entry.name}` is not finite",
-            hint="the file is damaged: make it anew",
-        )  # fmt: skip
+            entry.path,
+            entry.offset,
+            f"a count of `{entry.name}` is not finite",
+            hint="the file is damaged; create it again",
+        )

@@ -19,7 +19,7 @@ __all__ = ["read", "sniff"]
 _MAGIC = b"GGUF"
 _SUMS = ".in_sum2"
 _COUNTS = ".counts"
-_FAULTY = "the file is damaged or was written by a faulty tool"
+_FAULTY = "the file is damaged or a faulty tool wrote it"
 
 
 def sniff(file: Reader) -> bool:
@@ -30,19 +30,21 @@ def sniff(file: Reader) -> bool:
 def read(path: str) -> Recorded:
     """Read what all entries are of.
 
-    Raises `FormatError` for what is not an importance matrix, or not sound.
+    Raises `FormatError` if the value is not an importance matrix, or is invalid.
     """
     header, files = open_files(path, "gguf")
     source = FileSource(header, files)
     names = {name.removesuffix(_SUMS): None for name in header.tensors if name.endswith(_SUMS)}
     if not names:
-        raise FormatError(path, None, _nothing(header), hint="llama-imatrix makes one")
+        raise FormatError(path, None, _nothing(header), hint="create one with llama-imatrix")
     for name in header.tensors:
         if name.endswith(_COUNTS) and name.removesuffix(_COUNTS) not in names:
-            raise _error(header, name, f"there is no `{name.removesuffix(_COUNTS)}{_SUMS}` for it")
+            raise _error(
+                header, name, f"the tensor `{name.removesuffix(_COUNTS)}{_SUMS}` for it is missing"
+            )
     entries = [entry for name in names if (entry := _entry(source, name)) is not None]
     if not entries:
-        raise FormatError(path, None, _nothing(header), hint="llama-imatrix makes one")
+        raise FormatError(path, None, _nothing(header), hint="create one with llama-imatrix")
     datasets = header.metadata.get("imatrix.datasets")
     chunks = header.metadata.get("imatrix.chunk_count")
     has_dataset = datasets is not None and datasets.type == "array[string]" and datasets.content
@@ -56,23 +58,25 @@ def read(path: str) -> Recorded:
 def _nothing(header: Header) -> str:
     file_kind = header.metadata.get("general.type")
     if file_kind is not None and file_kind.content == "imatrix":
-        return "this importance matrix is of no tensor"
+        return "this importance matrix has no tensors"
     model = header.metadata.get("general.architecture")
     kind = f" ({model.content})" if model is not None and model.type == "string" else ""
-    return f"no importance matrix: it is a GGUF of something else, such as a model{kind}"
+    return f"not an importance matrix: it is a GGUF with other content, such as a model{kind}"
 
 
 def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
     """Return an entry, None for one of nothing, which llama.cpp passes over."""
     header = source.header
     if name + _COUNTS not in header.tensors:
-        raise _error(header, name + _SUMS, f"there is no `{name}{_COUNTS}` for it")
+        raise _error(header, name + _SUMS, f"the tensor `{name}{_COUNTS}` for it is missing")
     sums, counts = _numbers(source, name + _SUMS), _numbers(source, name + _COUNTS)
     if not sums.size or not counts.size:
         return None
     if sums.size % counts.size:
         raise _error(
-            header, name + _SUMS, f"{sums.size} numbers are not of {counts.size} equal matrices"
+            header,
+            name + _SUMS,
+            f"{sums.size} values cannot be divided into {counts.size} equal matrices",
         )
     extent = header.extents[name + _SUMS]
     return ImportanceEntry(name, sums, counts, header.files[extent.file], extent.offset)
@@ -99,7 +103,9 @@ class _Numbers(NamedTuple):
 def _numbers(source: FileSource, name: str) -> _Numbers:
     encoding = source.header.tensors[name].encoding
     if encoding.name != "F32":
-        raise _error(source.header, name, f"its numbers are {encoding.name}, not F32")
+        raise _error(
+            source.header, name, f"its values are stored as {encoding.name} instead of F32"
+        )
     return _Numbers(source, name)
 
 

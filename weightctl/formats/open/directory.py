@@ -31,7 +31,7 @@ _LEFT_BESIDE = re.compile(
 
 
 def find_in_directory(directory: str, format_name: str | None) -> PartSet:
-    """Choose the checkpoint in a directory; `FormatError` where there is none, or several.
+    """Choose the checkpoint in a directory; raises `FormatError` if there is none, or several.
 
     The first format of the table that is there; of that, the one index, else `model` with the
     format's suffix, else the only file or the only set of parts.
@@ -56,8 +56,14 @@ def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     others = [name for name in by_format if name != chosen]
     if others and format_name is None:
         notes = (
-            f"{directory} holds {chosen} and {' and '.join(others)}; {chosen} is read",
-            f"--from {others[0]} reads the other",
+            (
+                f"{directory} contains {chosen} and {' and '.join(others)} checkpoints; "
+                f"{chosen} is read"
+            ),
+            (
+                f"to read the other one, use --from {others[0]} (source_format or format_name "
+                "in Python)"
+            ),
             *notes,
         )
     return parts._replace(notes=(*parts.notes, *notes))
@@ -145,9 +151,11 @@ def _choose(directory: str, format_name: str, names: Sequence[str]) -> PartSet:
         return checkpoints[line.in_directory]
     several = ", ".join([*indexes, *checkpoints])
     raise FormatError(
-        directory, None, f"the directory holds several {format_name} checkpoints: {several}",
-        hint="name one of them",
-    )  # fmt: skip
+        directory,
+        None,
+        f"the directory holds several {format_name} checkpoints: {several}",
+        hint="give the path of one of them",
+    )
 
 
 def _leads_by_index(directory: str, name: str) -> bool:

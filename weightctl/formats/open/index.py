@@ -25,7 +25,7 @@ __all__ = ["Index", "disagreements", "few", "index_of", "merge_index", "read_ind
 _MAX_SIZE = 100_000_000
 _TOTAL = "total_size"
 _LONGEST = 100
-_HINT = "is this the index of a split checkpoint, and is the download complete?"
+_HINT = "check that this is the index of a split checkpoint, and that the download is complete"
 
 
 class Index(NamedTuple):
@@ -42,10 +42,10 @@ class Index(NamedTuple):
 
 
 def read_index(path: str) -> Index:
-    """Read an index; `FormatError` where it is none, or names a file outside its directory."""
+    """Read an index; raises `FormatError` if it is none, or names a file outside its directory."""
     file = open_reader(path)
     if file.size > _MAX_SIZE:
-        raise FormatError(path, None, f"an index of {file.size} bytes is none", hint=_HINT)
+        raise FormatError(path, None, f"{file.size} bytes are too many for an index", hint=_HINT)
     try:
         document = json.loads(str(file.read(0, file.size), "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
 
 
 def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:
-    """Say where an index and the headers of those of its parts that could be read disagree."""
+    """Return the contradictions between an index and the headers of its readable parts."""
     holders: dict[str, list[str]] = {}
     for part, header in headers.items():
         for name in header.tensors:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["merge_headers"]
 
-_UNRELATED = "the parts do not belong together"
+_UNRELATED = "the parts belong to different checkpoints"
 
 
 def merge_headers(headers: Sequence[Header], missing: Collection[int] = ()) -> Header:
@@ -47,7 +47,7 @@ def _merge_several(headers: Sequence[Header]) -> Header:
             extents[name] = header.extents[name]._replace(file=number)
         if header.big_endian != headers[0].big_endian:
             raise FormatError(
-                header.files[0], None, "the parts are of different byte orders", hint=_UNRELATED
+                header.files[0], None, "the parts have different byte orders", hint=_UNRELATED
             )
         # The first says it in its order; a later one only adds.
         for key, value in header.metadata.items():
@@ -89,10 +89,11 @@ def _check_split(headers: Sequence[Header], whole: Header, missing: Collection[i
         for key, value, right in zip(SPLIT_KEYS, says, expected, strict=True):
             if right is not None and (value is None or value.content != right):
                 raise FormatError(
-                    header.files[0], None,
-                    f"`{key}` is {value.content if value else 'missing'}, where {right} belongs",
-                    hint=f"{_UNRELATED}, or this is one of several and was renamed: parts are "
-                    "called NAME-00001-of-00003.gguf",
-                )  # fmt: skip
+                    header.files[0],
+                    None,
+                    f"`{key}` is {value.content if value else 'missing'} instead of {right}",
+                    hint=f"{_UNRELATED}, or this is a renamed part of a set; parts are named "
+                    "NAME-00001-of-00003.gguf",
+                )
     metadata = {key: value for key, value in whole.metadata.items() if key not in SPLIT_KEYS}
     return whole._replace(metadata=metadata)

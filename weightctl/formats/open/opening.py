@@ -1,4 +1,4 @@
-"""The one way in: a path is opened as a tree of weights."""
+"""Opening of a path as a tree of weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def open_weights(
     """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
 
     The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
-    checkpoint, of which the tensors are the whole ones; the format is found by content. Of several
-    formats in a directory safetensors is taken before GGUF, unless `format_name` says otherwise;
-    `header.notes` says so then. With `partial`, parts of a split set may be missing: the tree is of
-    those that exist, and `header.missing` names the others. Raises `FormatError`, and
-    `ConversionError` for a format that weightctl does not have.
+    checkpoint, which is opened with whole tensors. The format is detected by content. If a
+    directory has several formats, `format_name` chooses one; by default safetensors is read before
+    GGUF, and `header.notes` reports it. With `partial`, parts of a set may be missing: the tree has
+    the tensors of those that exist, and `header.missing` names the others. Raises `FormatError`,
+    and `ConversionError` if the format is not supported.
     """
     if format_name is not None:
         format_module(format_name)
@@ -43,7 +43,7 @@ def open_weights(
 def _path(given: object) -> str:
     if not isinstance(given, str | bytes | os.PathLike):
         raise ArgumentTypeError(
-            f"a checkpoint is opened by its path, not by a {type(given).__name__}",
-            hint="give the path of a file or a directory",
+            f"open_weights needs a path, not a {type(given).__name__}",
+            hint="use the path of a file or a directory",
         )
     return os.fsdecode(cast("str | bytes | os.PathLike[str]", given))

@@ -46,10 +46,11 @@ _MANY = 1000
 _MOST_REASONS = 3
 _LONGEST_REASON = 200
 _ASIDE = (
-    "a run that replaced {} was stopped: the old files are read; the same command replaces them"
+    "the run that replaced {} was stopped: the old files are read; run the same command again "
+    "to replace them"
 )
 _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Python)"
-_VERSIONS = "is the download complete, and all of one version?"
+_VERSIONS = "check that the download is complete and that all parts are of one version"
 
 
 def open_files(
@@ -111,9 +112,12 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
     if listing is not None:
         if format_name not in {None, listing}:
             raise FormatError(
-                path, None, f"it is an index of {listing} files",
-                hint=f"leave out --from, or say --from {listing}",
-            )  # fmt: skip
+                path,
+                None,
+                f"it is an index of {listing} files",
+                hint="leave out --from (source_format or format_name in Python), or use --from "
+                f"{listing}",
+            )
         return list_indexed_parts(read_index(path), listing)
     _require_there(path)
     found = recognise(open_reader(path), format_name)
@@ -131,7 +135,12 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
 
 def _require_there(path: str) -> None:
     if path == "-":
-        raise FormatError(path, None, "stdin cannot be read", hint="name a file or a directory")
+        raise FormatError(
+            path,
+            None,
+            "reading from stdin is not supported",
+            hint="use the path of a file or a directory",
+        )
     directory, base = os.path.split(path)
     if os.path.lexists(path) or not os.path.isdir(directory or "."):
         return
@@ -185,7 +194,7 @@ def _read(
         extra = extra_parts(parts.listed)
         if extra:
             files = f"{len(extra)} file{'s' * (len(extra) > 1)}"
-            problems.append(f"{files} named as its parts but not in the index ({few(extra)})")
+            problems.append(f"{files} named like parts but not in the index ({few(extra)})")
         problems += disagreements(parts.listed, headers)
     if problems:
         raise _error(path, parts, problems, failures, missing)
@@ -215,17 +224,19 @@ def _error(
     hints = {failure.hint for failure in failures}
     are_unread = len(problems) == len(_reasons(failures, parts.format))
     are_alike = are_unread and len(hints) == 1
-    are_wrong = "the index and its parts disagree"
+    are_wrong = "the index and its parts do not match"
     if are_unread or parts.listed is None:
-        are_wrong = "the set is not whole"
+        are_wrong = "the set of parts is not complete"
     message = problems[0] if missing else f"{are_wrong}: {problems[0]}"
     if len(problems) > 1:
         message = "\n  ".join([f"{are_wrong}:", *problems])
     hint = hints.pop() if are_alike else _VERSIONS
     if len(problems) == 1 and 0 < len(missing) < len(parts.paths):
-        hint = f"{_VERSIONS} {_PARTIAL}"
+        hint = f"{_VERSIONS}. {_PARTIAL}"
     if any(map(asides_of, missing[:_MOST_REASONS])):
-        hint = "a run that replaced them was stopped; run its `weightctl convert` command again"
+        hint = (
+            "the run that replaced them was stopped; run the same `weightctl convert` command again"
+        )
     return FormatError(where, None, message, hint=hint)
 
 
@@ -234,7 +245,7 @@ def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:
     alike: dict[str, list[tuple[str, str]]] = {}
     for failure in failures:
         reason = failure.message.removeprefix(failure.path)
-        reason = reason.replace(f": no {format_name} file: ", ": ", 1)
+        reason = reason.replace(f": not a {format_name} file: ", ": ", 1)
         base = os.path.basename(failure.path)
         # What is behind the comma is of one file, as its size.
         alike.setdefault(reason.split(",")[0] or f"{base}{reason}", []).append((base, reason))
@@ -260,9 +271,9 @@ def _odd_names(parts: PartSet) -> Iterator[str]:
     if odd:
         base = os.path.basename(odd[0])
         others = f" {say_more(len(odd) - 1)} are" if len(odd) > 1 else " is"
-        its = "their names say" if len(odd) > 1 else "its suffix says"
-        yield f"{base}{others} {parts.format}, whatever {its}"
+        its = "their suffixes" if len(odd) > 1 else "its suffix"
+        yield f"{base}{others} in {parts.format} format despite {its}"
     for path in parts.paths:
         if os.path.exists(path + ".aria2"):
             base = os.path.basename(path)
-            yield f"{base}.aria2 says that the download of {base} has not ended"
+            yield f"{base}.aria2 shows that the download of {base} is not complete"

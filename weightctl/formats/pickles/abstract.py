@@ -63,7 +63,7 @@ class SizedObject:
 
     @property
     def is_array(self) -> bool:
-        """Whether joblib puts the bytes of an array behind the object."""
+        """Whether joblib puts the bytes of an array after the object."""
         return self.path.endswith(_WRAPPER)
 
 
@@ -128,7 +128,7 @@ def array_nbytes(wrapper: SizedObject) -> int | None:
 
 
 def times(size: int | None, shape: Any) -> int | None:
-    """Return the bytes of an array of elements of a size; None where they cannot be computed."""
+    """Return the bytes of an array of elements of a size; None if they cannot be computed."""
     for each in shape if is_tuple(shape) else (shape,):
         if size is None or type(each) is not int or not 0 <= each < _LARGEST:
             return None

@@ -35,7 +35,7 @@ __all__ = ["EFFECTS", "MADE_UP", "STOP"]
 
 STOP = 0x2E
 # What stands for a name that is not written where it is used.
-MADE_UP = "a name that is put together while it loads"
+MADE_UP = "a name that is computed while the pickle loads"
 _MOST_IDENTITIES = 1 << 20
 _LATEST_PROTOCOL = 5
 # Opcodes that do something with what was pushed.
@@ -58,7 +58,7 @@ def _read_sized(width: int, decode: Callable[[bytes], Any], *, signed: bool = Fa
     def effect(state: State, window: Window, _: int) -> None:
         length = window.number(width)
         if length >> (31 if signed else 63):
-            raise ValueError("a length below zero, or larger than any")
+            raise ValueError("a length that is negative or too large")
         raw = window.take(length)
         state.push(decode(raw) if len(raw) == length else UNKNOWN)
 
@@ -104,14 +104,14 @@ def _line(decode: Callable[[bytes], Any], least: int = 0) -> Effect:
 
 def _integer_line(line: bytes) -> Any:
     if not is_integer(line):
-        raise ValueError("an integer that is not one")
+        raise ValueError("an invalid integer")
     digits = line.removesuffix(b"L")
     return int(digits) if digits.isdigit() and len(digits) < 16 else UNKNOWN
 
 
 def _float_line(line: bytes) -> Any:
     if not is_float(line):
-        raise ValueError("a number that is not one")
+        raise ValueError("an invalid number")
     return UNKNOWN
 
 
@@ -170,7 +170,7 @@ def _line_index(state: State, window: Window) -> int | None:
     line = window.line()
     if len(line) < LONGEST_KEPT:
         return as_index(line)
-    state.problem = state.problem or "an index in a line that is longer than any"
+    state.problem = state.problem or "an index in a line that is too long"
     return None
 
 
@@ -225,7 +225,7 @@ def _stack_global(state: State, _window: Window, start: int) -> None:
         return
     state.found.setdefault(MADE_UP, start)
     if not {type(module), type(name)} <= {str, type(UNKNOWN)}:
-        raise ValueError("a name that is not a text")
+        raise ValueError("a name that is not text")
     state.push(UNKNOWN)
 
 
@@ -233,7 +233,7 @@ def _extension(width: int) -> Effect:
     def effect(state: State, window: Window, start: int) -> None:
         code = int.from_bytes(window.take(width), "little", signed=width == 4)
         if code <= 0:
-            raise ValueError("the number of an extension is not above zero")
+            raise ValueError("the number of an extension is not positive")
         state.name("copyreg", f"extension {code}", start)
 
     return effect
@@ -271,13 +271,15 @@ def _persistent(state: State, _window: Window, _start: int) -> None:
 def _protocol(state: State, window: Window, _: int) -> None:
     version = window.number(1)
     if version > _LATEST_PROTOCOL:
-        state.problem = state.problem or f"its protocol {version} is later than {_LATEST_PROTOCOL}"
+        state.problem = state.problem or (
+            f"its protocol {version} is newer than {_LATEST_PROTOCOL}"
+        )
 
 
 def _frame(state: State, window: Window, _: int) -> None:
     window.frame(window.number(8))
     if window.is_short:
-        state.problem = state.problem or "a frame ends behind the end of the file"
+        state.problem = state.problem or "a frame ends after the end of the file"
 
 
 def _stop(state: State, _window: Window, _start: int) -> None:

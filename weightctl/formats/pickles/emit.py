@@ -55,7 +55,7 @@ class _Emitter:
         """Write what leaves a value on top of the stack."""
         write = _WRITERS.get(value.__class__)
         if write is None:
-            raise TypeError(f"a {type(value).__name__} does not go into a pickle")
+            raise TypeError(f"a {type(value).__name__} cannot be written to a pickle")
         write(self, value)
 
     def put_all(self, values: Iterable[Any], closing: bytes) -> None:
@@ -98,7 +98,7 @@ def _int(emitter: _Emitter, value: int) -> None:
     else:
         length = (value if value >= 0 else ~value).bit_length() // 8 + 1
         if length > LONGEST_INTEGER:
-            raise ValueError(f"an integer of {length} bytes does not go into a pickle")
+            raise ValueError(f"an integer of {length} bytes cannot be written to a pickle")
         emitter.pieces.append(_BYTE.pack(b"\x8a", length))
         emitter.pieces.append(value.to_bytes(length, "little", signed=True))
 

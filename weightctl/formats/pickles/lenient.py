@@ -40,7 +40,7 @@ def is_float(line: bytes) -> bool:
 
 
 def as_index(line: bytes) -> int:
-    """Return the index that a line of PUT or GET has; `ValueError` where it has none."""
+    """Return the index that a line of PUT or GET has; raises `ValueError` if it has none."""
     return int(_c_string(line))
 
 
@@ -66,5 +66,5 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     if octal:
         return bytes([int(octal, 8) & 0xFF])
     if wrong is not None:
-        raise ValueError("a string with an escape that is cut off")
+        raise ValueError("a string with an incomplete escape")
     return b"\\"

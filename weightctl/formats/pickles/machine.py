@@ -43,7 +43,7 @@ _UINT, _USHORT = Struct("<I").unpack_from, Struct("<H").unpack_from
 
 
 class UnsoundPickleError(ValueError):
-    """A pickle is not sound; `offset` is where, `is_cut` whether it ends before its end."""
+    """A pickle is invalid; `offset` is where, `is_cut` whether it ends before its end."""
 
     def __init__(self, offset: int, message: str, *, is_cut: bool = False) -> None:
         # What a pickle says of itself may be as long as it likes.
@@ -77,7 +77,7 @@ def load(
         raise  # of what stands behind a persistent id, or of a file that changed
     except _UNSOUND as error:
         is_cut = machine.base + max(machine.begun, machine.reached) >= machine.size
-        reason = "it ends in the middle" if is_cut else _reason(error)
+        reason = "the pickle is incomplete" if is_cut else _reason(error)
         raise UnsoundPickleError(machine.base + machine.begun, reason, is_cut=is_cut) from error
 
 
@@ -122,7 +122,7 @@ def _run(machine: Machine) -> bool:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, LookupError):
-        return "an opcode that there is not, or that finds nothing where it should"
+        return "an opcode that is invalid, or whose operands are missing"
     return str(error) or type(error).__name__
 
 
@@ -130,7 +130,7 @@ class Machine:
     """The state of a pickle that is being read: its stack, its memo, and where it is.
 
     `data` is a window of the bytes, which starts at `base`; the other places count from there.
-    `opcodes` is the part of the window in which opcodes may begin: what is behind it is for their
+    `opcodes` is the part of the window in which opcodes may begin: what is after it is for their
     arguments. `at` is where an opcode reads its argument, `begun` where the last opcode begins or
     the next one will, and `reached` how far that one needed the bytes.
     """
@@ -180,16 +180,16 @@ class Machine:
     def advance(self) -> int:
         """Make the window reach beyond the next opcode; return where that is in the new window.
 
-        Raises `ValueError` where the pickle ends there, and where an opcode crosses the end of its
-        frame: Python drops the rest of such a frame, and other readers do not.
+        Raises `ValueError` if the pickle ends there, and if an opcode crosses the end of its frame:
+        Python drops the rest of such a frame, and other readers do not.
         """
         at = self.begun
         if self._frame_end is not None and self.base + at >= self._frame_end:
             if self.base + at > self._frame_end:
-                raise ValueError("an opcode that is not within its frame")
+                raise ValueError("an opcode that extends past the end of its frame")
             self._frame_end = None
         if self.base + at >= self.size:
-            raise ValueError("it ends in the middle")
+            raise ValueError("the pickle is incomplete")
         if self._room() <= at:
             is_next = at <= len(self.data)
             self._reads = min(2 * self._reads, _LARGEST_READ) if is_next else _FIRST_READ
@@ -209,9 +209,9 @@ class Machine:
         return len(self.data) - (0 if is_last else _LONGEST_OPCODE)
 
     def begin_frame(self, length: int) -> None:
-        """Begin a frame of so many bytes; `ValueError` within another, or past the end."""
+        """Begin a frame of this many bytes; `ValueError` within another, or past the end."""
         if self._frame_end is not None or length > self.size - self.base - self.at:
-            raise ValueError("a frame that is not where it should be")
+            raise ValueError("a frame at an invalid position")
         self._frame_end = self.base + self.at + length
 
     def byte(self) -> int:
@@ -221,15 +221,15 @@ class Machine:
         return self.data[at]
 
     def number(self, kind: Struct) -> Any:
-        """Return the next number of a kind; `ValueError` where the pickle ends before."""
+        """Return the next number of a kind; raises `ValueError` if the pickle ends before."""
         at = self.at
         end = self.at = at + kind.size
         if self.base + end > self.size:
-            raise ValueError("it ends in the middle")
+            raise ValueError("the pickle is incomplete")
         return kind.unpack_from(self.data, at)[0]
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes; `ValueError` where there are not as many."""
+        """Return the next bytes; raises `ValueError` if there are not as many."""
         start = self.at
         end = self._skip(length)
         if end <= len(self.data):
@@ -243,11 +243,11 @@ class Machine:
 
     def _skip(self, length: int) -> int:
         if length < 0:
-            raise ValueError("a length below zero")
+            raise ValueError("a negative length")
         end = self.at + length
         if self.base + end > self.size:
             self.at = self.size - self.base
-            raise ValueError("it ends in the middle")
+            raise ValueError("the pickle is incomplete")
         self.at = end
         return end
 
@@ -264,7 +264,7 @@ class Machine:
             end += len(piece)
             if not piece:
                 self.at = end - self.base
-                raise ValueError("it ends in the middle")
+                raise ValueError("the pickle is incomplete")
         end += found
         self.at = end + 1 - self.base
         return self._source.read(start, end - start)
@@ -281,13 +281,13 @@ class Machine:
         return (each.path for each in self._named.values())
 
     def find_global(self, module: str, name: str) -> Global:
-        """Return the record of a global; `ValueError` for a name longer than any."""
+        """Return the record of a global; raises `ValueError` for a name longer than any."""
         key = (module, name)
         found = self._named.get(key)
         if found is None:
             # A pickle may put a long one before each of many others, and name that often.
             if len(module) > _LONGEST_NAME or len(name) > _LONGEST_NAME:
-                raise ValueError(f"a name of more than {_LONGEST_NAME} letters")
+                raise ValueError(f"a name of more than {_LONGEST_NAME} characters")
             module = MODULES.get(module, module)
             make = self._constructors.get(f"{module}.{name}")
             found = self._named[key] = Global(module, name, make)

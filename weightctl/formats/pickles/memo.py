@@ -34,7 +34,7 @@ class Memo:
     def put(self, index: int, value: Any) -> None:
         """Keep an object; raises `ValueError` for an index below zero."""
         if index < 0:
-            raise ValueError("an index below zero")
+            raise ValueError("a negative index")
         if value is not UNKNOWN and (len(self._kept) < _MOST_KEPT or index in self._kept):
             self._kept[index] = value
         else:
@@ -48,7 +48,7 @@ class Memo:
                 self._next += 1
         elif not self._first <= index < self._next:
             if len(self._apart) >= _MOST_KEPT:
-                raise LimitError(f"it uses more than {_MOST_KEPT} indices of its memo out of order")
+                raise LimitError(f"it uses more than {_MOST_KEPT} memo indices out of order")
             self._apart.add(index)
 
     def memoize(self, value: Any) -> None:

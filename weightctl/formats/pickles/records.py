@@ -1,4 +1,4 @@
-"""Records for the objects of a pickle: they hold what it says, and do nothing."""
+"""Records for the objects of a pickle: they only store its content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_ARGUMENTS = 32
 class Global:
     """A class or function that a pickle names; it is never imported.
 
-    `make` returns the record of a call of it, None where nobody knows what that would be. `path` is
+    `make` returns the record of a call of it, None if it is not known what that would be. `path` is
     the module and the name, as in `torch._utils._rebuild_tensor_v2`.
     """
 
@@ -85,9 +85,9 @@ class Built:
 
 
 def record_call(function: Any, arguments: Any) -> Any:
-    """Return the record of a call; `ValueError` for one that cannot be."""
+    """Return the record of a call; raises `ValueError` for one that cannot be."""
     if not is_tuple(arguments):
-        raise ValueError("a call with what are not arguments")
+        raise ValueError("a call with invalid arguments")
     if not isinstance(function, Global) or function.make is None:
         return PickledCall(function, arguments)
     if len(arguments) > _MOST_ARGUMENTS:
@@ -95,4 +95,4 @@ def record_call(function: Any, arguments: Any) -> Any:
     try:
         return function.make(*arguments)
     except TypeError as error:
-        raise ValueError(f"`{function.path}` is called with what it does not take") from error
+        raise ValueError(f"`{function.path}` is called with invalid arguments") from error

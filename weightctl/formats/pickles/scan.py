@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MADE_UP", "Named", "PickleNames", "Reading", "names"]
 
-_FRAMES = "its frames cross opcodes or one another, which programs read in different ways"
-_ARRAYS = "how many bytes an array of joblib takes cannot be computed"
+_FRAMES = "its frames overlap or split opcodes, and programs read them in different ways"
+_ARRAYS = "the number of bytes of a joblib array cannot be computed"
 _MOST_NESTED = 4
 # How long frequent opcodes are with their arguments: those that push an integer, which is unsigned
 # here, those that push what is not remembered, and those of the memo. Of texts it is the length of
@@ -146,7 +146,7 @@ class _Scanner:
         except (ValueError, LookupError) as error:
             # The place is kept at the opcode that cannot be read.
             self.window.at = start
-            self.problem = f"it cannot be read from byte {self._base + start} on: {error}"
+            self.problem = f"it cannot be read from byte {self._base + start}: {error}"
         self.problem = self.problem or self.state.problem
 
     def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # calls cost more than opcodes
@@ -207,12 +207,12 @@ class _Scanner:
         """Follow an opcode; return whether it is the last one."""
         self._reading.left -= 1
         if self._reading.left < 0:
-            raise LimitError("it has more opcodes than are read")
+            raise LimitError("it has more opcodes than the limit")
         state, window = self.state, self.window
         opcode = window.byte()
         effect = EFFECTS[opcode]
         if effect is None:
-            raise ValueError(f"there is no opcode {opcode:#04x}")
+            raise ValueError(f"opcode {opcode:#04x} does not exist")
         effect(state, window, start)
         if opcode == STOP:
             return True

@@ -56,7 +56,7 @@ class State:
     def require(self, count: int) -> None:
         """Refuse to take more objects than there are above the last mark."""
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
-            raise ValueError("an opcode that finds nothing on the stack")
+            raise ValueError("an opcode needs an object, but the stack is empty")
 
     def pop(self) -> Any:
         """Take the last object."""
@@ -73,7 +73,7 @@ class State:
     def since_mark(self) -> list[Any]:
         """Take all objects above the last mark, and the mark."""
         if not self.marks:
-            raise ValueError("an opcode that finds no mark on the stack")
+            raise ValueError("an opcode needs a mark, but the stack has none")
         start = self.marks.pop()
         taken = self.stack[start:]
         del self.stack[start:]

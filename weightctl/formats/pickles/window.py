@@ -12,7 +12,7 @@ LONGEST_KEPT = 1 << 16
 
 
 class Readable(Protocol):
-    """Bytes that are read where they are asked for."""
+    """Bytes that are read on demand."""
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
@@ -23,14 +23,14 @@ class TruncatedPickle(ValueError):  # noqa: N818  # it is raised where a pickle 
     """A pickle ends in the middle of something; of a line `rest` is what is there."""
 
     def __init__(self, rest: bytes = b"") -> None:
-        super().__init__("it ends in the middle")
+        super().__init__("the pickle is incomplete")
         self.rest = rest
 
 
 class Window:
     """The bytes from a place on; `at` is the next one that is read.
 
-    Where an opcode crosses the end of its frame, a file that cannot look ahead goes on behind the
+    Where an opcode crosses the end of its frame, a file that cannot look ahead goes on after the
     frame: its rest is dropped. That is what `drops` asks for; `crossed` says that it makes a
     difference.
     """
@@ -109,7 +109,7 @@ class Window:
         Raises `ValueError` for a length that no program accepts.
         """
         if length >> 63:
-            raise ValueError("a frame that is larger than any")
+            raise ValueError("a frame that is too large")
         end = self.at + length
         if self.at < self._frame_end:
             self.crossed = True

@@ -36,14 +36,14 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Header:
-    """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
+    """Parse the header of a PyTorch checkpoint; raises `FormatError` if it is invalid."""
     from weightctl.formats.pytorch import reading
 
     return reading.read(file)
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
-    """What of these tensors PyTorch cannot hold, a sentence each."""
+    """Return a sentence for each tensor that PyTorch cannot store."""
     from weightctl.formats.pytorch import writing
 
     return writing.unfit(tensors)

@@ -21,7 +21,7 @@ class UnsoundTreeError(ValueError):
 
 
 class Allowance:
-    """What may still be spent on a pickle of so many bytes; all raise `UnsoundTreeError`.
+    """What may still be spent on a pickle of this many bytes; all raise `UnsoundTreeError`.
 
     Each value takes a byte, so that one walk through all of them is always allowed. What is walked
     again, as it is in several places, has an allowance of its own.
@@ -38,7 +38,7 @@ class Allowance:
     def visit(self, name: str, depth: int = 0) -> None:
         """Count what is at a name, that many levels deep."""
         if depth > _MAX_DEPTH:
-            raise UnsoundTreeError(f"it is nested deeper than {_MAX_DEPTH} levels")
+            raise UnsoundTreeError(f"it is nested more than {_MAX_DEPTH} levels deep")
         self._visits -= 1
         self._letters -= len(name)
         if self._repeating:
@@ -65,7 +65,7 @@ class Allowance:
         """Count bytes that are copied."""
         self._held -= nbytes
         if self._held < 0:
-            raise UnsoundTreeError("its tensors share their bytes so often that they are too many")
+            raise UnsoundTreeError("its tensors share their bytes too many times")
 
     def enter(self, record: Any) -> None:
         """Begin with what a record holds."""
@@ -85,6 +85,4 @@ class Allowance:
 
     def _require_rest(self) -> None:
         if self._visits < 0 or self._letters < 0 or self._repeated < 0:
-            raise UnsoundTreeError(
-                "its objects refer to one another so often that they are more than the file has"
-            )
+            raise UnsoundTreeError("its objects refer to one another too many times")

@@ -51,7 +51,7 @@ class DirectoryMember(NamedTuple):
 
 
 class Archive:
-    """The directory of a zip file; `FormatError` where it is not sound.
+    """The directory of a zip file; raises `FormatError` if it is invalid.
 
     `members` are by name, in the order of the directory.
     """
@@ -68,7 +68,8 @@ class Archive:
     def _read(self, count: int, size: int) -> dict[str, DirectoryMember]:
         if count * _CENTRAL_RECORD.size > size:
             raise self._refuse(
-                self._directory, f"the zip's directory of {size} bytes has no {count} members"
+                self._directory,
+                f"the directory of the zip file has {size} bytes, too few for {count} members",
             )
         members: dict[str, DirectoryMember] = {}
         taken: set[str] = set()
@@ -80,31 +81,36 @@ class Archive:
             place = at - base
             record = _CENTRAL_RECORD.unpack_from(window, place) if at + size_of_one <= end else ()
             if not record or record[0] != _CENTRAL:
-                raise self._refuse(at, "an entry of the zip's directory is not there")
+                raise self._refuse(at, "an entry of the zip directory is missing")
             flags, method, packed, nbytes = record[3], record[4], record[8], record[9]
             name_length, extra_length, comment_length = record[10:13]
             start = place + size_of_one
             after = start + name_length + extra_length
             following = base + after + comment_length
             if following > end:
-                raise self._refuse(at, "an entry of the zip's directory is cut off")
+                raise self._refuse(at, "an entry of the zip directory is truncated")
             name = str(window[start : start + name_length], "utf-8", "surrogateescape")
             offset = record[16]
             if _MAX_32 in {nbytes, packed, offset}:
                 extra = window[start + name_length : after]
                 wide = _wide(extra, nbytes, packed, offset)
                 if wide is None:
-                    raise self._refuse(at, f"the zip has no one size or place of {_shorten(name)}")
+                    raise self._refuse(
+                        at,
+                        f"the size or offset of {_shorten(name)} in the zip directory is ambiguous",
+                    )
                 nbytes, packed, offset = wide
             if self._key(name) in taken:
-                raise self._refuse(at, f"the zip has two members {_shorten(name)}")
+                raise self._refuse(at, f"the zip file has two members named {_shorten(name)}")
             taken.add(self._key(name))
             if offset + _LOCAL_RECORD.size > self._directory or packed > self._directory - offset:
-                raise self._refuse(at, f"the zip says that {_shorten(name)} is where it cannot be")
+                raise self._refuse(
+                    at, f"the zip directory has an invalid offset for {_shorten(name)}"
+                )
             members[name] = DirectoryMember(name, offset, nbytes, method, flags, packed)
             at = following
         if at != end:
-            raise self._refuse(at, f"the zip's directory has more than its {count} members")
+            raise self._refuse(at, f"the zip directory has more entries than the stated {count}")
         return members
 
     def _around(self, at: int, end: int, base: int, window: bytes) -> tuple[int, bytes]:
@@ -123,35 +129,40 @@ class Archive:
         starts = sorted(member.header for member in self.members.values())
         for before, after in pairwise(starts):
             if before == after:
-                raise self._refuse(before, "two members of the zip are in one place")
+                raise self._refuse(before, "two members of the zip file overlap")
         return dict(zip(starts, [*starts[1:], self._directory], strict=True))
 
     def place(self, member: DirectoryMember) -> int:
-        """Return where a member's bytes start; `FormatError` where they cannot be used in place."""
+        """Return where a member's bytes start; raises `FormatError` if they are not usable."""
         if member.flags & _ENCRYPTED:
             raise self._refuse(
                 member.header, f"{_shorten(member.name)} is encrypted", "decrypt it first"
             )
         if member.method != 0:
             raise self._refuse(
-                member.header, f"{_shorten(member.name)} is compressed, which torch never does",
-                "unzip it, and zip it again with `zip -0 -r`",
-            )  # fmt: skip
+                member.header,
+                f"{_shorten(member.name)} is compressed, which torch does not do",
+                "unzip the file, then zip it again with `zip -0 -r`",
+            )
         name = member.name.encode("utf-8", "surrogateescape")
         start = member.header + _LOCAL_RECORD.size + len(name)
         if start > self._directory or member.packed != member.nbytes:
-            raise self._refuse(member.header, f"{_shorten(member.name)} is not where the zip says")
+            raise self._refuse(
+                member.header, f"{_shorten(member.name)} is not at the offset in the zip directory"
+            )
         head = self._file.read(member.header, _LOCAL_RECORD.size + len(name))
         magic, method, name_length, extra_length = _LOCAL_PARTS.unpack_from(head)
         if magic != _LOCAL or method != member.method:
-            raise self._refuse(member.header, f"{_shorten(member.name)} is not where the zip says")
+            raise self._refuse(
+                member.header, f"{_shorten(member.name)} is not at the offset in the zip directory"
+            )
         if name_length != len(name) or head[_LOCAL_RECORD.size :] != name:
             raise self._refuse(
-                member.header, f"the zip has another name there than {_shorten(member.name)}"
+                member.header, f"the local header of {_shorten(member.name)} has another name"
             )
         start += int(extra_length)
         if start + member.nbytes > self._nexts[member.header]:
-            raise self._refuse(member.header, f"{_shorten(member.name)} overlaps what follows it")
+            raise self._refuse(member.header, f"{_shorten(member.name)} overlaps the data after it")
         return start
 
     def content(self, name: str) -> FileRange:
@@ -168,7 +179,7 @@ def _shorten(name: str) -> str:
 def _wide(extra: bytes, *numbers: int) -> list[int] | None:
     """Return numbers of which those that did not fit stand in the extra field.
 
-    None where there is not one field for them that has all of them: readers would take others.
+    None if there is not one field for them that has all of them: readers would take others.
     """
     at = 0
     fields: list[bytes] = []

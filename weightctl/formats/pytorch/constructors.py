@@ -1,4 +1,4 @@
-"""The closed list of what PyTorch pickles may name, and the records that stand for calls of it.
+"""The closed list of what PyTorch pickles may name, and the records that represent calls of it.
 
 Sources: `torch/_utils.py` and `torch/_tensor.py` (the `_rebuild_*` functions), and
 `torch/serialization.py`.

@@ -29,7 +29,7 @@ _LINE = 46
 
 
 def cut_off(file: Reader) -> FormatError | None:
-    """Return the error of a zip whose end is missing; None where it is there.
+    """Return the error of a zip whose end is missing; None if it is there.
 
     Where the pickle is whole, it says about how many bytes are missing.
     """
@@ -38,15 +38,17 @@ def cut_off(file: Reader) -> FormatError | None:
     should_be = _length(file)
     lost = should_be - file.size
     missing = (
-        f": it should be about {format_size(should_be)} long, and is {format_size(file.size)}; "
+        f": it has {format_size(file.size)} instead of about {format_size(should_be)}; "
         f"about {format_size(lost)} ({lost} bytes) are missing"
         if lost > 0
         else ""
     )
     return FormatError(
-        file.path, file.size, f"the file ends in the middle of its zip{missing}",
+        file.path,
+        file.size,
+        f"the zip file is truncated{missing}",
         hint=rest_of(file.path),
-    )  # fmt: skip
+    )
 
 
 def _length(file: Reader) -> int:

@@ -50,7 +50,7 @@ class Streams:
     def place(self, enclosed: Enclosed, tensor: TensorRecord | None = None) -> PlacedTensor | None:
         """Return where a tensor over a stream's storage is, or all of the storage.
 
-        What does not lie in the file as it is meant is held. It is None, or raises, where that of
+        Bytes that must be changed are kept in memory. It is None, or raises, where that of
         `place_tensor` is or does.
         """
         opened = self._open(enclosed)
@@ -83,7 +83,7 @@ class Streams:
             try:
                 self._opened[content] = self._read(content)
             except UnsoundPickleError as error:
-                raise UnsoundTensorError(f"has a storage that is not sound: {error}") from error
+                raise UnsoundTensorError(f"has an invalid storage: {error}") from error
         return self._opened[content]
 
     def _read(self, content: Blob | Encoded | str) -> _Opened | None:

@@ -1,4 +1,4 @@
-"""The tree of names in a PyTorch pickle: its tensors, and what stands beside them."""
+"""The tree of names in a PyTorch pickle: its tensors, and what is beside them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Tree:
 
     `data` is the pickle and `base` where it starts in the file; `locate` says where a storage is.
     `unknown` counts the objects of each class, and `unread` are the tensors of unknown types. Of
-    two things with one name the second has a number behind it, which `renamed` lists. Raises
+    two things with one name the second has a number after it, which `renamed` lists. Raises
     `UnsoundTreeError`.
     """
 
@@ -96,7 +96,7 @@ class Tree:
             self._put_plain(name, value, is_within=is_within)
             return
         if id(record) in self._above:
-            self.leaves[name] = Leaf("reference", "to what holds it")
+            self.leaves[name] = Leaf("reference", "to an object that contains it")
             return
         if id(record) in self._references:
             self.leaves[name] = self._references[id(record)]
@@ -114,9 +114,9 @@ class Tree:
         """Remember where something is that holds no tensors, if it has been told often enough."""
         count = self._mentions[id(record)] = self._mentions.get(id(record), 0) + 1
         if type(record) is PickledCall:
-            self._references[id(record)] = Leaf(record.path, f"as `{name}`")
+            self._references[id(record)] = Leaf(record.path, f"same as `{name}`")
         elif count * places > _MANY:
-            self._references[id(record)] = Leaf("reference", f"as `{name}`")
+            self._references[id(record)] = Leaf("reference", f"same as `{name}`")
 
     def _place(self, name: str, key: str) -> str:
         """Return the name of what is below another by a key; nothing else has it."""
@@ -163,7 +163,7 @@ class Tree:
                 raise UnsoundTreeError(f"tensor `{name}` {error}") from error
             if placed is None:
                 self.unread.append(name)
-                self.leaves[name] = Leaf("torch.Tensor", "of a type that weightctl does not know")
+                self.leaves[name] = Leaf("torch.Tensor", "of an unsupported type")
                 return
             self._put(name, placed, record)
         if type(record) is TensorRecord and is_tuple(record.quantizer) and record.quantizer:
@@ -250,7 +250,7 @@ class Tree:
                 self._levels[place] = _ATTRIBUTES
 
     def _as_json(self, record: Any, depth: int) -> Any:
-        """Return nested mappings of plain values as JSON has them, None where they are not."""
+        """Return nested mappings of plain values as JSON has them, None if they are not."""
         if type(record) in {str, int, float, bool}:
             self._allowance.look(record)
             # Longer ones are not JSON that anybody reads.

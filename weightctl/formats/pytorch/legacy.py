@@ -44,7 +44,7 @@ class Stream(NamedTuple):
     """The object that a file holds, and where its storages are: start and length in bytes.
 
     `data` is what the pickle's blobs lie in, and `base` where that starts in the file. `notes` are
-    what a person should be told, and `seen` are the globals that its pickles name.
+    notes for the user, and `seen` are the globals that its pickles name.
     """
 
     root: Any
@@ -71,7 +71,7 @@ def is_stream(head: bytes) -> bool:
 
 def no_storage(identity: Any) -> Any:
     """Refuse a persistent id: `ValueError`."""
-    raise ValueError(f"a persistent id of {type(identity).__name__}, where none belongs")
+    raise ValueError(f"an unexpected persistent id of type {type(identity).__name__}")
 
 
 def read_pickle(whole: ByteRange) -> Stream:
@@ -79,7 +79,7 @@ def read_pickle(whole: ByteRange) -> Stream:
     seen: dict[str, None] = {}
     root, end = load(whole, 0, CONSTRUCTORS, no_storage, seen)
     rest = len(whole) - end
-    notes = (f"{rest} bytes follow the first pickle, and are not read",) if rest else ()
+    notes = (f"{rest} bytes after the first pickle are not read",) if rest else ()
     return Stream(root, whole.part(0, end), 0, {}, notes, tuple(seen))
 
 
@@ -92,7 +92,7 @@ def read_stream(whole: ByteRange) -> Stream:
     magic, at = load(whole, 0, CONSTRUCTORS, no_storage, seen)
     version, at = load(whole, at, CONSTRUCTORS, no_storage, seen)
     if magic != MAGIC or version != _PROTOCOL:
-        raise UnsoundPickleError(at, f"its version is not {_PROTOCOL}, which alone is known")
+        raise UnsoundPickleError(at, f"its version is not {_PROTOCOL}, the only supported version")
     _, start = load(whole, at, CONSTRUCTORS, no_storage, seen)
     roots: dict[str, Storage] = {}
 
@@ -104,20 +104,22 @@ def read_stream(whole: ByteRange) -> Stream:
     data = whole.part(0, at)
     keys, at = load(whole, at, CONSTRUCTORS, no_storage, seen)
     if not is_list(keys):
-        raise UnsoundPickleError(at, "it does not list its storages")
+        raise UnsoundPickleError(at, "its list of storages is missing")
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
         storage = _find_root(roots, key)
         if storage is None:
-            raise UnsoundPickleError(at, "it lists a storage that its object does not have")
+            raise UnsoundPickleError(
+                at, "its list of storages has a storage that its object does not have"
+            )
         nbytes = nbytes_of(storage)
         raw = whole.read(at, _LENGTH.size)
         stored = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else storage.length
         if stored != storage.length:
             raise UnsoundPickleError(
                 at,
-                f"storage {storage.key} has {stored} elements, "
-                f"where the pickle says {storage.length}",
+                f"storage {storage.key} has {stored} elements, but the pickle states "
+                f"{storage.length}",
             )
         places[storage.key] = (at + _LENGTH.size, nbytes)
         at += _LENGTH.size + nbytes
@@ -137,7 +139,7 @@ def require_whole(whole: ByteRange, end: int) -> None:
     if end > len(whole):
         raise UnsoundPickleError(
             len(whole),
-            f"it should be {end} bytes long, and is {len(whole)}: {end - len(whole)} are missing",
+            f"it has {len(whole)} bytes instead of {end}: {end - len(whole)} are missing",
             is_cut=True,
         )
 
@@ -152,7 +154,7 @@ def nbytes_of(storage: Storage) -> int:
 
 
 def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
-    """Return what `('storage', ...)` and `('module', ...)` stand for."""
+    """Return what `('storage', ...)` and `('module', ...)` represent."""
     if type(identity) is str:
         identity = identity_of(identity)
     if not is_tuple(identity) or not identity:
@@ -160,14 +162,14 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
         return identity[1]
     if identity[0] != "storage" or len(identity) != 6:
-        raise ValueError("a persistent id that is of no storage")
+        raise ValueError("a persistent id that is not a storage")
     _, kind, key, _location, count, view = identity
     root = register_storage(storage_of(kind, key, count), roots)
     if view is None:
         return root
     _, start, length = view
     if type(start) is not int or type(length) is not int:
-        raise ValueError(f"a view of storage {root.key} that is none")
+        raise ValueError(f"a view of storage {root.key} with invalid fields")
     if not 0 <= start <= start + length <= count:
-        raise ValueError(f"a view that storage {root.key} does not have")
+        raise ValueError(f"a view that is outside of storage {root.key}")
     return root._replace(start=start)

@@ -67,7 +67,7 @@ def levels_value(levels: Mapping[str, str]) -> MetadataValue:
 
 
 def parse_levels(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
-    """Return what stands at each place; empty where the metadata does not say it soundly."""
+    """Return what stands at each place; empty if the metadata does not say it soundly."""
     value = metadata.get(LEVELS_KEY)
     try:
         levels = None if value is None else json.loads(value.content)

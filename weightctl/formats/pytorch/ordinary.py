@@ -71,7 +71,7 @@ def _path(kind: str) -> Callable[..., Any]:
         if not all(map(is_name, segments)):
             return PickledCall(Global("pathlib", kind), segments)
         if sum(map(len, segments)) > _LONGEST_PATH:
-            return Leaf(f"pathlib.{kind}", "longer than any")
+            return Leaf(f"pathlib.{kind}", "too long")
         import pathlib  # pure paths: nothing looks at a disk
 
         is_windows = "Windows" in kind

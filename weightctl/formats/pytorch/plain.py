@@ -42,7 +42,7 @@ def make_ordered_dict(
 
 
 def integer(written: str) -> int | None:
-    """Return the integer that is written so in decimal, None where there is no such one."""
+    """Return the integer of a decimal text, None if the text is not an integer."""
     return int(written) if _DECIMAL.fullmatch(written) else None
 
 
@@ -53,7 +53,7 @@ def attributes(content: Any) -> PickledCall:
     except RecursionError as error:
         raise ValueError("too many levels") from error
     if not is_object(document):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return make_ordered_dict((name, _from_json(each, _DEEPEST)) for name, each in document.items())
 
 
@@ -76,7 +76,7 @@ def _fitting(content: int) -> int:
 def _exactly(kind: type) -> Callable[[Any], Any]:
     def check_type(content: Any) -> Any:
         if type(content) is not kind:
-            raise ValueError(f"no {kind.__name__}")
+            raise ValueError(f"not a {kind.__name__}")
         return content
 
     return check_type
@@ -85,20 +85,20 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 def _integer(content: Any) -> int:
     made = integer(content) if isinstance(content, str) else content
     if type(made) is not int:
-        raise ValueError("no integer")
+        raise ValueError("not an integer")
     return _fitting(made)
 
 
 def _complex(content: Any) -> PickledCall:
     parts = _list(content)
     if list(map(type, parts)) != [float, float]:
-        raise ValueError("no complex number")
+        raise ValueError("not a complex number")
     return PickledCall(Global("__builtin__", "complex"), tuple(parts))
 
 
 def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
     if not is_sequence(content) or not depth:
-        raise ValueError("no array")
+        raise ValueError("not an array")
     return [
         _list(element, depth - 1) if is_sequence(element) else _element(element)
         for element in content
@@ -107,7 +107,7 @@ def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
 
 def _element(content: Any) -> Any:
     if type(content) not in {int, float, bool, str}:
-        raise ValueError("an array of something else")
+        raise ValueError("an array with an element of another type")
     return _fitting(content) if type(content) is int else content
 
 
@@ -121,7 +121,7 @@ def _size(content: Any) -> PickledCall:
 def _dtype(content: Any) -> Global:
     module, _, name = str(content).partition(".")
     if module != "torch" or encoding_by_id("pytorch", name) is None:
-        raise ValueError("no dtype that there is")
+        raise ValueError("not a torch dtype")
     return Global(module, name)
 
 
@@ -143,9 +143,9 @@ _KINDS = {
 
 
 def parse_value(kind: str, value: MetadataValue) -> Stated:
-    """Return a value of a kind; that of its own type where somebody has set another since.
+    """Return a value of a kind; of the type of its content if that was changed later.
 
-    Raises `ValueError` where it is neither.
+    Raises `ValueError` if it is neither.
     """
     if kind not in _WORDS or value.content == kind:
         if kind in EMPTY:
@@ -154,5 +154,5 @@ def parse_value(kind: str, value: MetadataValue) -> Stated:
             return Stated(kind, PLAIN[kind](value.content))
     own = "list" if element_type(value.type) is not None else _KINDS.get(value.type, "")
     if own not in PLAIN:
-        raise ValueError("of no type that there is")
+        raise ValueError("not a supported type")
     return Stated(own, PLAIN[own](value.content))

@@ -33,11 +33,11 @@ __all__ = ["read"]
 _RECORD = "extra/weightctl.json"
 _HEAD = 512
 _SCRIPT = "a TorchScript archive: its weights are read, its code is not"
-_DAMAGED = "the file is damaged or was made by a faulty tool"
+_DAMAGED = "the file is damaged or a faulty tool wrote it"
 
 
 def read(file: Reader) -> Header:
-    """Parse what a PyTorch checkpoint says of its tensors; `FormatError` where it is not sound."""
+    """Parse the header of a PyTorch checkpoint; raises `FormatError` if it is invalid."""
     with without_collection():
         return _read(file)
 
@@ -51,12 +51,12 @@ def _read(file: Reader) -> Header:
         stream = reader(file.range())
         return _header(file, stream, {}, big_endian=False)
     except UnsoundPickleError as error:
-        what = "the file ends too soon" if error.is_cut else "the pickle is not sound"
+        what = "the file is truncated" if error.is_cut else "the pickle is invalid"
         hint = rest_of(file.path) if error.is_cut else _DAMAGED
         raise FormatError(file.path, error.offset, f"{what}: {error}", hint=hint) from error
     except UnsoundTreeError as error:
         raise FormatError(
-            file.path, None, f"the pickle is not sound: {shorten_text(str(error))}", hint=_DAMAGED
+            file.path, None, f"the pickle is invalid: {shorten_text(str(error))}", hint=_DAMAGED
         ) from error
 
 
@@ -73,7 +73,7 @@ def _read_zip(file: Reader) -> Header:
     archive = _archive(file)
     name = pickle_name(archive)
     if name is None:
-        raise FormatError(file.path, None, f"the zip has no member {PICKLE}", hint=_DAMAGED)
+        raise FormatError(file.path, None, f"the zip file has no member {PICKLE}", hint=_DAMAGED)
     prefix = name[: -len(PICKLE)]
     start = archive.place(archive.members[name])
     data = file.range(start, start + archive.members[name].nbytes)
@@ -84,7 +84,7 @@ def _read_zip(file: Reader) -> Header:
     def persistent(identity: Any) -> Any:
         identity = identity_of(identity) if type(identity) is str else identity
         if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
-            raise ValueError("a persistent id that is of no storage")
+            raise ValueError("a persistent id that is not a storage")
         storage = storage_of(identity[1], identity[2], identity[4])
         if not is_script:
             # torch takes the first description for all; in TorchScript each tensor has its own.
@@ -92,7 +92,7 @@ def _read_zip(file: Reader) -> Header:
         if storage.key not in places:
             member = archive.members.get(f"{prefix}data/{storage.key}")
             if member is None:
-                raise ValueError(f"the zip has no member `{prefix}data/{storage.key}`")
+                raise ValueError(f"the zip file has no member `{prefix}data/{storage.key}`")
             places[storage.key] = (archive.place(member), member.nbytes)
         return storage
 
@@ -110,7 +110,7 @@ def _read_zip(file: Reader) -> Header:
 
 
 def _record(archive: Archive, name: str) -> dict[str, MetadataValue]:
-    """Return the metadata that weightctl has put into a zip; empty where it has not."""
+    """Return the metadata that weightctl has put into a zip; empty if it has not."""
     if name not in archive.members:
         return {}
     try:
@@ -147,8 +147,9 @@ def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
     dangerous = [name for name in stream.seen if not is_allowed(name) and is_dangerous(name)]
     if dangerous:
         yield (
-            f"{file.path}: loading it elsewhere can run code: its pickle names "
-            f"{_few(dangerous)}; weightctl runs none of it, `weightctl ls --scan` lists it"
+            f"{file.path}: loading this file in other programs can run code, because its "
+            f"pickle names {_few(dangerous)}; weightctl runs no code of it, and "
+            "`weightctl ls --scan` lists what it names"
         )
 
 
@@ -163,11 +164,11 @@ def _notes(tree: Tree) -> Iterator[str]:
     if unknown:
         count = sum(unknown.values())
         noun = "an object" if count == 1 else f"{count} objects"
-        yield f"{noun} of classes that are named and never imported: {_few([*unknown])}"
+        yield f"{noun} of classes that weightctl does not import: {_few([*unknown])}"
     if tree.unread:
-        yield f"of types that weightctl does not know, and not read: {_few(tree.unread)}"
+        yield f"tensors of unsupported types, which are not read: {_few(tree.unread)}"
     if tree.renamed:
-        yield f"names that were taken have a number behind them: {_few(tree.renamed)}"
+        yield f"entries whose names were in use have a number appended: {_few(tree.renamed)}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ __all__ = [
 class Storage(NamedTuple):
     """A run of `length` numbers that the file keeps under a key; `start` skips the first of them.
 
-    `encoding` is None where its numbers are only bytes, until a tensor says what they are.
+    `encoding` is None if its numbers are only bytes, until a tensor says what they are.
     """
 
     encoding: Encoding | None
@@ -99,7 +99,7 @@ class Array(Built):
     def build(self, state: Any) -> None:
         """Take `(version, shape, dtype, is_fortran, content)`; the oldest have no version.
 
-        What subclasses add stands behind that; what they have instead is not kept.
+        What subclasses add stands after that; what they have instead is not kept.
         """
         if not is_tuple(state) or len(state) < 4:
             return

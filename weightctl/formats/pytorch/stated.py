@@ -22,7 +22,7 @@ _NOTHING = HeldRange(memoryview(b""))
 def with_leaves(header: Header) -> Header:
     """Return a header with the leaves that a PyTorch file of the same content would have.
 
-    They are the values of its metadata that the levels name; where those are of no sense, none.
+    They are the values of its metadata that the levels name; none if these are invalid.
     """
     leaves = {
         place: _leaf(value.kind, value.made)

@@ -43,10 +43,10 @@ def identity_of(text: str) -> tuple[Any, ...]:
     if named is not None:
         return ("module", _global(named["kind"]), "", "")
     if len(text) > _LONGEST_IDENTITY:
-        raise ValueError("a persistent id that is longer than any")
+        raise ValueError("a persistent id that is too long")
     found = _STORAGE.fullmatch(text)
     if found is None:
-        raise ValueError("a persistent id that is of no storage")
+        raise ValueError("a persistent id that is not a storage")
     view = () if found["view"] is None else (None,)
     return ("storage", _global(found["kind"]), found["key"], "", int(found["count"]), *view)
 
@@ -57,7 +57,7 @@ def _global(path: str) -> Global:
 
 
 def key_of(key: Any) -> str:
-    """Return a storage's key as a text; `ValueError` for what cannot be one."""
+    """Return a storage's key as a text; raises `ValueError` for what cannot be one."""
     is_text = type(key) is str and len(key) <= _LONGEST_KEY
     if not is_text and not (type(key) is int and abs(key) < _LARGEST):
         raise ValueError("a storage without a key")
@@ -65,9 +65,9 @@ def key_of(key: Any) -> str:
 
 
 def storage_of(kind: Any, key: Any, count: Any) -> Storage:
-    """Return the storage of a class, as `torch.FloatStorage`; `ValueError` where it cannot be."""
+    """Return the storage of a class, such as `torch.FloatStorage`; may raise `ValueError`."""
     if not isinstance(kind, Global) or kind.path not in STORAGE_NAMES:
-        raise ValueError("a storage of no known kind")
+        raise ValueError("a storage of an unsupported kind")
     if type(count) is not int or not 0 <= count < _LARGEST:
         raise ValueError("a storage without a length")
     return Storage(ENCODINGS.get(_STORAGES[kind.name]), key_of(key), count)
@@ -76,13 +76,13 @@ def storage_of(kind: Any, key: Any, count: Any) -> Storage:
 def register_storage(storage: Storage, known: dict[str, Storage]) -> Storage:
     """Return a storage, and keep it by its key.
 
-    Raises `ValueError` where another storage of that key has another dtype or length.
+    Raises `ValueError` if another storage of that key has another dtype or length.
     """
     before = known.setdefault(storage.key, storage)
     if before != storage:
         raise ValueError(
-            f"storage {storage.key} has two descriptions: {_describe_storage(before)}, and "
-            f"{_describe_storage(storage)}"
+            f"storage {storage.key} has two different descriptions: "
+            f"{_describe_storage(before)}, and {_describe_storage(storage)}"
         )
     return storage
 

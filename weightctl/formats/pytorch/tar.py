@@ -69,22 +69,24 @@ def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
         name = head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin-1")
         digits = head[124:136].strip(b"\0 ")
         if not digits or digits.strip(b"01234567"):
-            raise UnsoundPickleError(at, f"the tar gives {name!r} no size")
+            raise UnsoundPickleError(at, f"the tar file has an invalid size for {name!r}")
         size = int(digits, 8)
         # Long names, links and the like are read in many ways, and torch wrote none.
         if not is_any_tar(head) or head[156:157] not in _PLAIN or head[345:500].strip(b"\0"):
             raise UnsoundPickleError(
-                at, f"the member {name!r} of the tar is none that torch writes"
+                at, f"the tar file has a member {name!r}, which torch does not write"
             )
         if name in members:
-            raise UnsoundPickleError(at, f"the tar has two members {name!r}")
+            raise UnsoundPickleError(at, f"the tar file has two members named {name!r}")
         members[name] = (at + _BLOCK, size)
         at += _BLOCK + size + -size % _BLOCK
     for name in ("storages", "tensors", "pickle"):
         if name in members:
             require_whole(whole, sum(members[name]))
         elif name != "tensors" or at > len(whole):
-            raise UnsoundPickleError(0, f"the tar has no member {name!r}", is_cut=at > len(whole))
+            raise UnsoundPickleError(
+                0, f"the tar file has no member {name!r}", is_cut=at > len(whole)
+            )
     return members
 
 
@@ -140,13 +142,15 @@ def _find_named_storage(identity: Any, storages: Mapping[str, Storage]) -> Any:
     wanted = storage_of(identity[1], identity[2], identity[4])
     stored = storages.get(wanted.key)
     if stored != wanted:
-        raise ValueError(f"storage {wanted.key} is not in the file as it is named")
+        raise ValueError(
+            f"storage {wanted.key} is in the file with another name or type, or missing"
+        )
     return stored
 
 
 def _count(value: Any, at: int) -> int:
     if type(value) is not int or value < 0:
-        raise UnsoundPickleError(at, "a number of members that is none")
+        raise UnsoundPickleError(at, "an invalid number of entries")
     return value
 
 
@@ -195,9 +199,9 @@ def _tar_storages(
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
         if whole_one is None or type(start) is not int or type(length) is not int:
-            raise UnsoundPickleError(at, "a view of no storage")
+            raise UnsoundPickleError(at, "a view without a storage")
         if not 0 <= start <= start + length <= whole_one.length:
-            raise UnsoundPickleError(at, f"a view that storage {root} does not have")
+            raise UnsoundPickleError(at, f"a view that is outside of storage {root}")
         storages[_key(target, at)] = whole_one._replace(start=start)
     _require_end(at, end)
     return storages
@@ -232,13 +236,13 @@ def _tar_tensors(
 
 def _require_end(at: int, end: int) -> None:
     if at != end:
-        raise UnsoundPickleError(at, f"{end - at} bytes behind the last entry belong to none")
+        raise UnsoundPickleError(at, f"{end - at} bytes after the last entry are not used")
 
 
 def _number(kind: Struct, data: ByteRange, at: int) -> tuple[int, ...]:
     raw = data.read(at, kind.size)
     if len(raw) < kind.size:
-        raise UnsoundPickleError(at, "it ends in the middle", is_cut=True)
+        raise UnsoundPickleError(at, "the file is incomplete", is_cut=True)
     return kind.unpack(raw)
 
 

@@ -78,16 +78,16 @@ def flat(storage: Storage) -> TensorRecord:
 def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
     """Return where a tensor is, None for one of what is not known.
 
-    Raises `UnsoundTensorError` where its storage does not hold it.
+    Raises `UnsoundTensorError` if its storage does not hold it.
     """
     storage, encoding = tensor.storage, tensor.encoding
     if type(storage) is not Storage or encoding is None:
         return None
     shape, strides = tensor.shape, tensor.strides
     if not _is_sizes(shape) or not _is_sizes(strides) or len(shape) != len(strides):
-        raise UnsoundTensorError("has a shape or strides that cannot be")
+        raise UnsoundTensorError("has an invalid shape or invalid strides")
     if not _is_sizes((tensor.offset,)):
-        raise UnsoundTensorError("has an offset that cannot be")
+        raise UnsoundTensorError("has an invalid offset")
     layout = _layout(shape, strides)
     width, first = encoding.size, storage.start + tensor.offset
     start, nbytes = locate(storage)
@@ -122,7 +122,7 @@ def _is_sizes(sizes: Any) -> TypeGuard[tuple[int, ...]]:
 @lru_cache(1024)
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
     if not is_possible(shape):
-        raise UnsoundTensorError("has a shape that cannot be")
+        raise UnsoundTensorError("has an invalid shape")
     span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     return _Layout(prod(shape), span, _is_contiguous(shape, strides))
 
@@ -139,7 +139,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def place_array(
     array: Array, data: ByteRange, base: int, *, big_endian: bool
 ) -> PlacedTensor | None:
-    """Return where a NumPy array is, None for one of what are not numbers.
+    """Return where a NumPy array is, None if its elements are not numbers.
 
     `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
     other tensors in it. Raises `UnsoundTensorError`.
@@ -153,7 +153,7 @@ def place_array(
         return None
     shape = array.shape
     if not _is_sizes(shape) or not is_possible(shape):
-        raise UnsoundTensorError("has a shape that cannot be")
+        raise UnsoundTensorError("has an invalid shape")
     nbytes = encoding.nbytes(shape)
     if len(raw) != nbytes:
         raise UnsoundTensorError(f"needs {nbytes} bytes; the pickle has {len(raw)}")

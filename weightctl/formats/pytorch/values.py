@@ -38,7 +38,7 @@ _LONGEST_NUMBER = 16
 class PlainValue(NamedTuple):
     """A value: what it is in the tree, its kind among the levels, and as metadata.
 
-    `kind` is empty for what is only shown; `value` is None where there is none but the kind.
+    `kind` is empty for what is only shown; `value` is None if there is none but the kind.
     """
 
     leaf: Leaf
@@ -173,7 +173,7 @@ def _number(scalar: NumpyScalar, data: ByteRange) -> Any:
 
 
 def bytes_of(content: Any, data: ByteRange) -> ByteRange | None:
-    """Return the bytes that a record stands for, None for what are none."""
+    """Return the bytes that a record represents, None for other records."""
     if type(content) is Blob:
         return data.part(content.start, content.stop)
     try:

@@ -40,21 +40,23 @@ _STORAGES = {
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
-    """What of these tensors PyTorch checkpoints cannot hold, a sentence each."""
-    return [f"`{info.name}` is {problem}" for info in tensors if (problem := _problem(info))]
+    """Return a sentence for each tensor that PyTorch checkpoints cannot store."""
+    return [
+        f"`{info.name}` is stored as {problem}" for info in tensors if (problem := _problem(info))
+    ]
 
 
 def _problem(info: TensorInfo) -> str:
     encoding = info.encoding
     if not encoding.is_known:
-        return f"{encoding.name}, which weightctl does not know"
+        return f"{encoding.name}, which weightctl cannot write"
     name = encoding.ids.get("pytorch")
     if name is None:
-        return f"{encoding.name}, which PyTorch does not have"
+        return f"{encoding.name}, which PyTorch does not support"
     if str(name).startswith(("qint", "quint")):
-        return "quantized with a scale of its own, which weightctl cannot write"
+        return "quantized values with a scale, which weightctl cannot write"
     if encoding.block > 1 and info.row % encoding.block:
-        return f"{encoding.name} with rows of {info.row}, where PyTorch has pairs"
+        return f"{encoding.name} with rows of {info.row} elements; PyTorch stores pairs"
     return ""
 
 
@@ -105,8 +107,9 @@ def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
         return _LEAST_ALIGNMENT
     if stated.content > _MOST_ALIGNMENT:
         raise ConversionError(
-            f"{stated.content} bytes are too large an alignment for a PyTorch file",
-            hint=f"--align {_LEAST_ALIGNMENT} is torch's own",
+            f"the alignment of {stated.content} bytes is too large for a PyTorch file",
+            hint=f"use --align {_LEAST_ALIGNMENT} (align={_LEAST_ALIGNMENT} in Python), as "
+            "torch does",
         )
     return max(_LEAST_ALIGNMENT, int(stated.content))
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DAMAGED", "directory_of"]
 
-DAMAGED = "the file is damaged, or made to mislead"
-_CUT = "is the download complete?"
+DAMAGED = "the file is damaged or malicious"
+_CUT = "check that the download is complete"
 _END, _END_64, _LOCATOR_64 = b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _END_RECORD = Struct("<4s4H2LH")
 _END_64_RECORD = Struct("<4sQ2H2L4Q")
@@ -42,21 +42,23 @@ def directory_of(file: Reader) -> tuple[int, int, int]:
         is_there = at + _END_64_RECORD.size == locator
         record = file.read(at, _END_64_RECORD.size) if is_there else b""
         if not record.startswith(_END_64):
-            raise _refuse(file, locator, "the zip's 64-bit end record is not there")
+            raise _refuse(file, locator, "the 64-bit end record of the zip file is missing")
         wide = _END_64_RECORD.unpack(record)
         disk, first_disk = wide[4:6]
         small, large = (count, size, offset), wide[7:10]
         limits = (_MAX_16, _MAX_32, _MAX_32)
         if any(n not in {m, limit} for n, m, limit in zip(small, large, limits, strict=True)):
-            raise _refuse(file, at, "the two end records of the zip say different things")
+            raise _refuse(file, at, "the two end records of the zip file contradict each other")
         count, size, offset = large
     if disk or first_disk:
-        raise _refuse(file, at, "it is one of several parts of a zip", "join them first")
+        raise _refuse(file, at, "it is one part of a multi-part zip file", "join the parts first")
     past = offset + size - at
     if past > 0:
-        raise _refuse(file, at, f"the zip's directory would end {past} bytes past its place", _CUT)
+        raise _refuse(
+            file, at, f"the zip directory would end {past} bytes after its end record", _CUT
+        )
     if past:
-        raise _refuse(file, at, f"the zip's directory ends {-past} bytes before it should")
+        raise _refuse(file, at, f"the zip directory ends {-past} bytes before its end record")
     return count, size, offset
 
 
@@ -66,16 +68,20 @@ def _end_record(file: Reader) -> int:
     start = file.size - len(tail)
     found = place = tail.rfind(_END)
     if place < 0 or place + _END_RECORD.size > len(tail):
-        raise _refuse(file, None, "the directory at the end of the zip is missing", _CUT)
+        raise _refuse(file, None, "the directory at the end of the zip file is missing", _CUT)
     behind = _behind(tail, place)
     if behind < 0:
-        raise _refuse(file, start + place, "the comment at the end of the zip is cut off", _CUT)
+        raise _refuse(
+            file, start + place, "the comment at the end of the zip file is truncated", _CUT
+        )
     if behind:
-        raise _refuse(file, start + place, f"{behind} bytes behind the zip belong to none")
+        raise _refuse(
+            file, start + place, f"{behind} bytes after the end of the zip file are not part of it"
+        )
     # Some programs take the first that could be it, and others the last.
     while (found := tail.rfind(_END, 0, found)) >= 0:
         if found + _END_RECORD.size <= place and not _behind(tail, found):
-            raise _refuse(file, start + found, "the zip ends twice")
+            raise _refuse(file, start + found, "the zip file has two end records")
     return start + place
 
 

@@ -32,7 +32,7 @@ _STORED, _TIME, _DATE = 0, 0, 1 << 5 | 1  # the first day there is, in 1980
 class ZipMember(NamedTuple):
     """A file of an archive: its local header is at `start`, and its bytes are at `offset`.
 
-    The CRC-32 is None where it is known only behind the bytes.
+    The CRC-32 is None if it is known only after the bytes.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ZipMember(NamedTuple):
         )  # fmt: skip
 
     def descriptor(self, crc: int) -> bytes:
-        """Return what stands behind the bytes."""
+        """Return what stands after the bytes."""
         if self.crc is not None:
             return b""
         kind = _LARGE_DESCRIPTOR if self.is_large else _DESCRIPTOR
@@ -104,7 +104,7 @@ def _extra(kind: bytes, content: bytes) -> bytes:
 def place_member(
     name: str, nbytes: int, position: int, alignment: int = 1, crc: int | None = None
 ) -> ZipMember:
-    """Return a member that starts at a position or behind it, so that its bytes are aligned.
+    """Return a member that starts at a position or after it, so that its bytes are aligned.
 
     The local header grows for that, and where it cannot grow as far, it starts later.
     """

@@ -1,4 +1,4 @@
-"""Globals that a person trusts although they are outside the closed list: `--allow`."""
+"""Globals that the user trusts although they are outside the closed list: `--allow`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ def _ends_in_danger(name: str) -> bool:
 def read_allow_file(path: str) -> list[str]:
     """Return the patterns of a file: one on a line; `#` begins a comment.
 
-    Raises `WeightctlError` where there is no such file, or it is not text.
+    Raises `WeightctlError` if the file does not exist or is not text.
     """
-    hint = "--allow-file takes a text file with one pattern on each line, as torch.nn.*"
+    hint = (
+        "an allow file (--allow-file) is a text file with one pattern per line, such as torch.nn.*"
+    )
     try:
         with open(path, "rb") as file:
             raw = file.read(_LARGEST_FILE + 1)

@@ -57,7 +57,7 @@ def array_pickles(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPl
             at += nbytes
     if source.read(at, 1):
         rest = Slice(source, at, source.size() - at)
-        yield place.within(rest, "(behind the arrays)", place.name)
+        yield place.within(rest, "(after the arrays)", place.name)
 
 
 def _header(source: ScanSource, at: int) -> tuple[int, int, int]:
@@ -69,18 +69,18 @@ def _header(source: ScanSource, at: int) -> tuple[int, int, int]:
 
 
 def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]:
-    """Return how many bytes an array has; None where a pickle may be behind the header.
+    """Return how many bytes an array has; None if a pickle may be after the header.
 
-    The second is what keeps that from being told, empty where nothing does.
+    The second is what keeps that from being told, empty if nothing does.
     """
     if length > _LONGEST_HEADER:
-        return None, f"its NumPy header has {length} bytes, and more than {_LONGEST_HEADER}"
+        return None, f"its NumPy header has {length} bytes; the limit is {_LONGEST_HEADER}"
     try:
         fields = _parse_literal(header.decode("utf-8" if version == 3 else "latin-1"))
     except _UNPARSED:
         fields = None
     if not is_object(fields) or version not in _WIDTHS:
-        return None, f"its NumPy header of version {version} cannot be read"
+        return None, f"its NumPy header has the unsupported version {version}"
     descr, shape = fields.get("descr"), fields.get("shape")
     size = _size(descr)
     if size is None:
@@ -88,7 +88,7 @@ def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]
             "O", "O4", "O8", "object", "object_",
         }  # fmt: skip
         is_plain = is_object_array or _has_objects(descr)
-        return None, "" if is_plain else "the dtype of its NumPy header is not known"
+        return None, "" if is_plain else "its NumPy header has an invalid dtype"
     total = times(size, shape if is_tuple(shape) else None)
     return total, "its NumPy header has no shape" if total is None else ""
 

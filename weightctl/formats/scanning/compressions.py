@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPRESSIONS", "Compression", "is_packed", "unpack_stream"]
 
-_UNPACK = "unpack it, and scan what is in it"
+_UNPACK = "unpack the file, and scan the result"
 _TRIED = 1 << 16
 _LONGEST_NAME = 1 << 16
 # The flags of gzip's header: RFC 1952, 2.3.1.
@@ -61,7 +61,7 @@ def _gzip_data(source: ScanSource, at: int) -> int:
         if flags & flag:
             end = source.read(start, _LONGEST_NAME).find(b"\0")
             if end < 0:
-                raise Damaged("its header does not end")
+                raise Damaged("its header is incomplete")
             start += end + 1
     return start + (2 if flags & _CHECKED else 0)
 
@@ -121,14 +121,14 @@ COMPRESSIONS = (
 
 
 def is_packed(compression: Compression, head: bytes, source: ScanSource, budget: Budget) -> bool:
-    """Whether bytes are what a compression has made, as far as that can be told."""
+    """Whether bytes look like the output of a compression."""
     if not compression.begins(head):
         return False
     return compression.is_certain or bool(_stream(compression, source, budget).read(0, _TRIED))
 
 
 def _data(compression: Compression, source: ScanSource, at: int) -> int | None:
-    """Return where the data of a stream starts; None where there is no stream at a place."""
+    """Return where the data of a stream starts; None if there is no stream at a place."""
     if not compression.begins(source.read(at, _ALONE + 3)):
         return None
     return compression.data(source, at) if compression.data else at
@@ -147,7 +147,7 @@ def unpack_stream(
 ) -> Iterator[Scanned | ScanPlace]:
     """Yield what a stream unpacks to, and what keeps it from being unpacked to its end."""
     if compression.open is None:
-        problem = f"it is packed with {compression.name}: {_UNPACK}"
+        problem = f"it is compressed with {compression.name}: {_UNPACK}"
         yield unread(problem, place.member, place.source.base)
         return
     stream = _stream(compression, place.source, budget)
@@ -157,5 +157,5 @@ def unpack_stream(
     yield place.within(stream, f"({compression.name})", name)
     stream.size()
     if stream.problem:
-        problem = f"it is packed with {compression.name}, and {stream.problem}"
+        problem = f"it is compressed with {compression.name}, and {stream.problem}"
         yield unread(problem, place.member, place.source.base)

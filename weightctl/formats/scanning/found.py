@@ -47,5 +47,5 @@ class Scanned(NamedTuple):
 
 
 def unread(problem: str, member: str = "", start: int = 0) -> Scanned:
-    """Return what stands for a pickle that there may be, and that cannot be judged."""
+    """Return what represents a pickle that there may be, and that cannot be judged."""
     return Scanned(member, start, PickleNames((), start, problem))

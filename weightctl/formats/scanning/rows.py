@@ -69,7 +69,7 @@ def pickles(
         scanned = Scanned(place.member, source.base + start, names_, place.is_script)
         if names_.problem:
             if start and not names_.named:
-                problem = f"{source.size() - start} bytes behind the last pickle cannot be read"
+                problem = f"{source.size() - start} bytes after the last pickle cannot be read"
                 scanned = unread(problem, place.member, source.base + start)
             found.append(scanned)
             break
@@ -131,7 +131,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _stream(place: ScanPlace, budget: Budget, first: Scanned) -> Iterator[Scanned | ScanPlace]:
-    """Yield the pickles of torch's stream, and what follows the numbers behind them."""
+    """Yield the pickles of torch's stream, and what follows the numbers after them."""
     source = place.source
     yield first
     at, nbytes = first.names.end, 0
@@ -144,15 +144,15 @@ def _stream(place: ScanPlace, budget: Budget, first: Scanned) -> Iterator[Scanne
             try:
                 nbytes = _storages(found)
             except ValueError as error:
-                problem = f"how many bytes its storages take cannot be told: {error}"
+                problem = f"the number of bytes of its storages cannot be computed: {error}"
                 yield unread(problem, place.member, source.base + at)
                 return
         at = found.end
     at += nbytes
     if source.read(at, 1):
         rest = Slice(source, at, source.size() - at)
-        yield place.within(rest, "(behind the storages)", place.name)
-        problem = f"{rest.size()} bytes behind the last storage are not part of the format"
+        yield place.within(rest, "(after the storages)", place.name)
+        problem = f"{rest.size()} bytes after the last storage are not part of the format"
         yield unread(problem, place.member, source.base + at)
 
 
@@ -164,7 +164,7 @@ def _storages(found: PickleNames) -> int:
         if is_tuple(fields) and fields[:1] == ("module",):
             continue
         if not is_tuple(fields) or len(fields) < 5 or fields[0] != "storage":
-            raise ValueError("a persistent id that is not of a storage")
+            raise ValueError("a persistent id that is not a storage")
         kind, key, count = fields[1], fields[2], fields[4]
         if not isinstance(kind, Global) and type(key) not in {str, int}:
             raise ValueError("a storage without a key")

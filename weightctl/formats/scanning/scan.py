@@ -51,7 +51,7 @@ def scan_file(file: Reader) -> list[Scanned]:
     try:
         found.extend(_look(place, budget))
     except LimitError as error:
-        found.append(unread(f"{error}; what follows is not read"))
+        found.append(unread(f"{error}; the rest of the file is not read"))
     return found
 
 
@@ -59,7 +59,7 @@ def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
     """Yield what is found at a place and in what it contains."""
     source = place.source
     if place.depth > _DEEPEST:
-        yield unread(f"it is more than {_DEEPEST} levels deep", place.member, source.base)
+        yield unread(f"it is nested more than {_DEEPEST} levels deep", place.member, source.base)
         return
     head = source.read(0, _HEAD)
     if not head:

@@ -39,7 +39,7 @@ class Budget:
         """Count bytes that were unpacked."""
         self._unpacked -= nbytes
         if self._unpacked < 0:
-            raise LimitError(f"unpacked, it has more than {self._most_unpacked >> 20} MiB")
+            raise LimitError(f"its unpacked size is more than {self._most_unpacked >> 20} MiB")
 
     def enter(self, count: int = 1) -> None:
         """Count members of a container, or pickles that follow one another."""
@@ -49,7 +49,7 @@ class Budget:
 
 
 class ScanSource(Protocol):
-    """Bytes that are read where they are asked for.
+    """Bytes that are read on demand.
 
     `base` is what is added to offsets that are reported.
     """
@@ -150,7 +150,7 @@ class _Stream(io.RawIOBase):
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence)
         self._at = (self._source.size() if start is None else start) + offset
         if self._at < 0:
-            raise ValueError("a position before the start")
+            raise ValueError("a negative position")
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -179,6 +179,6 @@ class _Limited(io.BufferedReader):
 def as_stream(source: ScanSource) -> io.BufferedReader:
     """Return bytes as a file object that Python's own readers of archives take.
 
-    Raises `LimitError` where they ask for more than a header.
+    Raises `LimitError` if they ask for more than a header.
     """
     return _Limited(source)

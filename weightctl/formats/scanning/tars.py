@@ -50,7 +50,9 @@ def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlac
                 # It keeps them all, and there may be many.
                 cast("Any", archive).members.clear()
                 if entry.issparse():
-                    yield unread("it is a sparse member of a tar", entry.name, entry.offset_data)
+                    yield unread(
+                        "it is a sparse member of a tar file", entry.name, entry.offset_data
+                    )
                 elif entry.isreg() and entry.size:
                     data = Slice(source, entry.offset_data, entry.size)
                     name = entry.name.removeprefix("./")
@@ -58,18 +60,18 @@ def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlac
                     yield from _torch_parts(where, name, budget) if name in _PARTS else (where,)
                 end = archive.offset
     except _NOT_TARS as error:
-        yield unread(f"it is a tar archive that cannot be read: {error}", place.member, source.base)
+        yield unread(f"it is a tar file that cannot be read: {error}", place.member, source.base)
         return
     while piece := source.read(end, _READ):
         if piece.strip(b"\0"):
-            problem = f"the bytes from byte {end} on are not read as part of its tar archive"
+            problem = f"the bytes from byte {end} on are not read as part of its tar file"
             yield unread(problem, place.member, source.base)
             return
         end += len(piece)
 
 
 def storage_nbytes(kind: Any, key: Any, count: Any) -> int:
-    """Return the bytes of a storage's elements; `ValueError` where they cannot be told."""
+    """Return the bytes of a storage's elements; raises `ValueError` if they cannot be computed."""
     if isinstance(kind, Reference):
         module, _, name = kind.path.rpartition(".")
         kind = Global(module, name)
@@ -93,14 +95,15 @@ def _torch_parts(place: ScanPlace, part: str, budget: Budget) -> Iterator[Scanne
         reader.require_end()
     except ValueError as error:
         yield unread(
-            f"it is not read as torch reads it from byte {place.source.base + reader.at} on: "
-            f"{error}",
-            place.member, place.source.base,
-        )  # fmt: skip
+            f"from byte {place.source.base + reader.at} on, it cannot be read in the way "
+            f"that torch reads it: {error}",
+            place.member,
+            place.source.base,
+        )
 
 
 class _Part:
-    """A part and how far it was read; `ValueError` where that cannot go on."""
+    """A part and how far it was read; raises `ValueError` if that cannot go on."""
 
     def __init__(self, place: ScanPlace, budget: Budget) -> None:
         self.at = 0
@@ -119,14 +122,14 @@ class _Part:
         """Refuse what follows the last entry."""
         behind = self._place.source.size() - self.at
         if behind > 0:
-            raise ValueError(f"{behind} bytes behind its end")
+            raise ValueError(f"{behind} bytes after its end")
 
     def count(self) -> int:
         """Return the last pickle's content, which is a number."""
         if self.at == self._place.source.size():
             return 0
         if type(self._result) is not int or self._result < 0:
-            raise ValueError("the number of its entries cannot be told")
+            raise ValueError("the number of its entries is invalid")
         return self._result
 
     def skip(self, part: str) -> None:
@@ -144,4 +147,4 @@ class _Part:
                 raise ValueError("a tensor without a shape")
             self.at += 8 + 8 * (2 * rank + 1)
         if self.at > source.size():
-            raise ValueError("it ends in the middle")
+            raise ValueError("the file is incomplete")

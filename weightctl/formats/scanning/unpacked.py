@@ -18,7 +18,7 @@ _FED = 1 << 12
 _UNPACKED = 1 << 18
 _KEPT = 1 << 24
 _LZMA_MEMORY = 1 << 28
-_CUT = "it ends in the middle"
+_CUT = "the compressed data is incomplete"
 
 
 class Damaged(ValueError):  # noqa: N818  # it is raised where data is damaged
@@ -40,7 +40,7 @@ class Decompressor(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What it was given behind the end of the stream."""
+        """What it was given after the end of the stream."""
         ...
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
@@ -100,7 +100,7 @@ class Unpacked:
     """What compressed bytes unpack to; `problem` says why not all of that could be had.
 
     A stream may follow another: `following` returns where the data of the one at a place starts,
-    and None where there is none. `head` is put before the bytes.
+    and None if there is none. `head` is put before the bytes.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Unpacked:
             self._follow(self._at - len(stream.unused_data) + self._trailer)
 
     def _follow(self, at: int) -> None:
-        """Go on behind the end of a stream: with another, or nowhere."""
+        """Go on after the end of a stream: with another, or nowhere."""
         while (piece := self._source.read(at, _FED)) and not piece.strip(b"\0"):
             at += len(piece)
         if not piece:
@@ -201,4 +201,4 @@ class Unpacked:
         else:
             at += len(piece) - len(piece.lstrip(b"\0"))
             if not self._open(at):
-                self._end(f"behind its end, at byte {at}, there is something else")
+                self._end(f"other data follows its end at byte {at}")

@@ -115,7 +115,7 @@ def _inside(
         is_whole = member.method == _LZMA and size == member.nbytes
         problem = "" if is_whole else content.problem
     if not problem and size != member.nbytes:
-        problem = f"its zip says that it has {member.nbytes} bytes, and it has {size}"
+        problem = f"the zip directory states {member.nbytes} bytes, but the member has {size}"
     if problem:
         yield unread(problem, where.member, packed.base)
 
@@ -124,15 +124,15 @@ def _start(source: ScanSource, member: DirectoryMember) -> tuple[int, str]:
     """Return where the bytes of a member start, and why they cannot be read, if so."""
     head = source.read(member.header, _LOCAL_SIZE)
     if len(head) < _LOCAL_SIZE or not head.startswith(_START):
-        return 0, "it is not where its zip says"
+        return 0, "it is not at the offset in the zip directory"
     _, method, name_length, extra_length = _LOCAL.unpack(head)
     problem = ""
     if member.flags & _ENCRYPTED:
         problem = "it is encrypted: decrypt it first"
     elif method != member.method:
-        problem = "its zip says two different things about its compression"
+        problem = "the zip headers contradict each other about its compression"
     elif method != _STORED and method not in _METHODS:
-        problem = f"it is compressed by method {method}: unpack it, and scan what is in it"
+        problem = f"it is compressed with method {method}: unpack it, and scan the result"
     return member.header + _LOCAL_SIZE + name_length + extra_length, problem
 
 

@@ -19,9 +19,9 @@ _MOST_STEPS = 64
 
 
 def first_gap(shape: Sequence[int], parts: Iterable[Part]) -> tuple[int, ...] | None:
-    """Return the first element of a tensor that no part has; None where they are all of it.
+    """Return the first element of a tensor that no part has; None if they are all of it.
 
-    Raises `ValueError` where parts are so entangled that nobody can have meant it.
+    Raises `ValueError` if the parts are too many and too irregular.
     """
     if not prod(shape):
         return None
@@ -82,7 +82,7 @@ class _Search:
                 passed += 1
             self._left -= 1 + len(there)
             if self._left < 0:
-                raise ValueError("its parts are too entangled to be those of ranks")
+                raise ValueError("its ranges are too many and too irregular for ranks")
             inner = self.gap(place + 1, tuple(sorted(there)))
             if inner is not None:
                 return (at, *inner)
@@ -91,7 +91,7 @@ class _Search:
 
 
 def join_parts(parts: Sequence[Part]) -> Part | None:
-    """Return several parts as one that has what they have together; None where none can.
+    """Return several parts as one that has what they have together; None if none can.
 
     They may differ in one axis, and have nothing of it twice.
     """

@@ -1,4 +1,4 @@
-"""The fields of an object that was read from a file; `ValueError` where one is not as it should."""
+"""The fields of an object that was read from a file; `ValueError` if one is invalid."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def text_at(entry: Mapping[str, Any], key: str) -> str:
 
 
 def count_at(entry: Mapping[str, Any], key: str) -> int:
-    """Return the whole number under a key, from 0 up to what 63 bits hold."""
+    """Return the integer under a key, from 0 up to what 63 bits hold."""
     content = entry.get(key)
     if type(content) is int and 0 <= content < _LARGEST:
         return content
-    raise ValueError(f"`{key}` is not a number from 0 on")
+    raise ValueError(f"`{key}` is not an integer of at least 0")
 
 
 def one_of(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
     """Return the text under a key, which is one of those that are known."""
     content = text_at(entry, key)
     if content not in known:
-        raise ValueError(f"`{key}` is `{content}`, and can be {' or '.join(known)}")
+        raise ValueError(f"`{key}` is `{content}`; it must be {' or '.join(known)}")
     return content
 
 

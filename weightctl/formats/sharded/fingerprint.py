@@ -1,4 +1,4 @@
-"""By what an input is known again: whether it is what it was when something was made of it."""
+"""Fingerprints of inputs: they detect whether an input changed after it was used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["fingerprint_source"]
 
 
 def fingerprint_source(source: Source) -> SourceFingerprint:
-    """Return by what a source is known again; without files there is its header alone.
+    """Return the fingerprint of a source; without files it is that of the header only.
 
     Sizes and times are those of the files that are open, whatever has their names meanwhile.
     """

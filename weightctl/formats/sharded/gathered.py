@@ -38,7 +38,7 @@ class _Portion(NamedTuple):
 
 
 class GatheredSource:
-    """A source of whole tensors, of which each rank's file has parts.
+    """A source of whole tensors, which are stored as shards in the files of ranks.
 
     `manifest` is what the set says of itself, and `ranks` the headers of its files as they were
     read. `shards` is a source of what is in the files, by `shard_key`.
@@ -123,7 +123,7 @@ class GatheredSource:
                         collect(shape, box, held, met, own)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the whole tensor; None where no rank has that."""
+        """Return the range of a file that is the whole tensor; None if no rank has that."""
         first = self._portions[name][0]
         span = None if first.part else self.shards.file_range(first.shard)
         if span is None:
@@ -131,7 +131,7 @@ class GatheredSource:
         return FileRange(span.file, span.offset + first.offset, self._header.tensors[name].nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` where a rank's file has been written to since it was opened."""
+        """Raise `FormatError` if a rank's file has been written to since it was opened."""
         self.shards.refuse_change()
 
     def _extent(self, info: TensorInfo) -> Extent:

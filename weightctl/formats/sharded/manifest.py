@@ -1,4 +1,4 @@
-"""The manifest of a sharded checkpoint as JSON: written, and read as anybody's file."""
+"""The manifest of a sharded checkpoint as JSON: written, and read as an untrusted file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = "weightctl_shards"
 _BEGINNING = re.compile(rb'\s*\{\s*"weightctl_shards"\s*:')
 _MOST = 1 << 30
 _JOINT = ",\n"
-_HINT = "`weightctl shard` writes it anew; nobody else should"
+_HINT = "create it again with `weightctl shard`; it cannot be edited by hand"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -100,20 +100,22 @@ def is_manifest(path: str) -> bool:
 def read_manifest(path: str) -> Manifest:
     """Read a manifest; whatever it says is possible, and all of each tensor is on some rank.
 
-    That of an unfinished set has empty `sha256`. Raises `FormatError` for what is not a manifest,
-    or none that can be.
+    That of an unfinished set has empty `sha256`. Raises `FormatError` if the value is not a
+    manifest, or none that can be.
     """
     with without_collection():
         document = _document(path)
         version = document.get(_MARK) if is_object(document) else None
         if type(version) is not int:
-            message = "it is not a manifest of a sharded checkpoint"
+            message = "the file is not a manifest of a sharded checkpoint"
             raise FormatError(path, None, message, hint=_HINT)
         if version != VERSION:
             raise FormatError(
-                path, None, f"it is a manifest of version {version}, and this reads {VERSION}",
-                hint="a newer weightctl reads it" if version > VERSION else _HINT,
-            )  # fmt: skip
+                path,
+                None,
+                f"the manifest has version {version}; this weightctl reads version {VERSION}",
+                hint="use a newer version of weightctl" if version > VERSION else _HINT,
+            )
         try:
             return parse_manifest(document)
         except ValueError as error:
@@ -130,5 +132,5 @@ def _document(path: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("a key appears twice in an object")
     return made

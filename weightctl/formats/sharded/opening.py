@@ -29,7 +29,10 @@ __all__ = ["find_whole", "manifest_at", "note_of_part", "open_sharded"]
 _MOST_NAMED = 5
 _RANK_DIRECTORY = re.compile(r"rank-\d+", re.ASCII)
 _RANK_FILE = re.compile(r"model-rank-\d+-part-\d+\.", re.ASCII)
-_HINT = "are all ranks of one run, and is the copy complete? `weightctl shard` writes them anew"
+_HINT = (
+    "check that all ranks are from one run and that the copy is complete; `weightctl "
+    "shard` writes them again"
+)
 
 
 def manifest_at(path: str) -> str | None:
@@ -74,14 +77,19 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
     manifest = read_manifest(listing)
     if format_name not in {None, manifest.format}:
         raise FormatError(
-            listing, None, f"the ranks' files are {manifest.format}",
-            hint=f"leave out --from, or say --from {manifest.format}",
-        )  # fmt: skip
+            listing,
+            None,
+            f"the ranks' files are {manifest.format}",
+            hint="leave out --from (source_format or format_name in Python), or use --from "
+            f"{manifest.format}",
+        )
     if not all(shard.sha256 for file in manifest.files for shard in file.shards):
         raise FormatError(
-            listing, None, "these shards are unfinished: their writing was stopped",
-            hint="the same `weightctl shard` command continues where it stopped, and finishes them",
-        )  # fmt: skip
+            listing,
+            None,
+            "the sharded checkpoint is incomplete: the run that wrote it was stopped",
+            hint="run the same `weightctl shard` command again to complete it",
+        )
     files: list[Reader] = []
     ranks: list[Header] = []
     problems: list[str] = []
@@ -110,7 +118,7 @@ def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
     file = open_reader(path)
     header = format_module(recognise(file, manifest.format)).read(file)
     if header.big_endian:
-        raise FormatError(path, None, "it is big-endian, as no shard is written")
+        raise FormatError(path, None, "it is big-endian, but rank files are little-endian")
     return file, header
 
 
@@ -124,7 +132,7 @@ def _differences(stated: RankFile, header: Header) -> Iterator[str]:
         if found is None:
             yield f"`{name}` is missing"
         elif found != info:
-            yield f"`{name}` is {_describe(found)}, and the manifest says {_describe(info)}"
+            yield f"`{name}` is {_describe(found)}, but the manifest states {_describe(info)}"
     for name in header.tensors:
         if name not in wanted:
             yield f"`{name}` is not in the manifest"
@@ -139,6 +147,8 @@ def _error(listing: str, problems: list[str], failures: list[FormatError]) -> Fo
     are_alike = len(failures) == len(problems) and len(hints) == 1
     hint = (hints.pop() if are_alike else "") or _HINT
     if len(problems) == 1:
-        return FormatError(listing, None, f"the shards are not whole: {problems[0]}", hint=hint)
-    lines = ["the shards are not whole:", *list_first(problems, _MOST_NAMED)]
+        return FormatError(
+            listing, None, f"the sharded checkpoint is not complete: {problems[0]}", hint=hint
+        )
+    lines = ["the sharded checkpoint is not complete:", *list_first(problems, _MOST_NAMED)]
     return FormatError(listing, None, "\n  ".join(lines), hint=hint)

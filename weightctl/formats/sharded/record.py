@@ -44,7 +44,7 @@ class RankFile(NamedTuple):
 
 
 class SourceFingerprint(NamedTuple):
-    """By what an input is known again: names, sizes and times of its files, and its header.
+    """The fingerprint of an input: names, sizes and times of its files, and its header.
 
     `header` is the SHA-256 of what the header says of tensors and metadata.
     """

@@ -60,12 +60,12 @@ def parse_manifest(document: Mapping[str, Any]) -> Manifest:
     for entry in objects_at(document, "tensors"):
         info = _info(entry)
         if info.name in tensors:
-            raise ValueError(f"`{info.name}` stands twice among the tensors")
+            raise ValueError(f"`{info.name}` appears twice among the tensors")
         tensors[info.name] = info
         strategies[info.name] = text_at(entry, "strategy")
     ranks = objects_at(document, "ranks")
     if len(ranks) != grid.ranks:
-        raise ValueError(f"there are {len(ranks)} ranks, and {grid.ranks} of tp x ep x pp")
+        raise ValueError(f"the manifest has {len(ranks)} ranks, but tp x ep x pp is {grid.ranks}")
     files = tuple(_file(entry, rank, tensors, layout) for rank, entry in enumerate(ranks))
     _refuse_twice([file.path for file in files], "is the file of several ranks")
     return Manifest(
@@ -83,7 +83,7 @@ def parse_manifest(document: Mapping[str, Any]) -> Manifest:
 def _grid(entry: Mapping[str, Any]) -> Grid:
     grid = Grid(*(count_at(entry, key) for key in Grid._fields))
     if min(grid) < 1 or grid.ranks > _MOST_RANKS:
-        raise ValueError(f"a grid of {grid.tp} x {grid.ep} x {grid.pp} ranks cannot be")
+        raise ValueError(f"a grid of {grid.tp} x {grid.ep} x {grid.pp} ranks is not valid")
     return grid
 
 
@@ -91,7 +91,7 @@ def _parse_fingerprint(entry: Mapping[str, Any]) -> SourceFingerprint:
     files = tuple(map(_source_file, objects_at(entry, "files")))
     header = text_at(entry, "header")
     if _SHA256.fullmatch(header) is None:
-        raise ValueError("`header` of `source` is not a SHA-256")
+        raise ValueError("`header` of `source` is not a SHA-256 digest")
     return SourceFingerprint(files, header)
 
 
@@ -99,14 +99,14 @@ def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
     # A name need not be UTF-8, and a time may be before 1970.
     name, modified = entry.get("name"), entry.get("modified")
     if not isinstance(name, str) or type(modified) is not int:
-        raise ValueError("a file of `source` has no name or no time")
+        raise ValueError("a file of `source` has no name or no modification time")
     return name, count_at(entry, "size"), modified
 
 
 def _aliases(entry: Mapping[str, Any], tensors: _Tensors) -> dict[str, str]:
     for name, tensor in entry.items():
         if not isinstance(tensor, str) or tensor not in tensors or name in tensors:
-            raise ValueError(f"the alias `{name}` is of no tensor, or is one itself")
+            raise ValueError(f"the alias `{name}` is also a tensor, or refers to a missing tensor")
         require_text(name)
     return dict(entry)
 
@@ -119,14 +119,14 @@ def _file(entry: Mapping[str, Any], rank: int, tensors: _Tensors, layout: str) -
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from error
     if not _is_below(path):
-        raise ValueError(f"the path of rank {rank}, `{path}`, leads out of the directory")
+        raise ValueError(f"the path of rank {rank}, `{path}`, is outside of the directory")
     shards: list[Shard] = []
     for each in entries:
         try:
             shards.append(_shard(each, tensors, layout))
         except ValueError as error:
             raise ValueError(f"`{each.get('name')}` on rank {rank}: {error}") from error
-    _refuse_twice([shard.info.name for shard in shards], f"stands twice on rank {rank}")
+    _refuse_twice([shard.info.name for shard in shards], f"appears twice on rank {rank}")
     return RankFile(path, tuple(shards))
 
 
@@ -141,15 +141,15 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
     pieces = tuple([_piece(each, tensors) for each in objects_at(entry, "pieces")])
     sha256 = text_at(entry, "sha256")
     if _SHA256.fullmatch(sha256) is None:
-        raise ValueError("`sha256` is none")
+        raise ValueError("`sha256` is not a SHA-256 digest")
     sources = [tensors[piece.source] for piece in pieces]
     if any(source.encoding != info.encoding for source in sources):
-        raise ValueError("it is of another encoding than its pieces")
+        raise ValueError("its encoding differs from the encoding of its pieces")
     shapes = [
         _part_shape(source.shape, piece.part) for source, piece in zip(sources, pieces, strict=True)
     ]
     if layout == "ranks" and shapes != [info.shape]:
-        raise ValueError(f"its shape {list(info.shape)} is not that of its piece")
+        raise ValueError(f"its shape {list(info.shape)} differs from the shape of its piece")
     if shapes != [info.shape] and sum(map(info.encoding.nbytes, shapes)) > info.nbytes:
         raise ValueError("it is smaller than its pieces")
     return Shard(info, pieces, text_at(entry, "strategy"), sha256)
@@ -159,13 +159,13 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
     name = text_at(entry, "source")
     info = tensors.get(name)
     if info is None:
-        raise ValueError(f"it has a piece of `{name}`, which is not a tensor")
+        raise ValueError(f"its piece `{name}` is not a tensor of the manifest")
     part = tuple([_cut(each, info) for each in objects_at(entry, "cuts")])
     if len(part) > 1:
         if len({cut.axis for cut in part}) < len(part):
-            raise ValueError(f"`{name}` is cut twice along an axis")
+            raise ValueError(f"`{name}` is cut twice along one axis")
         if prod(len(cut.ranges) for cut in part) > _MOST_RANGES:
-            raise ValueError(f"`{name}` is cut into more pieces than anybody can have meant")
+            raise ValueError(f"`{name}` is cut into too many pieces")
     return SourceShard(name, part)
 
 
@@ -183,15 +183,16 @@ def _cut(entry: Mapping[str, Any], info: TensorInfo) -> Cut:
         start, stop = _range(each)
         if not end <= start < stop <= shape[axis]:
             raise ValueError(
-                f"the range from {start} to {stop} of axis {axis} overlaps the one before, is "
-                f"empty, or is not within the {shape[axis]} elements of `{info.name}`"
+                f"the range from {start} to {stop} of axis {axis} is empty, overlaps the "
+                f"range before it, or is outside of the {shape[axis]} elements of "
+                f"`{info.name}`"
             )
         if start % block or stop % block:
-            raise ValueError(f"the range from {start} to {stop} breaks blocks of {block}")
+            raise ValueError(f"the range from {start} to {stop} splits blocks of {block} elements")
         ranges.append((start, stop))
         end = stop
     if not ranges and shape[axis]:
-        raise ValueError(f"`{info.name}` is cut along axis {axis}, and nothing of it is left")
+        raise ValueError(f"`{info.name}` is cut along axis {axis} into no elements")
     return Cut(axis, tuple(ranges))
 
 
@@ -200,7 +201,7 @@ def _range(content: Any) -> Range:
         start, stop = content
         if type(start) is int and type(stop) is int:
             return start, stop
-    raise ValueError("a range is not a pair of numbers")
+    raise ValueError("a range is not a pair of integers")
 
 
 def _shardings(
@@ -208,7 +209,9 @@ def _shardings(
 ) -> dict[str, Sharding]:
     least = 64 * sum(len(file.shards) for file in files)
     if len(tensors) * len(files) > least + _MOST_UNSTATED:
-        raise ValueError(f"{len(tensors)} tensors on {len(files)} ranks cannot be")
+        raise ValueError(
+            f"{len(tensors)} tensors on {len(files)} ranks are more than the listed shards allow"
+        )
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):
         for shard in file.shards:
@@ -222,7 +225,9 @@ def _shardings(
         for rank, several in by_rank.items():
             parts[rank] = several[0] if len(several) == 1 else join_parts(several)
             if parts[rank] is None:
-                raise ValueError(f"`{name}`: its pieces on rank {rank} overlap, or are not part")
+                raise ValueError(
+                    f"the pieces of `{name}` on rank {rank} overlap, or do not form one slice"
+                )
         key = tensors[name].shape, tuple(parts)
         if key not in known:
             _refuse_gap(tensors[name], key[1])
@@ -247,12 +252,12 @@ def _info(entry: Mapping[str, Any]) -> TensorInfo:
     name = text_at(entry, "name")
     encoding = ENCODINGS.get(text_at(entry, "encoding"))
     if encoding is None:
-        raise ValueError(f"the encoding of `{name}` is none that is known")
+        raise ValueError(f"the encoding of `{name}` is not supported")
     shape = tuple(list_at(entry, "shape"))
     if {type(size) for size in shape} - {int}:
-        raise ValueError(f"the shape of `{name}` is not of whole numbers")
+        raise ValueError(f"the shape of `{name}` has a size that is not an integer")
     if not _is_shape(shape, encoding.name):
-        raise ValueError(f"`{name}` of shape {list(shape)} cannot be of {encoding}")
+        raise ValueError(f"shape {list(shape)} of `{name}` is not possible with {encoding}")
     return TensorInfo(name, shape, encoding)
 
 

@@ -41,12 +41,12 @@ def attention(
     """Return softmax(scale * query @ key^T + mask) @ value: [batch, heads, seq, dim].
 
     `query` is [batch, heads, seq, dim], `key` and `value` are [batch, kv_heads, keys, dim]; each of
-    their heads serves heads / kv_heads consecutive ones of `query`. `mask` broadcasts to
-    [batch, heads, seq, keys]: bool, True where a key is seen, or added to the scores. The last
-    query stands at the last key: with `causal` none sees later keys, and with a `window` none sees
-    keys that are `window` or more before it. `softcap` c makes a score s c * tanh(s / c), before
-    the mask. `scale` is 1 / sqrt(dim) by default. The softmax is in float32. A query that sees no
-    key gets zeros.
+    their heads serves heads / kv_heads consecutive ones of `query`. `mask` broadcasts to [batch,
+    heads, seq, keys]: bool, True if a key is seen, or added to the scores. The last query stands at
+    the last key: with `causal` none sees later keys, and with a `window` none sees keys that are
+    `window` or more before it. `softcap` c makes a score s c * tanh(s / c), before the mask.
+    `scale` is 1 / sqrt(dim) by default. The softmax is in float32. A query that sees no key gets
+    zeros.
     """
     given = (query, key, value) if mask is None else (query, key, value, mask)
     return apply("attention", *given, causal=causal, window=window, softcap=softcap, scale=scale)
@@ -68,22 +68,28 @@ def infer_attention(
     require_float(query)
     require_same_dtype(query, key, value)
     if not query.rank == key.rank == value.rank == 4:
-        raise GraphError("all have four dimensions", hint="[batch, heads, seq, dim]")
+        raise GraphError(
+            "query, key and value must have four dimensions", hint="use [batch, heads, seq, dim]"
+        )
     batch, heads, seq, dim = query.shape
     kv_heads, keys, value_dim = *key.shape[1:3], value.shape[3]
     if key.shape != (batch, kv_heads, keys, dim) or value.shape[:3] != key.shape[:3]:
         raise GraphError(
-            "key and value do not fit the query",
-            hint="[batch, heads, seq, dim] and twice [batch, kv_heads, keys, dim]",
+            "the shapes of key and value do not match the query",
+            hint="use [batch, heads, seq, dim] for the query and [batch, kv_heads, keys, dim] "
+            "for key and value",
         )
     if kv_heads == 0 or heads % kv_heads != 0:
         raise GraphError(
-            f"{heads} heads cannot share {kv_heads}", hint="heads are a multiple of kv_heads"
+            f"{heads} query heads cannot be divided among {kv_heads} KV heads",
+            hint="the number of heads must be a multiple of kv_heads",
         )
     if (window is not None and window < 1) or (softcap is not None and not 0 < softcap < inf):
-        raise GraphError("window and softcap are above 0, and finite", hint="None for none")
+        raise GraphError(
+            "window and softcap must be positive and finite", hint="use None to disable them"
+        )
     if scale is not None and not isfinite(scale):
-        raise GraphError(f"the scale is {scale}", hint="None for 1 / sqrt(dim)")
+        raise GraphError(f"the scale {scale} is not finite", hint="use None for 1 / sqrt(dim)")
     if mask is not None:
         _require_mask(mask, query.dtype, Shape([batch, heads, seq, keys]))
     return replace(query, shape=Shape([batch, heads, seq, value_dim]))
@@ -93,8 +99,8 @@ def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
     """Raise `GraphError` for a mask of another dtype, or one that does not broadcast to scores."""
     if mask.dtype not in {DType.bool, dtype}:
         raise GraphError(
-            f"a mask of {mask.dtype.value} does not mix with {dtype.value}",
-            hint="it is bool, or of the dtype of the query",
+            f"a mask of dtype {mask.dtype.value} cannot be used with {dtype.value}",
+            hint="use bool, or the dtype of the query",
         )
     require_broadcast("the mask", mask.shape, scores)
 
@@ -150,7 +156,7 @@ ATTENTION = Op("attention", infer_attention, lower_attention)
 def _make_mask(
     seq: int, keys: int, place: device, *, causal: bool, window: int | None
 ) -> Tensor | None:
-    """Return bool[seq, keys], True where a key is seen, None where all are."""
+    """Return bool[seq, keys], True if a key is seen, None if all are."""
     import torch
 
     if not causal and window is None:
@@ -207,17 +213,19 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
     for table in (cos, sin):
         if table.dtype not in {x.dtype, DType.float32}:
             raise GraphError(
-                f"cos and sin of {table.dtype.value} do not mix with {x.dtype.value}",
-                hint="keep them in float32",
+                f"cos and sin of dtype {table.dtype.value} cannot be used with {x.dtype.value}",
+                hint="use float32",
             )
     if cos.shape != sin.shape or not cos.rank:
-        raise GraphError("cos and sin are not of one shape", hint="[seq, rotated / 2] both")
+        raise GraphError(
+            "cos and sin have different shapes", hint="both need the shape [seq, rotated / 2]"
+        )
     require_broadcast("the shape of positions", cos.shape[:-1], x.shape[:-1])
     half, dim = cos.shape[-1], x.shape[-1]
     if 2 * half != dim and not (half.is_static and dim.is_static and 2 * int(half) < int(dim)):
         raise GraphError(
-            f"{half} angles turn {2 * half} elements, of {dim}",
-            hint="cos and sin have an angle for each pair",
+            f"{half} angles rotate {2 * half} elements, but there are {dim}",
+            hint="cos and sin need one angle per pair of elements",
         )
     return x
 

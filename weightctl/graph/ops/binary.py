@@ -88,8 +88,8 @@ def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python 
         with refusing("pow", left):
             if left.dtype in INTEGERS:
                 raise GraphError(
-                    f"integers to the power of {right} would be fractions",
-                    hint="`.cast(DType.float32)` first",
+                    f"the power {right} of integers would give fractions",
+                    hint="use `.cast(DType.float32)` first",
                 )
     return apply("arithmetic", left, right, function="pow")
 
@@ -111,7 +111,7 @@ def infer_arithmetic(left: TensorType, right: TensorType, *, function: str) -> T
     if function == "div" and dtype not in FLOATS:
         raise GraphError(
             "`/` of integers would give fractions",
-            hint="use `//`, or `.cast(DType.float32)` both",
+            hint="use `//`, or `.cast(DType.float32)` on both operands",
         )
     return replace(left, shape=broadcast(left.shape, right.shape))
 
@@ -122,8 +122,8 @@ def lower_arithmetic(left: Tensor, right: Tensor, *, function: str) -> Tensor:
 
     if function == "pow" and not right.is_floating_point() and bool((right < 0).any()):
         raise EngineError(
-            "integers to a negative power would be fractions",
-            hint="cast them to a float dtype in the graph",
+            "a negative power of integers would give fractions",
+            hint="cast the operands to a float dtype in the graph",
         )
     compute: Any = getattr(torch, ARITHMETIC_FUNCTIONS[function])
     result: Tensor = compute(left, right)
@@ -219,14 +219,16 @@ def clamp(
     min: ValueLike | None = None,  # noqa: A002  # torch's name
     max: ValueLike | None = None,  # noqa: A002  # torch's name
 ) -> Value:
-    """Return the numbers brought between two bounds, of which one may be left out; NaN stays.
+    """Return the numbers limited to two bounds; one may be left out, and NaN is kept.
 
     Raises `GraphError` without any bound.
     """
     value = current_graph().value_of(x)
     if min is None and max is None:
         with refusing("clamp", value):
-            raise GraphError("neither bound is given", hint="`ops.clamp(x, min=0)`")
+            raise GraphError(
+                "one of min and max is needed", hint="for example `ops.clamp(x, min=0)`"
+            )
     if min is not None:
         value = maximum(value, min)
     return value if max is None else minimum(value, max)
@@ -235,8 +237,8 @@ def clamp(
 def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
     """Return `left` where the condition is true and `right` elsewhere, all three broadcast.
 
-    A number takes the dtype of the other choice. Raises `GraphError` where the condition is not
-    of dtype bool, and where the choices differ in dtype or the shapes do not fit.
+    A number takes the dtype of the other choice. Raises `GraphError` if the condition is not of
+    dtype bool, and if the choices differ in dtype or the shapes do not fit.
     """
     graph = current_graph()
     with refusing("where", condition, left, right):

@@ -29,7 +29,7 @@ def call(
 
     Lists among the arguments are taken apart. Inside a subgraph that leaves out a `weight_prefix`
     itself, a `prefix` that begins with it stays open as that does, and is that where none is given
-    for a subgraph that leaves out the same. Raises `GraphError` where the arguments are not of the
+    for a subgraph that leaves out the same. Raises `GraphError` if the arguments are not of the
     subgraph's input types, with one size for each name of a dimension; for a graph that was not
     built inside of this one, or calls it; without a prefix for weights that are placeholders; and
     with one for weights that have full names.
@@ -55,7 +55,7 @@ def _require_callable(graph: Graph, subgraph: Any) -> None:
     """Raise `GraphError` unless a graph may call this one."""
     if not hasattr(subgraph, "subgraphs"):
         raise GraphError(
-            f"{subgraph!r} is not a graph", hint="`Graph.add_subgraph` makes one to be called"
+            f"{subgraph!r} is not a graph", hint="use `Graph.add_subgraph` to make a subgraph"
         )
     open_graphs = graphs.get()
     if any(subgraph is one for one in open_graphs):
@@ -63,30 +63,31 @@ def _require_callable(graph: Graph, subgraph: Any) -> None:
     if not any(subgraph is one for outer in open_graphs for one in outer.subgraphs.values()):
         raise GraphError(
             f"`{subgraph.name}` is not a subgraph of graph `{graph.name}`",
-            hint="`Module.build_subgraph` and `Graph.add_subgraph` make them in the open graph",
+            hint="use `Module.build_subgraph` or `Graph.add_subgraph` in the open graph",
         )
     if calls(subgraph, graph):
         raise GraphError(
-            f"`{subgraph.name}` calls graph `{graph.name}`, which would call itself by it",
-            hint="graphs call each other in one direction only",
+            f"`{subgraph.name}` calls graph `{graph.name}`, so the graph would call itself",
+            hint="calls between graphs must not form a cycle",
         )
 
 
 def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: bool) -> None:
-    """Raise `GraphError` where it is not said, or in vain, which layer's weights are meant."""
+    """Raise `GraphError` if it is not said, or in vain, which layer's weights are meant."""
     names = weight_names(subgraph)
     is_open = any(name.is_placeholder for name in names)
     if is_open and not prefix:
         raise GraphError(
-            f"the weights of subgraph `{subgraph.name}` are placeholders, and no prefix is given",
-            hint="supply a matching prefix, such as "
-            f'`ops.call(..., prefix="{subgraph.weight_prefix}")`',
+            f"the weights of subgraph `{subgraph.name}` are placeholders, but no prefix is given",
+            hint="supply a matching prefix, such as `ops.call(..., "
+            f'prefix="{subgraph.weight_prefix}")`',
         )
     if prefix and names and not is_open and not subgraph.weight_prefix:
         raise GraphError(
-            f"the weights of subgraph `{subgraph.name}` have full names, which the prefix "
-            f"`{prefix}` does not change",
-            hint="build it with the weight_prefix that its weights' names start with",
+            f"the weights of subgraph `{subgraph.name}` have full names, so the prefix "
+            f"`{prefix}` has no effect",
+            hint="build the subgraph with the weight_prefix that the names of its weights "
+            "start with",
         )
     for name in sorted(names):
         called = name.add_prefix(prefix, stays_open=stays_open)
@@ -113,7 +114,7 @@ def infer_call(
     if not subgraph.outputs:
         raise GraphError(
             f"subgraph `{subgraph.name}` has no outputs",
-            hint="end it with `.output(...)` before it is called",
+            hint="call `.output(...)` on it before calling it",
         )
     if len(types) != len(expected):
         raise GraphError(
@@ -124,9 +125,9 @@ def infer_call(
         _bind_names(given, wanted, dims)
     for number, (given, wanted) in enumerate(zip(types, expected, strict=True)):
         if given != wanted.substitute(dims):
-            sizes = "".join(f", {name} being {dim}" for name, dim in dims.items())
+            sizes = "".join(f", with {name} = {dim}" for name, dim in dims.items())
             raise GraphError(
-                f"input {number} of subgraph `{subgraph.name}` is {wanted}{sizes}, not {given}"
+                f"input {number} of subgraph `{subgraph.name}` must be {wanted}{sizes}, not {given}"
             )
     return tuple(value.type.substitute(dims) for value in subgraph.outputs)
 
@@ -135,7 +136,7 @@ CALL = Op("call", infer_call)
 
 
 def _bind_names(given: TensorType, wanted: TensorType, dims: dict[str, Dim]) -> None:
-    """Note what each name among the wanted dimensions stands for, where it stands alone."""
+    """Note what each name among the wanted dimensions represents, where it stands alone."""
     for size, dim in zip(given.shape, wanted.shape, strict=False):
         for symbol in dim.symbols:
             if dim == symbol:

@@ -104,16 +104,16 @@ def infer_allgather(
     if sizes is None:
         if count > len(values):
             raise GraphError(
-                f"nothing says the sizes of {count - len(values)} ranks that are elsewhere",
-                hint="`sizes` are those of all ranks along the axis",
+                f"the sizes of the {count - len(values)} ranks in other processes are not given",
+                hint="`sizes` needs the size of every rank along the axis",
             )
         sizes = Shape([value.shape[place] for value in values])
     own = [value.shape[place] for value in values]
     starts = range(0, count, len(values)) if first is None else [first]
     if len(sizes) != count or own not in [[*sizes[at : at + len(own)]] for at in starts]:
         raise GraphError(
-            f"sizes {sizes.text} are not those of {count} ranks with {Shape(own).text} here",
-            hint="one for each rank, in their order",
+            f"sizes {sizes.text} do not match {count} ranks with {Shape(own).text} in this process",
+            hint="give one size per rank, in order",
         )
     total = sum(sizes, start=Dim(0))
     shape = Shape([*joined.shape[:place], total, *joined.shape[place + 1 :]])
@@ -178,13 +178,14 @@ def infer_reduce_scatter(
         sizes = _divide_evenly(shape[place], count)
     if len(sizes) != count or sum(sizes, start=Dim(0)) != shape[place]:
         raise GraphError(
-            f"sizes {sizes.text} are not those of {count} parts of {shape[place]}",
-            hint="one for each rank, in their order",
+            f"sizes {sizes.text} do not match {count} shards of {shape[place]}",
+            hint="give one size per rank, in order",
         )
     if first is None:
         if count > len(values) and any(size != sizes[0] for size in sizes):
             raise GraphError(
-                f"the parts {sizes.text} are not of one size, and nothing says which are here",
+                f"the shards {sizes.text} have different sizes, and the ranks of this "
+                "process are not given",
                 hint="`first` is the number of the first rank in this process",
             )
         first = 0
@@ -244,7 +245,7 @@ def _require_same_shape(values: Sequence[TensorType]) -> None:
     require_number(*values)
     if any(value.shape != values[0].shape for value in values):
         raise GraphError(
-            "their shapes are not equal", hint="each rank has a summand of every element"
+            "the shapes of the ranks differ", hint="each rank must have a value for every element"
         )
 
 
@@ -252,7 +253,7 @@ def _divide_evenly(size: Dim, count: int) -> Shape:
     """Return the sizes of parts, of which the first ones get one more."""
     if not size.is_static:
         raise GraphError(
-            f"{size} cannot be shared out among {count} ranks before it is known",
-            hint="`sizes` may be arithmetic of names that adds up to it",
+            f"{size} cannot be divided among {count} ranks before the size is defined",
+            hint="`sizes` may be expressions of names that add up to it",
         )
     return Shape([stop - start for start, stop in shares(int(size), count)])

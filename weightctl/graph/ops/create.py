@@ -43,10 +43,10 @@ __all__ = ["CONSTANT", "DIMS", "RANGE", "arange", "constant", "dims", "range"]
 def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceRef = CPU) -> Value:
     """Return the numbers of an array, a buffer, a nested list or a scalar, on a device.
 
-    Arrays are copied; a `Buffer` is kept as it is. Arrays keep their dtype unless another is
-    given; Python's numbers are bool, int64 or float32.
-    The numbers move to the device when the graph runs. Raises `GraphError` where a number does
-    not fit the dtype: one with a fraction in integers, one that is too large, any in bool.
+    Arrays are copied; a `Buffer` is kept as it is. Arrays keep their dtype unless another is given;
+    Python's numbers are bool, int64 or float32. The numbers move to the device when the graph runs.
+    Raises `GraphError` if a number does not fit the dtype: one with a fraction in integers, one
+    that is too large, any in bool.
     """
     with refusing("constant"):
         data = _make_buffer(value, None if dtype is None else as_dtype(dtype))
@@ -71,12 +71,14 @@ def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
     """Return the error for what has a dtype of NumPy that is not a `DType`."""
     if isinstance(value, int):
         return GraphError(
-            f"{reprlib.repr(value)} takes more than 64 bits", hint="a float is larger: `2.0**70`"
+            f"{reprlib.repr(value)} needs more than 64 bits",
+            hint="use a float for larger numbers: `2.0**70`",
         )
-    what = f"NumPy's {kind}" if kind.kind != "O" else "Python's objects"
+    what = f"the NumPy dtype {kind}" if kind.kind != "O" else "Python objects"
     return GraphError(
-        f"{type(value).__name__} is not a number, nor an array of numbers, but of {what}",
-        hint="numbers, nested lists of them, and arrays whose dtype is a DType are",
+        f"{type(value).__name__} is not a number or an array of numbers: its elements are "
+        f"of {what}",
+        hint="use numbers, nested lists of numbers, or arrays whose dtype is a DType",
     )
 
 
@@ -97,25 +99,27 @@ def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
             else value
         )
     except (BufferError, EncodingError, ValueError) as error:
-        raise GraphError(str(error), hint="rows of a nested list are of one length") from error
+        raise GraphError(
+            str(error), hint="all rows of a nested list must have the same length"
+        ) from error
     is_python_float = dtype is None and array.dtype == np.float64
     return _convert_array(array, DType.float32) if is_python_float else array
 
 
 def _convert_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """Return an array in another dtype; `GraphError` where that loses more than rounding."""
+    """Return an array in another dtype; raises `GraphError` if that loses more than rounding."""
     from weightctl.codecs.scalar import convert, numpy_dtype, overflow
 
     if not array.size:  # an empty list is of any dtype
         return array.astype(numpy_dtype(dtype))
     given = f"{array.item()}" if array.size == 1 else "numbers"
-    given = f"{given} of {array.dtype} cannot become {dtype.value}"
+    given = f"{given} of {array.dtype} cannot be converted to {dtype.value}"
     if dtype is DType.bool:
-        raise GraphError(given, hint="compare the tensor, such as `x != 0`")
+        raise GraphError(given, hint="use a comparison, such as `x != 0`")
     if dtype.is_integer and array.dtype.kind not in "iub":
         raise GraphError(
-            f"{given}: it may have a fraction",
-            hint="cast the tensor beside it to a float dtype, or give an integer",
+            f"{given}: the result may have a fraction",
+            hint="cast the other operand to a float dtype, or use an integer",
         )
     try:
         converted = convert(array, dtype)
@@ -123,7 +127,7 @@ def _convert_array(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
         raise GraphError(f"{given}: {error.message}") from error
     if overflow(array, converted):
         raise GraphError(
-            f"{given}: it is too large", hint="infinity is `math.inf`; or use a wider dtype"
+            f"{given}: the value is too large", hint="use a wider dtype, or `math.inf` for infinity"
         )
     return converted
 
@@ -195,7 +199,9 @@ def arange(
     `end` is torch's word for `stop`.
     """
     if end is not None and stop is not None:
-        raise GraphError("`stop` and `end` are the same, and both are given", hint="give one")
+        raise GraphError(
+            "`stop` and `end` are the same argument, and both are given", hint="use one of them"
+        )
     return range(start, end if stop is None else stop, step, dtype=dtype, device=device)
 
 
@@ -204,14 +210,14 @@ def infer_range(
 ) -> TensorType:
     """Return the type of the numbers."""
     if step == 0:
-        raise GraphError("a step of 0 never arrives", hint="1 is the step from one to the next")
+        raise GraphError("the step of a range cannot be 0", hint="the default step is 1")
     low, high = (start, stop) if step > 0 else (stop, start)
     made = TensorType(dtype, [_count_numbers(low, high, abs(step))], device)
     require_number(made)
     if isinstance(start, int) and isinstance(stop, int):
         beyond = _find_unheld(start, stop, step, dtype)
         if beyond is not None:
-            raise GraphError(f"{dtype.value} does not hold {beyond}", hint="give a wider dtype")
+            raise GraphError(f"{dtype.value} cannot hold {beyond}", hint="use a wider dtype")
     return made
 
 
@@ -222,7 +228,7 @@ def lower_range(*, start: int, stop: int, step: int, dtype: DType, device: Devic
     beyond = _find_unheld(start, stop, step, dtype)
     if beyond is not None:
         raise EngineError(
-            f"{dtype.value} does not hold {beyond}", hint="give the range a wider dtype"
+            f"{dtype.value} cannot hold {beyond}", hint="use a wider dtype for the range"
         )
     # torch refuses to go the wrong way; Python gives no numbers.
     end = max(start, stop) if step > 0 else min(start, stop)
@@ -242,18 +248,17 @@ def _read_bound(value: DimLike) -> _Bound:
 
 
 def _read_integer(value: object) -> int:
-    """Return a whole number; `GraphError` for what is not one."""
+    """Return an integer; raises `GraphError` if the value is not one."""
     if not isinstance(value, SupportsIndex):
         raise GraphError(
-            f"{value!r} is not a whole number",
-            hint="whole steps become fractions by arithmetic: "
-            "`ops.arange(4).cast(DType.float32) * 0.25`",
+            f"{value!r} is not an integer",
+            hint="for fractional steps, use arithmetic: `ops.arange(4).cast(DType.float32) * 0.25`",
         )
     return index(value)
 
 
 def _find_unheld(start: int, stop: int, step: int, dtype: DType) -> int | None:
-    """Return a number of the range that a dtype cannot hold, None where it holds all."""
+    """Return a number of the range that a dtype cannot hold, None if it holds all."""
     numbers = builtins.range(start, stop, step)
     low, high = _HOLDS[dtype]
     ends = (numbers[0], numbers[-1]) if numbers else ()

@@ -1,4 +1,4 @@
-"""Tensors of all ranks, of which some may be in other processes, for the collectives.
+"""Tensors of all ranks for the collectives; some ranks may be in other processes.
 
 A process has as many ranks as every other; those of the first come first.
 """
@@ -34,46 +34,53 @@ _RUN_BY = (
 
 
 def count_ranks(here: Sequence[object], ranks: int | None) -> int:
-    """Return how many ranks there are: those here, where nothing else is said."""
+    """Return the number of ranks, by default those in this process."""
     return len(here) if ranks is None else ranks
 
 
 def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | None = None) -> int:
-    """Return how many ranks there are.
+    """Return the number of ranks.
 
-    Raises `GraphError` for none, for a fraction of a process, and where no process begins
-    with the rank that is to be the `first` here.
+    Raises `GraphError` for none, for a fraction of a process, and if no process begins with the
+    rank that is to be the `first` here.
     """
     if not types:
-        raise GraphError("no rank has a value", hint="give one for each rank that is here")
+        raise GraphError(
+            "the list of values is empty", hint="give one value for each rank in this process"
+        )
     given: Any = count_ranks(types, ranks)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1 or given % len(types):
         raise GraphError(
-            f"{given!r} ranks, of which {len(types)} are here, are not a whole number of processes",
-            hint="`ranks` is how many there are in all processes, as many in each",
+            f"{given!r} ranks with {len(types)} in this process are not a whole number of "
+            "processes",
+            hint="`ranks` is the number of ranks in all processes; each process has the same "
+            "number",
         )
     if first is not None and first not in range(0, given, len(types)):
-        raise GraphError(f"rank {first} of {given} is not the first of {len(types)} here")
+        raise GraphError(
+            f"rank {first} of {given} cannot be the first of {len(types)} in a process"
+        )
     return given
 
 
 def find_first_rank(here: int, ranks: int) -> int:
     """Return the number of the first rank in this process.
 
-    Raises `EngineError` where there are not just the processes for all ranks.
+    Raises `EngineError` if there are not just the processes for all ranks.
     """
     if here == ranks:
         return 0
     from torch import distributed
 
-    described = f"of {ranks} ranks {'1 is' if here == 1 else f'{here} are'} here"
+    described = f"{here} of {ranks} ranks {'is' if here == 1 else 'are'} in this process"
     if not distributed.is_available() or not distributed.is_initialized():
-        raise EngineError(f"{described}, and this process has joined no others", hint=_RUN_BY)
+        raise EngineError(f"{described}, and it is not in a process group", hint=_RUN_BY)
     count = distributed.get_world_size()
     if count * here != ranks:
         raise EngineError(
-            f"{described}, and there are {count} processes, which makes {count * here}",
-            hint=f"torchrun --nproc-per-node {ranks // here} starts as many as are wanted",
+            f"{described}, but the {count} processes have {count * here} ranks in total",
+            hint="start the right number of processes with torchrun --nproc-per-node "
+            f"{ranks // here}",
         )
     return distributed.get_rank() * here
 
@@ -89,8 +96,8 @@ def gather_tensors(
     """Return the tensors of all ranks, of these shapes, each process's on its first one's device.
 
     `op` is what is done with them. `first` is the rank that this process's graph begins with, where
-    that was said. Raises `EngineError` in all processes where they do not have what fits together,
-    and where one of them gives no answer.
+    that was said. Raises `EngineError` in all processes if they do not have what fits together, and
+    if one of them gives no answer.
     """
     own = find_first_rank(len(here), ranks)
     if len(here) == ranks:
@@ -123,17 +130,17 @@ def gather_tensors(
 def _find_misfit(
     here: Sequence[Tensor], shapes: Sequence[Sequence[int]], own: int, first: int | None
 ) -> EngineError | None:
-    """Return the error of a process that lacks what it was to have, None where it has that."""
+    """Return the error of a process that lacks what it was to have, None if it has that."""
     if first not in {None, own}:
         return EngineError(
-            f"rank {own} is the first in this process, and the graph was built for {first}",
-            hint="each process builds the graph of its own ranks",
+            f"the first rank in this process is {own}, but the graph was built for {first}",
+            hint="each process must build the graph of its own ranks",
         )
     for tensor, shape in zip(here, shapes, strict=False):
         if tuple(tensor.shape) != tuple(shape):
             return EngineError(
-                f"a value of shape {list(tensor.shape)} is here where {list(shape)} should be",
-                hint="`sizes` are those of all ranks, in their order",
+                f"a value has shape {list(tensor.shape)} instead of {list(shape)}",
+                hint="`sizes` needs the size of every rank, in order",
             )
     return None
 
@@ -174,13 +181,15 @@ def _exchange(
                 raise refusal
             if not int(note[0]):
                 raise EngineError(
-                    f"process {process} of {count} has refused to go on", hint="its error says why"
+                    f"process {process} of {count} stopped with an error",
+                    hint="see the error of that process",
                 )
             if int(note[1]) != kind:
                 raise EngineError(
-                    f"process {process} of {count} has other shapes, another dtype or another "
-                    f"step than this one, which is at {described}",
-                    hint="give every process the same inputs, and the same graph but for its ranks",
+                    f"process {process} of {count} has another shape, dtype or step than "
+                    f"this process, which is at {described}",
+                    hint="give every process the same inputs and the same graph, apart from "
+                    "its ranks",
                 )
         received = [torch.empty_like(sent) for _ in range(count)]
         gather(received, sent)
@@ -188,8 +197,8 @@ def _exchange(
         if isinstance(error, EngineError):
             raise
         raise EngineError(
-            f"no answer came from all of the {count} processes ({explain(error)})",
-            hint="has one of them failed? its own error says why",
+            f"not all of the {count} processes answered ({explain(error)})",
+            hint="check whether a process failed; its own error gives the reason",
         ) from error
     return received
 

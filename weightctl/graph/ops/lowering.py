@@ -22,14 +22,14 @@ __all__ = ["decode_blocks", "dtype_of", "require_inside", "torch_device", "torch
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Return the torch dtype of single numbers of a `DType`.
 
-    Raises `EngineError` where torch has none: float4, and what a torch of this age lacks.
+    Raises `EngineError` if torch has none: float4, and what a torch of this age lacks.
     """
     import torch
 
     found = getattr(torch, dtype.value, None)
     if not isinstance(found, torch.dtype):
         raise EngineError(
-            f"torch has no tensors of {dtype.value}",
+            f"torch does not support {dtype.value}",
             hint="cast to bfloat16 or float32, or install a newer torch",
         )
     return found
@@ -52,7 +52,8 @@ def dtype_of(dtype: torch.dtype) -> DType:
     name = str(dtype).removeprefix("torch.")
     if name not in DType.__members__:
         raise EngineError(
-            f"tensors of {dtype} have no DType", hint="convert the tensor with `.to(torch.float32)`"
+            f"no DType matches tensors of {dtype}",
+            hint="convert the tensor with `.to(torch.float32)`",
         )
     return DType(name)
 
@@ -66,8 +67,8 @@ def decode_blocks(
     """Return the numbers [..., elements per row] of uint8[..., bytes per row], on the CPU.
 
     `out` is memory for them: a contiguous tensor on the CPU of just as many bytes, whatever its
-    shape and dtype. Raises `EncodingError` for a row that is not a whole number of blocks, and
-    `EngineError` where torch has no tensors of the dtype.
+    shape and dtype. Raises `EncodingError` for a row that does not consist of whole blocks, and
+    `EngineError` if torch has no tensors of the dtype.
     """
     import torch
 
@@ -86,13 +87,13 @@ def decode_blocks(
 
 
 def require_inside(indices: Tensor, count: int) -> None:
-    """Raise `EngineError` for an index of what has `count` rows, from 0, that is none of them."""
+    """Raise `EngineError` for an index outside of `count` rows."""
     if not indices.numel():
         return
     lowest, highest = (int(bound) for bound in indices.aminmax())
     if lowest < 0 or highest >= count:
         outside = highest if highest >= count else lowest
         raise EngineError(
-            f"there is no row {outside}",
-            hint=f"there are {count}, counted from 0" if count else "there are none",
+            f"row {outside} does not exist",
+            hint=f"the table has rows 0 to {count - 1}" if count else "the table has no rows",
         )

@@ -39,8 +39,8 @@ def infer_rms_norm(
         require_same_dtype(x, weight)
         if weight.shape != x.shape[-1:]:
             raise GraphError(
-                f"the weight is not [{x.shape[-1]}]",
-                hint="it has a number for each element of the last dimension",
+                f"the shape of the weight is not [{x.shape[-1]}]",
+                hint="the weight needs one element for each element of the last dimension",
             )
     return x
 
@@ -85,8 +85,8 @@ def infer_layer_norm(x: TensorType, *scales: TensorType, epsilon: float) -> Tens
         require_same_dtype(x, scale)
         if scale.shape != x.shape[-1:]:
             raise GraphError(
-                f"weight and bias are not [{x.shape[-1]}] both",
-                hint="they have a number for each element of the last dimension",
+                f"the shapes of weight and bias are not [{x.shape[-1]}]",
+                hint="both need one element for each element of the last dimension",
             )
     return x
 

@@ -16,9 +16,9 @@ class Op(NamedTuple):
     """An operation of graphs, by the `name` that nodes have.
 
     `infer` takes the types of the inputs, and the attributes by name; it returns the type of the
-    result, or a tuple of types, and raises `GraphError` where they do not fit. `lower` takes
-    torch's tensors, and the attributes with a number for each dimension. It is None for what the
-    engine does by itself.
+    result, or a tuple of types, and raises `GraphError` if they do not fit. `lower` takes torch's
+    tensors, and the attributes with a number for each dimension. It is None for what the engine
+    does by itself.
     """
 
     name: str

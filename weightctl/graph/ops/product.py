@@ -26,7 +26,7 @@ def matmul(left: ValueLike, right: ValueLike) -> Value:
     """Return the matrix product of the last two dimensions, the ones before them broadcast.
 
     Shapes are `(..., m, k)` and `(..., k, n)`, giving `(..., m, n)`; a vector on either side is a
-    single row or column, which the result lacks. Raises `GraphError` where the inner dimensions
+    single row or column, which the result lacks. Raises `GraphError` if the inner dimensions
     differ, for scalars, and for integers.
     """
     return apply("matmul", left, right)
@@ -41,8 +41,8 @@ def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
     inner = right.shape[-2] if right.rank > 1 else right.shape[0]
     if left.shape[-1] != inner:
         raise GraphError(
-            f"the inner dimensions are {left.shape[-1]} and {inner}",
-            hint="`x @ w.T` is the product with a weight of shape (outputs, inputs)",
+            f"the inner dimensions {left.shape[-1]} and {inner} differ",
+            hint="for a weight of shape (outputs, inputs), use `x @ w.T`",
         )
     batch = broadcast(left.shape[:-2], right.shape[:-2])
     rows = left.shape[-2:-1]
@@ -61,7 +61,7 @@ MATMUL = Op("matmul", infer_matmul, lower_matmul)
 def einsum(equation: str, *operands: ValueLike) -> Value:
     """Return the sums that an equation such as `bqd,bkd->bqk` asks for.
 
-    A letter stands for a dimension, the same size wherever it stands; those that the right side
+    A letter represents a dimension, the same size wherever it stands; those that the right side
     lacks are summed over. Without `->` the result has the letters that stand once, in the order of
     the alphabet, as NumPy's and torch's. Raises `GraphError` for an equation that does not fit the
     operands, for `...`, and for integers.
@@ -70,8 +70,8 @@ def einsum(equation: str, *operands: ValueLike) -> Value:
         given: Any = equation  # a caller's types are not checked
         if not isinstance(given, str):
             raise GraphError(
-                f"the equation is a string, not {given!r}",
-                hint='`einsum("ij,jk->ik", a, b)`: it comes first',
+                f"the equation must be a string, not {given!r}",
+                hint='for example `einsum("ij,jk->ik", a, b)`, with the equation first',
             )
     return apply("einsum", *operands, equation=equation.replace(" ", ""))
 
@@ -81,8 +81,8 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     left, right = _parse_equation(equation)
     if len(left) != len(operands):
         raise GraphError(
-            f"`{equation}` is for {len(left)} operands, and {len(operands)} were given",
-            hint="a comma stands between the letters of two operands",
+            f"`{equation}` has {len(left)} operands, but {len(operands)} were given",
+            hint="separate the letters of operands with a comma",
         )
     require_same_dtype(*operands)
     require_float(*operands)
@@ -90,20 +90,22 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     for letters, operand in zip(left, operands, strict=True):
         if len(letters) != operand.rank:
             raise GraphError(
-                f"`{letters}` is for {len(letters)} dimensions, {operand} has {operand.rank}",
-                hint="a letter stands for each dimension",
+                f"`{letters}` has {len(letters)} letters, but {operand} has "
+                f"{operand.rank} dimensions",
+                hint="use one letter per dimension",
             )
         for letter, size in zip(letters, operand.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise GraphError(
-                    f"`{letter}` is {sizes[letter]} in one place and {size} in another",
-                    hint="dimensions of one letter are equal",
+                    f"`{letter}` has size {sizes[letter]} in one operand and {size} in another",
+                    hint="dimensions with the same letter must have the same size",
                 )
     unknown = [letter for letter in right if letter not in sizes]
     if unknown or len({*right}) != len(right):
         raise GraphError(
-            f"the right side of `{equation}` has a letter twice, or one that the left side lacks",
-            hint="each of its letters stands on the left side",
+            f"the right side of `{equation}` has a repeated letter, or a letter that is "
+            "not on the left side",
+            hint="use each letter once, and only letters of the left side",
         )
     return replace(operands[0], shape=Shape([sizes[letter] for letter in right]))
 
@@ -125,8 +127,8 @@ def _parse_equation(equation: str) -> tuple[list[str], str]:
     letters = "".join(left)
     if not (letters + right).isascii() or not all(map(str.isalpha, letters + right)):
         raise GraphError(
-            f"`{equation}` is not letters, commas and one `->`",
-            hint="such as `bqd,bkd->bqk`; reshape instead of `...`",
+            f"`{equation}` is not a valid equation: it needs letters, commas and one `->`",
+            hint="for example `bqd,bkd->bqk`; use reshape instead of `...`",
         )
     if not arrow:
         right = "".join(sorted(letter for letter in {*letters} if letters.count(letter) == 1))

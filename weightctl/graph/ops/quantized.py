@@ -38,7 +38,8 @@ def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     if declared is None:
         with refusing("dequantize", value):
             raise GraphError(
-                "it is not a quantized weight", hint="`cast` changes the dtype of other values"
+                "the value is not a quantized weight",
+                hint="use `cast` to change the dtype of other values",
             )
     original: TensorType = declared.attributes["original"]
     wanted = original.dtype if dtype is None else as_dtype(dtype)
@@ -78,8 +79,8 @@ def infer_dequantize(
     """Return the type of the numbers."""
     if not dtype.is_float:
         raise GraphError(
-            f"the numbers of {blocks} in {encoding.name} are floats, not {dtype.value}",
-            hint="dequantize to float32 and cast that",
+            f"the values of {blocks} in {encoding.name} are floats, not {dtype.value}",
+            hint="dequantize to float32, then cast the result",
         )
     return TensorType(dtype, shape, device)
 
@@ -120,7 +121,7 @@ def infer_embedding(
     """Return the type of the rows."""
     if weight.rank != 2:
         raise GraphError(
-            f"the table has {weight.rank} dimensions, not 2: [rows, dim]", hint="reshape it"
+            f"the table must have 2 dimensions, [rows, dim], not {weight.rank}", hint="reshape it"
         )
     require_integer(ids)
     width = weight.shape[-1]
@@ -137,7 +138,7 @@ def lower_embedding(
     dtype: DType | None = None,
     device: DeviceRef | None = None,
 ) -> Tensor:
-    """Return a copy of the rows; `EngineError` for an id that the table has no row for."""
+    """Return a copy of the rows; raises `EngineError` for an id that the table has no row for."""
     from torch.nn import functional
 
     # Blocks stay on the CPU, whatever the device of their numbers.

@@ -113,9 +113,9 @@ def _drop_axis(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
 
 
 def _require_elements(x: TensorType, axis: int | None) -> None:
-    """Raise `GraphError` where there is nothing to choose from."""
+    """Raise `GraphError` if there is nothing to choose from."""
     if (x.shape.size if axis is None else x.shape[resolve_axis(x.rank, axis)]) == 0:
-        raise GraphError("of no elements none is the largest or the smallest")
+        raise GraphError("an empty axis has no largest or smallest element")
 
 
 def lower_reduce(x: Tensor, *, function: str, axis: int | None, keepdims: bool) -> Tensor:
@@ -164,8 +164,8 @@ def top_k(
 ) -> tuple[Value, Value]:
     """Return the `k` largest elements along an axis (-1), largest first, and their int64 indices.
 
-    Which of equal elements comes first is not settled. Raises `GraphError` where the axis is
-    known to have fewer than `k`.
+    Which of equal elements comes first is not settled. Raises `GraphError` if the axis is known to
+    have fewer than `k`.
     """
     with sizing("top_k", x):
         count = Dim(k)

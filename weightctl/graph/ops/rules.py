@@ -49,8 +49,8 @@ def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
     for axis, (one, other) in enumerate(zip(left[missing:], right, strict=True)):
         if 1 not in (one, other) and one != other:
             raise GraphError(
-                f"dimension {axis - len(right)} is {one} on one side and {other} on the other",
-                hint="dimensions must be equal, or one of them 1",
+                f"dimension {axis - len(right)} is {one} in one operand and {other} in the other",
+                hint="dimensions must be equal, or one of them must be 1",
             )
         dims.append(other if one == 1 else one)
     return Shape(dims)
@@ -64,20 +64,21 @@ def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) ->
         fits = False
     if not fits:
         raise GraphError(
-            f"{what} {Shape(shape).text} does not broadcast to {Shape(wanted).text}",
-            hint="counted from the last, each dimension should be 1 or the one wanted",
+            f"{what} {Shape(shape).text} cannot be broadcast to {Shape(wanted).text}",
+            hint="counted from the last, each dimension must be 1 or the wanted size",
         )
 
 
 def require_same_dtype(*types: TensorType) -> DType:
-    """Return the one dtype of several operands; `GraphError` where they differ."""
+    """Return the one dtype of several operands; raises `GraphError` if they differ."""
     first = types[0].dtype
     for kind in types[1:]:
         if kind.dtype is not first:
             narrow, wide = sorted((first, kind.dtype), key=_precedence)
             raise GraphError(
-                f"{first.value} and {kind.dtype.value} do not mix",
-                hint=f"dtypes are not promoted: `.cast({wide!r})` the operand of {narrow.value}",
+                f"{first.value} and {kind.dtype.value} cannot be combined",
+                hint=f"dtypes are not promoted automatically: use `.cast({wide!r})` on the "
+                f"{narrow.value} operand",
             )
     return first
 
@@ -92,11 +93,12 @@ def _precedence(dtype: DType) -> tuple[int, int, bool]:
 def choose_axis(axis: int | None, dim: int | None) -> int | None:
     """Return the axis that is given, as `axis` or as torch calls it, `dim`.
 
-    Raises `GraphError` where both are given.
+    Raises `GraphError` if both are given.
     """
     if axis is not None and dim is not None:
         raise GraphError(
-            f"axis={axis} and dim={dim} are both given", hint="they are two names for one argument"
+            f"axis={axis} and dim={dim} are both given",
+            hint="use one of them; they are two names for the same argument",
         )
     return dim if axis is None else axis
 
@@ -106,8 +108,8 @@ def require_float(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype not in FLOATS:
             raise GraphError(
-                f"{kind.dtype.value} is not a floating-point number to compute with",
-                hint="`.cast(DType.float32)` first",
+                f"the operation needs a float dtype, not {kind.dtype.value}",
+                hint="use `.cast(DType.float32)` first",
             )
 
 
@@ -116,8 +118,8 @@ def require_integer(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype not in INTEGERS:
             raise GraphError(
-                f"{kind.dtype.value} is not an integer to compute with",
-                hint="`.cast(DType.int64)` first",
+                f"the operation needs an integer dtype, not {kind.dtype.value}",
+                hint="use `.cast(DType.int64)` first",
             )
 
 
@@ -127,7 +129,8 @@ def require_number(*types: TensorType) -> None:
         if kind.dtype not in FLOATS | INTEGERS:
             nearest = DType.float32 if kind.dtype.is_float else DType.int64
             raise GraphError(
-                f"{kind.dtype.value} is not computed with", hint=f"`.cast({nearest!r})` first"
+                f"the operation does not support {kind.dtype.value}",
+                hint=f"use `.cast({nearest!r})` first",
             )
 
 
@@ -136,23 +139,26 @@ def require_bool(*types: TensorType) -> None:
     for kind in types:
         if kind.dtype is not DType.bool:
             raise GraphError(
-                f"{kind.dtype.value} is not a truth value", hint="compare it, such as `x != 0`"
+                f"the operation needs bool, not {kind.dtype.value}",
+                hint="use a comparison, such as `x != 0`",
             )
 
 
 def require_rank(kind: TensorType, at_least: int) -> None:
     """Raise `GraphError` for a tensor of fewer dimensions."""
     if kind.rank < at_least:
-        dimensions = "a dimension" if at_least == 1 else f"{at_least} dimensions"
-        raise GraphError(f"it takes a tensor of at least {dimensions}, not of {kind.rank}")
+        dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"
+        raise GraphError(f"the operation needs a tensor of at least {dimensions}, not {kind.rank}")
 
 
 def resolve_axis(rank: int, axis: int) -> int:
-    """Return the axis counted from the first; `GraphError` for one that `rank` lacks."""
+    """Return the axis counted from the first; raises `GraphError` for one that `rank` lacks."""
     given: Any = axis
     if isinstance(given, bool) or not isinstance(given, SupportsIndex):
-        raise GraphError(f"an axis is an integer, not {given!r}", hint="-1 is the last")
+        raise GraphError(
+            f"an axis must be an integer, not {given!r}", hint="for example -1 for the last axis"
+        )
     if not -rank <= axis < rank:
         many = f"axes {-rank} to {rank - 1}" if rank else "no axes"
-        raise GraphError(f"there is no axis {axis}: a tensor of rank {rank} has {many}")
+        raise GraphError(f"axis {axis} does not exist: a tensor of rank {rank} has {many}")
     return axis % rank

@@ -36,7 +36,7 @@ def reshape(x: ValueLike, shape: ShapeLike) -> Value:
     """Return the elements in the same order in another shape; one size may be -1: what is left.
 
     Raises `GraphError` unless the numbers of elements are equal whatever size the names of
-    dimensions stand for: [batch, seq, 64] becomes [batch, seq, 4, 16] or ["batch*seq", 64], written
+    dimensions represent: [batch, seq, 64] becomes [batch, seq, 4, 16] or ["batch*seq", 64], written
     `Dim("batch") * "seq"`, but not [batch, 64].
     """
     value = to_numbers(x)
@@ -50,16 +50,16 @@ def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
     if -1 in shape:
         wanted = ", ".join(map(str, shape))
         if shape.count(-1) > 1:
-            raise GraphError(f"[{wanted}] has more than one -1", hint="give all sizes but one")
+            raise GraphError(f"[{wanted}] has more than one -1", hint="only one size can be -1")
         raise GraphError(
-            f"there is no size for -1 in [{wanted}] that gives {x.shape.size} elements",
-            hint="the other sizes should divide the number of elements, also as names",
+            f"no size for -1 in [{wanted}] gives {x.shape.size} elements",
+            hint="the number of elements must be divisible by the other sizes, including names",
         )
     result = Shape(shape)
     if result.size != x.shape.size:
         raise GraphError(
-            f"{result.text} has {result.size} elements, not {x.shape.size}",
-            hint="dimensions are equal where their names are; one size may be -1",
+            f"{result.text} has {result.size} elements, but the tensor has {x.shape.size}",
+            hint="named dimensions are equal only if their names are equal; one size may be -1",
         )
     return replace(x, shape=result)
 
@@ -75,12 +75,12 @@ RESHAPE = Op("reshape", infer_reshape, lower_reshape)
 def _read_shape(shape: ShapeLike) -> _Wanted:
     """Return a shape as it is asked for, with dimensions and -1."""
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
-        raise TypeError(f"a shape is a sequence of dimensions, not {shape!r}")
+        raise TypeError(f"a shape must be a sequence of dimensions, not {shape!r}")
     return tuple(-1 if _is_rest(size) else Dim(size) for size in shape)
 
 
 def _is_rest(size: DimLike) -> bool:
-    """Whether a size is -1, which stands for what is left."""
+    """Whether a size is -1, which represents what is left."""
     return not isinstance(size, Dim | str) and index(size) == -1
 
 
@@ -105,7 +105,7 @@ def _fill_rest(before: Shape, wanted: _Wanted) -> _Wanted:
 def broadcast_to(x: ValueLike, shape: ShapeLike) -> Value:
     """Return the value in a larger shape, its dimensions of size 1 repeated, as NumPy does.
 
-    Raises `GraphError` where a dimension, counted from the last, is neither 1 nor the one wanted.
+    Raises `GraphError` if a dimension, counted from the last, is neither 1 nor the one wanted.
     """
     with sizing("broadcast_to", x):
         wanted = Shape(shape)
@@ -138,8 +138,8 @@ def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
     order = [resolve_axis(x.rank, axis) for axis in axes]
     if sorted(order) != list(range(x.rank)):
         raise GraphError(
-            f"axes {axes} do not name each of {x.rank} dimensions once",
-            hint=f"an order of 0 to {x.rank - 1}",
+            f"axes {axes} do not name each of the {x.rank} dimensions once",
+            hint=f"use each of 0 to {x.rank - 1} once",
         )
     return replace(x, shape=Shape([x.shape[axis] for axis in order]))
 
@@ -178,7 +178,7 @@ def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) 
     with refusing("unsqueeze", x):
         chosen = choose_axis(axis, dim)
         if chosen is None:
-            raise GraphError("the axis is not given", hint="`axis=-1` is the last")
+            raise GraphError("the axis is missing", hint="for example `axis=-1` for the last axis")
     return apply("unsqueeze", x, axis=chosen)
 
 

@@ -58,7 +58,7 @@ def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | No
 def infer_concat(*values: TensorType, axis: int) -> TensorType:
     """Return the type of them all together."""
     if not values:
-        raise GraphError("there is nothing to join", hint="give at least one value")
+        raise GraphError("the list of values is empty", hint="give at least one value")
     first = values[0]
     require_same_dtype(*values)
     place = resolve_axis(first.rank, axis)
@@ -66,7 +66,7 @@ def infer_concat(*values: TensorType, axis: int) -> TensorType:
     for value in values:
         if value.rank != first.rank or _list_others(value, place) != _list_others(first, place):
             raise GraphError(
-                f"their dimensions differ in more than axis {axis}",
+                f"their shapes differ in other axes than {axis}",
                 hint="reshape or broadcast them first",
             )
         total += value.shape[place]
@@ -93,7 +93,7 @@ def split(
 ) -> tuple[Value, ...]:
     """Return the parts of these sizes along `axis` (0), in order.
 
-    Raises `GraphError` unless the sizes add up to the dimension, whatever names stand for.
+    Raises `GraphError` unless the sizes add up to the dimension, whatever names represent.
     """
     with sizing("split", x):
         parts = Shape(sizes)
@@ -114,13 +114,16 @@ def chunk(
         place = resolve_axis(value.rank, choose_axis(axis, dim) or 0)
         if not value.shape[place].is_static:
             raise GraphError(
-                f"dimension {place} is {value.shape[place]}, whose parts have no known sizes",
-                hint="`ops.split` takes sizes with names",
+                f"dimension {place} is {value.shape[place]}, so the sizes of its chunks "
+                "are not defined",
+                hint="use `ops.split`, which takes sizes with names",
             )
         # It may be anything: a caller's types are not checked.
         count: Any = chunks
         if not isinstance(count, SupportsIndex) or integer(count) < 1:
-            raise GraphError(f"{chunks!r} chunks cannot be made", hint="a whole number from 1 on")
+            raise GraphError(
+                f"the number of chunks cannot be {chunks!r}", hint="use an integer of at least 1"
+            )
         size = int(value.shape[place])
         length = max(-(-size // integer(chunks)), 1)
         sizes = [min(length, size - start) for start in range(0, size, length)] or [0]
@@ -135,8 +138,8 @@ def infer_split(x: TensorType, *, sizes: Shape, axis: int) -> tuple[TensorType, 
         total += size
     if not sizes or total != x.shape[place]:
         raise GraphError(
-            f"sizes {sizes.text} add up to {total}, dimension {axis} is {x.shape[place]}",
-            hint="the last size may be written as the dimension less the others",
+            f"sizes {sizes.text} add up to {total}, but dimension {axis} is {x.shape[place]}",
+            hint="the last size can be written as the dimension minus the other sizes",
         )
     before, after = x.shape[:place], x.shape[place + 1 :]
     return tuple(replace(x, shape=Shape([*before, size, *after])) for size in sizes)
@@ -163,9 +166,9 @@ _WHOLE: _Slice = (0, None, 1)
 def slice_tensor(x: ValueLike, index: Any) -> Value:
     """Return `x[index]` for integers, slices with positive steps, None, and an Ellipsis.
 
-    Integers and bounds may be negative or a `Dim`. Bounds beyond a dimension whose size is known
-    are clamped, as Python does. A dimension with a name is taken to reach as far as the bounds say:
-    of [seq], `x[:5]` is [5] and `x[1:]` is [seq - 1], and a graph that is run with a shorter one
+    Integers and bounds may be negative or a `Dim`. Bounds beyond a dimension of fixed size are
+    clamped, as in Python. A dimension with a name is assumed to reach as far as the bounds: of
+    [seq], `x[:5]` is [5] and `x[1:]` is [seq - 1], and a graph that is run with a shorter one
     raises `EngineError`. Raises `GraphError` for an integer that is out of bounds, more items than
     dimensions, and items of other types.
     """
@@ -229,16 +232,16 @@ def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
     for item in index:
         if not _is_item(item):
             raise GraphError(
-                f"{item!r} is not an index",
-                hint="an integer, a slice with a step above 0, None, or `...`; "
-                "`ops.embedding` takes numbers that are values",
+                f"{item!r} is not a valid index",
+                hint="use an integer, a slice with a positive step, None, or `...`; for values "
+                "as indices, use `ops.embedding`",
             )
     missing = rank - sum(1 for item in index if item is not None and item is not ...)
     places = [place for place, item in enumerate(index) if item is ...] or [len(index)]
     if missing < 0:
-        raise GraphError(f"there are {rank - missing} indices for {rank} dimensions")
+        raise GraphError(f"{rank - missing} indices are too many for {rank} dimensions")
     if len(places) > 1:
-        raise GraphError("an index has at most one `...`")
+        raise GraphError("an index can have only one `...`")
     (place,) = places
     return (*index[:place], *[_WHOLE] * missing, *index[place + 1 :])
 
@@ -292,7 +295,9 @@ def _require_index_inside(item: _Bound, size: Dim) -> None:
     if isinstance(item, int) and size.is_static and not -int(size) <= item < int(size):
         raise GraphError(
             f"index {item} is out of bounds for a dimension of {size}",
-            hint=f"{-int(size)} to {int(size) - 1}" if int(size) else "it has no elements",
+            hint=f"use an index from {-int(size)} to {int(size) - 1}"
+            if int(size)
+            else "the dimension is empty",
         )
 
 
@@ -312,7 +317,7 @@ def _to_torch_index(item: Any, size: int) -> int | slice:
     found = slice(start, stop, step)
     if last > first and not 0 <= first < last <= size:
         raise EngineError(
-            f"elements {first} to {last} were asked of a dimension of {size}",
+            f"elements {first} to {last} are out of bounds for a dimension of {size}",
             hint="run the graph with a longer input",
         )
     return found

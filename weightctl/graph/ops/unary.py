@@ -121,7 +121,7 @@ def infer_unary(x: TensorType, *, function: str) -> TensorType:
     else:
         require_float(x)
     if function == "neg" and x.dtype is DType.uint8:
-        raise GraphError("uint8 has no negative numbers", hint="`.cast(DType.int64)` first")
+        raise GraphError("uint8 cannot hold negative values", hint="use `.cast(DType.int64)` first")
     return x
 
 
@@ -155,7 +155,8 @@ def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
     require_float(x)
     if approximate not in _APPROXIMATIONS:
         raise GraphError(
-            f"there is no approximation {approximate!r}", hint=f"use one of {_APPROXIMATIONS}"
+            f"{approximate!r} is not a supported approximation",
+            hint=f"use one of {_APPROXIMATIONS}",
         )
     return x
 
@@ -196,8 +197,8 @@ def _require_one_number(dtype: DType) -> None:
     """Raise `GraphError` for a dtype whose elements are not one real number each."""
     if dtype.is_complex or dtype is DType.float4_e2m1fn:
         raise GraphError(
-            f"{dtype.value} is neither cast nor cast to",
-            hint="convert the weights beforehand, such as by `WeightData.astype`",
+            f"casts from and to {dtype.value} are not supported",
+            hint="convert the weights beforehand, for example with `WeightData.astype`",
         )
 
 

@@ -1,4 +1,4 @@
-"""The base of whole models: they know their inputs, and so make their own graph."""
+"""The base class of whole models, which make their own graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Beside: TypeAlias = "tuple[Value, ...]"
 
 
 class Network(Module):
-    """A whole model, from token ids to what it says of them.
+    """A whole model, from token ids to its output.
 
     `INPUTS` names what it is called with, each int64[batch, seq]. `dtype` is that of its
     activations; the weights may be stored in others.
@@ -37,19 +37,19 @@ class Network(Module):
 
     @abstractmethod
     def begin(self, *args: Any, **kwargs: Any) -> tuple[Value, Beside]:
-        """Return what goes into the first layer, and what every layer is given beside it.
+        """Return the input of the first layer, and the further arguments of every layer.
 
         It takes the inputs; the first of what it gives is [batch, seq, hidden].
         """
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return what a layer of this model makes of what goes into it, in the shape of `x`."""
+        """Return the output of a layer for its input, in the shape of `x`."""
         value: Value = layer(x, *beside)
         return value
 
     @abstractmethod
     def end(self, x: Value) -> Value:
-        """Return the model's output, made of what comes out of the last layer."""
+        """Return the model's output, computed from the output of the last layer."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Value:
         """Return what the model makes of its inputs, in `dtype`."""
@@ -64,7 +64,7 @@ class Network(Module):
         return [TensorType(DType.int64, ("batch", "seq"), device) for _ in self.INPUTS]
 
     def graph(self, name: str | None = None) -> Graph:
-        """Return a graph of the whole model, called `name`, else as its class is."""
+        """Return a graph of the whole model, named `name`, by default after its class."""
         self.name_weights()
         with Graph(name or type(self).__name__.lower(), self.input_types()) as graph:
             graph.output(self(*graph.inputs))
@@ -74,7 +74,7 @@ class Network(Module):
 def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Network:
     """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
 
-    Raises `ArchitectureError` where the checkpoint is not the whole model of its config, as
+    Raises `ArchitectureError` if the checkpoint is not the whole model of its config, as
     `RecognizedModel.check` does.
     """
     model.check()

@@ -38,7 +38,7 @@ _BLOCKS = {"Q4_0": Q4_0.block_dtype, "Q4_1": Q4_1.block_dtype, "Q8_0": Q8_0.bloc
 
 
 class Blocks(Protocol):
-    """A weight of which rectangles can be had as blocks."""
+    """A weight that can be read as blocks, in rectangles."""
 
     @property
     def encoding(self) -> Encoding:
@@ -102,13 +102,13 @@ class Microscaled:
         return ENCODINGS["MXFP4"]
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
-        """Return a rectangle; `ConversionError` for a NaN, which blocks of MXFP4 have none of."""
+        """Return a rectangle; raises `ConversionError` for NaN, which MXFP4 cannot store."""
         codes = _group_rows(self.codes.read(inputs, region), transposed=transposed)
         made = np.empty(codes.shape[:2], MXFP4.block_dtype)
         exponents = self.exponents.read(inputs, region)
         if self.has_nan and bool((exponents == 255).any()):
             raise ConversionError(
-                f"a scale of `{inputs[0].info.name}` is a NaN, which MXFP4 cannot hold",
+                f"a scale of `{inputs[0].info.name}` is NaN, which MXFP4 cannot hold",
                 hint="the checkpoint is damaged",
             )
         first = _firsts(region, transposed=transposed)
@@ -139,7 +139,7 @@ def _sample_scales(
 def block_encoding(
     values: Scaled, bits: int, inputs: Sequence[ReadableTensor], *, middle: int, are_half: bool
 ) -> Encoding | None:
-    """Return in which blocks a weight has exactly its numbers, None where there are none.
+    """Return in which blocks a weight has exactly its numbers, None if there is none.
 
     Numbers are of `bits` bits, with `middle` in their middle. All scales and zeros are read, unless
     `are_half` says that the scales, and the biases, are stored as float16, and there are no zeros.

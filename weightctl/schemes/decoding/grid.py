@@ -31,7 +31,7 @@ class Order:
     groups: int
 
     def read(self, inputs: Sequence[ReadableTensor], first: int, last: int) -> NDArray[np.int64]:
-        """Return the groups of a run of indices; `ConversionError` for any that does not exist."""
+        """Return the groups of a range of indices; raises `ConversionError` if one is invalid."""
         tensor = inputs[self.place]
         size = tensor.info.encoding.size
         raw = np.empty((last - first) * size, np.uint8)
@@ -40,7 +40,8 @@ class Order:
         if groups.size and (groups.min() < 0 or groups.max() >= self.groups):
             wrong = groups[(groups < 0) | (groups >= self.groups)][0]
             raise ConversionError(
-                f"`{tensor.info.name}` has {wrong}, and there are {self.groups} groups",
+                f"`{tensor.info.name}` has the group index {wrong}, but there are "
+                f"{self.groups} groups",
                 hint="the checkpoint is damaged",
             )
         return groups

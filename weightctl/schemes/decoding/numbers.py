@@ -24,7 +24,7 @@ __all__ = ["NumberTable", "PackedNumbers", "PlainNumbers", "Powers", "Ternary"]
 
 
 class NumberTable(Protocol):
-    """A table of numbers of which rectangles can be had."""
+    """A table of numbers that can be read in rectangles."""
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return a rectangle: float32, or integers of 8 bits."""

@@ -38,7 +38,7 @@ class PackingLayout(NamedTuple):
         return 1 if self.whole else self.bits // gcd(self.bits, self.word)
 
     def words_of(self, count: int) -> int:
-        """Return how many words so many numbers fill."""
+        """Return how many words this many numbers fill."""
         if self.whole:
             return -(-count // self.numbers)
         return -(-count * self.bits // self.word)

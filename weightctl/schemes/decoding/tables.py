@@ -22,7 +22,7 @@ _REQUEST = 8 << 10
 
 
 class Region(NamedTuple):
-    """The cells of a table from row `top` to behind the last, `bottom`, and the same of columns."""
+    """The cells of a table from row `top` to after the last, `bottom`, and the same of columns."""
 
     top: int
     bottom: int

@@ -43,7 +43,7 @@ _SETTINGS = ("quantization_config", "quantization", "compression_config")
 
 
 class Settings:
-    """The quantization settings of a config.json, which may be anybody's; empty where it has none.
+    """The quantization settings of a config.json, which may be untrusted; empty if it has none.
 
     Models of text and images may have them with those of the text.
     """
@@ -65,7 +65,7 @@ class Settings:
         return made
 
     def text(self, key: str) -> str:
-        """Return a setting that is text, in lower case; empty where there is none."""
+        """Return a setting that is text, in lower case; empty if there is none."""
         found = self._found.get(key)
         return found.lower() if isinstance(found, str) else ""
 
@@ -133,41 +133,43 @@ class SchemeTensors:
         return self.tensors[1].info
 
     def find(self, *endings: str) -> int | None:
-        """Return the place of the tensor whose name ends so, None where there is none."""
+        """Return the place of the tensor whose name ends so, None if there is none."""
         for place, tensor in enumerate(self.tensors[2:], start=2):
             if tensor.info.name.endswith(endings):
                 return place
         return None
 
     def refuse_others(self, *endings: str) -> None:
-        """Raise `ConversionError` where there are tensors but those that end so."""
+        """Raise `ConversionError` if there are tensors but those that end so."""
         for tensor in self.tensors[2:]:
             if not tensor.info.name.endswith((*endings, *ACTIVATIONS)):
-                raise self.cannot_dequantize(f"`{tensor.info.name}` stands beside it")
+                raise self.cannot_dequantize(
+                    f"it also has `{tensor.info.name}`, which is not supported"
+                )
 
     def cannot_dequantize(self, why: str) -> ConversionError:
         """Return the error for a weight that cannot be dequantized."""
         return ConversionError(
             f"`{self.weight.name}` is stored as {self.weight.label} and cannot be dequantized: "
             f"{why}",
-            hint="start from the unquantized model",
+            hint="use the unquantized model as input",
         )
 
     def raw(self, place: int) -> bytes:
         """Return what a tensor holds, which is small."""
         tensor = self.tensors[place]
         if tensor.info.nbytes > _MOST_READ:
-            raise self.cannot_dequantize(f"`{tensor.info.name}` is of {tensor.info.nbytes} bytes")
+            raise self.cannot_dequantize(f"`{tensor.info.name}` has {tensor.info.nbytes} bytes")
         made = bytearray(tensor.info.nbytes)
         tensor.read_into(0, memoryview(made))
         return bytes(made)
 
     def floats(self, place: int, count: int) -> F32:
-        """Return what a small tensor of so many F32 holds."""
+        """Return what a small tensor of this many F32 holds."""
         info = self.tensors[place].info
         if info.encoding.name != "F32" or info.size != count:
             raise self.cannot_dequantize(
-                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
             )
         return np.frombuffer(self.raw(place), np.float32).copy()
 
@@ -176,7 +178,7 @@ class SchemeTensors:
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
-            raise self.cannot_dequantize(f"`{info.name}` is of {info.encoding}")
+            raise self.cannot_dequantize(f"`{info.name}` is stored as {info.encoding}")
         if columns is None:
             columns = (info.shape[-1] if info.shape else 1) // info.encoding.block
         return Table(place, columns, word)
@@ -187,7 +189,7 @@ class SchemeTensors:
         dtype = info.encoding.dtype
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
         if dtype is None or not is_readable or info.encoding.block != 1:
-            raise self.cannot_dequantize(f"`{info.name}` is of {info.encoding}")
+            raise self.cannot_dequantize(f"`{info.name}` is stored as {info.encoding}")
         table = self.table(place, columns)
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
@@ -199,7 +201,7 @@ class SchemeTensors:
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
             raise self.cannot_dequantize(
-                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
             )
         return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
 
@@ -210,7 +212,7 @@ class SchemeTensors:
         then what divides the length. `axis` is where the settings' groups are.
         """
         if len(shape) != len(counts):
-            raise self.cannot_dequantize(f"scales of shape {[*counts]} are for other axes")
+            raise self.cannot_dequantize(f"scales of shape {[*counts]} do not match its dimensions")
         blocks: list[int] = []
         for place, (length, count) in enumerate(zip(shape, counts, strict=True)):
             distance = place - len(shape)
@@ -228,20 +230,20 @@ class SchemeTensors:
         if count > 0 and length % count == 0:
             return length // count
         raise self.cannot_dequantize(
-            f"nothing says which of {length} elements each of {count} scales is for"
+            f"it has {count} scales for {length} elements, and the block size is not stated"
         )
 
     def per_block(self, place: int, grid: BlockGrid, *, powers: bool = False) -> PerBlock:
         """Return a tensor as the numbers of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
-            raise self.cannot_dequantize(f"`{info.name}` is of shape {list(info.shape)}")
+            raise self.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
         return PerBlock(self.plain(place, grid.counts[-1], powers=powers), grid)
 
     def input_factors(self) -> PerBlock | None:
         """Return what the inputs are multiplied with before the weight is, as ModelOpt's AWQ does.
 
-        None where there is nothing.
+        None if there is nothing.
         """
         place = self.find(".pre_quant_scale")
         if place is None:
@@ -249,7 +251,7 @@ class SchemeTensors:
         columns = self.shape[-1]
         if self.tensors[place].info.size != columns:
             raise self.cannot_dequantize(
-                f"`{self.tensors[place].info.name}` is not of {columns} inputs"
+                f"`{self.tensors[place].info.name}` does not have {columns} elements"
             )
         counts = (*(1 for _ in self.shape[:-1]), columns)
         return self.per_block(place, self.grid(self.shape, counts))
@@ -268,14 +270,14 @@ class SchemeTensors:
         is_fit = info.encoding.name in {"I32", "I64"} and info.shape == (shape[axis],)
         if not is_fit or len(shape) != 2:
             raise self.cannot_dequantize(
-                f"`{info.name}` is {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
             )
         order = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
         if bool((order == -1).all()):
             return self.grid(shape, counts, axis)
         if order.min() < 0 or order.max() >= groups:
             raise self.cannot_dequantize(
-                f"`{info.name}` names groups beyond the {groups} that there are"
+                f"`{info.name}` has a group index that is not in 0 to {groups - 1}"
             )
         one = [*counts]
         one[axis] = 1

@@ -51,7 +51,9 @@ def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
             tensors[name] = StoredTensor(source, name)
     notes: tuple[str, ...] = ()
     if left_out:
-        notes = (f"{len(left_out)} scales of activations are left out, as `{left_out[0]}`",)
+        notes = (
+            (f"{len(left_out)} scales of activations are not written, for example `{left_out[0]}`"),
+        )
     aliases = _aliases(header, tensors, owner)
     return Checkpoint(Derived(source, tensors, header.metadata, aliases, notes))
 
@@ -62,15 +64,17 @@ def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
     for name in header.tensors:
         if name in rest:
             raise ConversionError(
-                f"`{name}` looks like a part of a quantized weight whose shape nothing says",
-                hint="is config.json beside the checkpoint? Else start from the unquantized model",
+                f"`{name}` looks like a part of a quantized weight, but the shape of the "
+                "weight cannot be determined",
+                hint="check that config.json is beside the checkpoint; otherwise use the "
+                "unquantized model as input",
             )
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
     decode = stored.weight.scheme.decode
     if decode is None or not stored.shape:
-        raise stored.cannot_dequantize("weightctl does not know how")
+        raise stored.cannot_dequantize("weightctl does not support this scheme")
     return decode(stored)
 
 
@@ -97,7 +101,7 @@ def _merge(
 def _make_repacking_step(
     stored: SchemeTensors, decoded: Decoding, *, may_read: bool
 ) -> Step | None:
-    """Return the step that makes blocks of a weight; None where they would not be the same."""
+    """Return the step that makes blocks of a weight; None if they would not be the same."""
     values = decoded.values
     if decoded.microscaled is not None:
         return Repacked(stored.weight.label, stored.shape, decoded.microscaled)

@@ -29,7 +29,7 @@ E2M1: tuple[float, ...] = (
 
 
 class WeightValues(Protocol):
-    """A table of the values of a weight of which rectangles can be had."""
+    """A table of the values of a weight that can be read in rectangles."""
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
         """Return a rectangle."""
@@ -40,9 +40,9 @@ class WeightValues(Protocol):
 class Scaled:
     """(number - zero) * scale, in float32, in this order.
 
-    `zero` is added to each of `zeros`, where there are some. `codes` are what numbers stand for
-    where these are codes. The scale of a block is multiplied with that of a larger one, `above`,
-    or divided by it with `is_divided`. Where there are `biases`, they are added; where there are
+    `zero` is added to each of `zeros`, where there are some. `codes` are what numbers represent
+    where these are codes. The scale of a block is multiplied with that of a larger one, `above`, or
+    divided by it with `is_divided`. Where there are `biases`, they are added; where there are
     `factors`, or a `factor`, it is all multiplied with that. With `inverse` it is divided by the
     scale.
     """

@@ -52,7 +52,7 @@ def from_directory(
         card = read_front_matter(readme, NAMES)
     except ValueError as error:
         if tell is not None:
-            tell(f"{readme} {error}; nothing of it goes into the metadata")
+            tell(f"{readme} {error}; its content is not added to the metadata")
     texts = {key: text for key, names in TEXTS.items() if (text := _text(card, names))}
     for text in (_read_stated_name(os.path.join(directory, _CONFIG)), _directory_name(directory)):
         if text:
@@ -72,7 +72,7 @@ def from_directory(
 
 
 def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
-    """Return `135M` for a model of so many numbers, `8x7B` for one with experts.
+    """Return `135M` for a model of this many numbers, `8x7B` for one with experts.
 
     `of_experts` is how many of the numbers are all the experts' together. One expert's and all that
     is shared are what is counted then.
@@ -126,7 +126,7 @@ def _texts(content: object) -> list[str]:
 
 
 def _whole(text: str) -> str:
-    """Return a text in which `?` stands for halves of characters, which no file can hold."""
+    """Return a text in which `?` represents halves of characters, which no file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -1,8 +1,8 @@
 """The facts at the head of a README, between two lines of dashes, in YAML.
 
-Nobody has vouched for them. Every scalar is text here, so `no` is Norwegian and `1.0` is a version;
-nothing is built but texts, lists and mappings; and only keys that are asked for are parsed at all,
-since the results of evaluations can be long.
+They are untrusted. Every scalar is text here, so `no` is Norwegian and `1.0` is a version; nothing
+is built but texts, lists and mappings; and only keys that are asked for are parsed at all, since
+the results of evaluations can be long.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NOTHING = {"", "~", "null", "Null", "NULL"}
 
 
 def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
-    """Return what a file's front matter says for some keys; nothing where there is no such file.
+    """Return what a file's front matter says for some keys; empty if the file does not exist.
 
-    Raises `ValueError`, whose message is a clause about the file, where it cannot be read.
+    Raises `ValueError`, whose message is a clause about the file, if it cannot be read.
     """
     if not os.path.isfile(path):
         return {}
@@ -42,9 +42,9 @@ def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
 
 
 def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
-    """Return what the front matter of a text says for some keys; nothing where there is none.
+    """Return what the front matter of a text says for some keys; nothing if there is none.
 
-    Raises `ValueError` where it is not YAML, too long, or nested too deeply.
+    Raises `ValueError` if it is not YAML, too long, or nested too deeply.
     """
     lines = text.removeprefix("\ufeff").split("\n")
     if not _FENCE.fullmatch(lines[0]):
@@ -59,7 +59,7 @@ def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
         if takes:
             wanted.append(line.replace("\t", "  "))  # YAML wants spaces; people write tabs
     else:
-        raise ValueError("has front matter without an end")
+        raise ValueError("has front matter without an end marker")
     document = "\n".join(wanted)
     if len(document) > _MOST_PARSED:
         raise ValueError(f"has front matter of more than {_MOST_PARSED} characters")
@@ -82,11 +82,13 @@ def _parse_yaml(document: str) -> Any:
         # Builds nothing but str, list and dict, and merges no keys.
         return yaml.load(document, yaml.BaseLoader)  # noqa: S506
     except yaml.YAMLError as error:
-        raise ValueError(f"has front matter that is not YAML: {_first_line(error)}") from error
+        raise ValueError(
+            f"has front matter that is not valid YAML: {_first_line(error)}"
+        ) from error
     except RecursionError as error:
         raise ValueError("has front matter that is nested too deeply") from error
     except OverflowError as error:
-        raise ValueError("has front matter with a character that is none") from error
+        raise ValueError("has front matter with an invalid character") from error
 
 
 def _first_line(error: Exception) -> str:

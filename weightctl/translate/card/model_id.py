@@ -22,7 +22,7 @@ _MOST = 1000  # characters of a name that is worth taking apart
 
 
 class ModelId(NamedTuple):
-    """The parts of a model's name, each None where it does not say."""
+    """The parts of a model's name, each None if it does not say."""
 
     name: str | None = None
     organization: str | None = None

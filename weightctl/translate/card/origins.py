@@ -12,7 +12,7 @@ _ADDRESSES = ("http://", "https://", "ssh://")
 
 
 def origin(written: object, parameters: int = 0) -> dict[str, str]:
-    """Return what a card's entry says; nothing where it is neither text nor a mapping."""
+    """Return what a card's entry says; nothing if it is neither text nor a mapping."""
     if is_object(written):
         return {key: text for key in ENTRY if isinstance(text := written.get(key), str) and text}
     if not isinstance(written, str) or not written:

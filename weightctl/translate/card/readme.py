@@ -20,7 +20,7 @@ _MOST_LISTED = 1000
 
 
 def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
-    """Return a README whose front matter says what the metadata do; None where they say nothing."""
+    """Return a README whose front matter says what the metadata do; None if they say nothing."""
     facts: dict[str, Any] = {}
     for key, names in TEXTS.items():
         if text := _text(metadata, f"general.{key}"):

@@ -43,7 +43,7 @@ _BRACKETS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
 def read_added(document: Mapping[str, Any], where: str) -> dict[int, Mapping[str, Any]]:
     """Return the entries of `added_tokens`, by id.
 
-    Raises `TokenizerError` where one has no id or text.
+    Raises `TokenizerError` if one has no id or text.
     """
     entries = document.get("added_tokens")
     made: dict[int, Mapping[str, Any]] = {}
@@ -51,7 +51,8 @@ def read_added(document: Mapping[str, Any], where: str) -> dict[int, Mapping[str
         token = entry.get("id") if is_object(entry) else None
         if not is_object(entry) or not _is_id(token) or not isinstance(entry.get("content"), str):
             raise TokenizerError(
-                f"{where}: `added_tokens` holds {str(entry)[:200]}, which has no id and content",
+                f"{where}: `added_tokens` has the entry {str(entry)[:200]} without an id "
+                "or content",
                 hint=KEEP_HINT,
             )
         made[token] = entry
@@ -70,14 +71,14 @@ def order_tokens(
 ) -> tuple[list[str], list[int]]:
     """Return tokens and their types in the order of their ids; what has no token is padding.
 
-    Raises `TokenizerError` for an id that is none, or that two tokens have.
+    Raises `TokenizerError` if an id is invalid, or if two tokens have the same id.
     """
     texts: dict[int, str] = {}
     for text, token in vocabulary.items():
         if not _is_id(token) or texts.setdefault(token, text) != text:
             raise TokenizerError(
-                f"{where}: the token {text!r:.200} has the id {token!r:.200}, which is not a "
-                "number of its own",
+                f"{where}: the token {text!r:.200} has the id {token!r:.200}, which is "
+                "not a unique integer",
                 hint=KEEP_HINT,
             )
     count = id_count({*texts, *added}, where)
@@ -94,17 +95,17 @@ def order_tokens(
 def id_count(ids: Collection[int], where: str) -> int:
     """Return how many ids a vocabulary has, those without a token included.
 
-    Raises `TokenizerError` where there are no tokens, or where the largest id is far beyond their
-    number. Known vocabularies leave out a few thousand ids at most.
+    Raises `TokenizerError` if there are no tokens, or if the largest id is far beyond their number.
+    Known vocabularies leave out a few thousand ids at most.
     """
     largest = max(ids, default=-1)
     if not ids:
         raise TokenizerError(f"{where}: the vocabulary has no tokens", hint=KEEP_HINT)
     if largest > 2 * len(ids) + _MAX_HOLES:
         raise TokenizerError(
-            f"{where}: the id {largest} is far beyond a vocabulary of {len(ids)} "
+            f"{where}: the id {largest} is too large for a vocabulary of {len(ids)} "
             f"token{'' if len(ids) == 1 else 's'}",
-            hint=f"the file is damaged: fetch it again from where the checkpoint is from; "
+            hint="the file is damaged: download it again from the source of the checkpoint; "
             f"{KEEP_HINT}",
         )
     return largest + 1

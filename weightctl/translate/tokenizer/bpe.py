@@ -64,7 +64,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Return the document of tokenizer.json.
 
-    Raises `TokenizerError` where the name of the rule is unknown, or the tokens contradict it.
+    Raises `TokenizerError` if the name of the rule is unknown, or the tokens contradict it.
     """
     del model_type
     pre = pre_of(tokenizer)
@@ -98,12 +98,12 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
 
 
 def pre_of(tokenizer: Tokenizer) -> Pre:
-    """Return what a tokenizer's `pre` stands for; raises `TokenizerError` for an unknown name."""
+    """Return what a tokenizer's `pre` represents; raises `TokenizerError` for an unknown name."""
     name = tokenizer.pre or DEFAULT
     if name not in PRES:
         raise TokenizerError(
-            f"`tokenizer.ggml.pre` is `{name}`, a rule for cutting text that is not known",
-            hint=f"its line is missing in weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
+            f"`tokenizer.ggml.pre` is `{name}`, a pre-tokenizer that weightctl does not support",
+            hint=f"support needs a line in weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
         )
     return PRES[name]
 
@@ -115,9 +115,9 @@ def _name(
     names = list(names_of(rule))
     if not names:
         raise TokenizerError(
-            f"{where}: GGUF has no name for this way of cutting text: {show_rule_parts(document)}",
-            hint="llama.cpp would have to know it, and "
-            f"weightctl/translate/tokenizer/pre_names.py to have a line for it; {KEEP_HINT}",
+            f"{where}: GGUF has no name for this pre-tokenizer: {show_rule_parts(document)}",
+            hint="it needs support in llama.cpp and a line in "
+            f"weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
         )
     ignores = bool(model.get("ignore_merges"))
     for name in names:
@@ -126,8 +126,8 @@ def _name(
     if _all_reachable(document, model["vocab"], merges):
         return names[0]  # a piece that is a token is merged to it all the same
     raise TokenizerError(
-        f"{where}: `ignore_merges` is {str(ignores).lower()}, and in GGUF a tokenizer that cuts "
-        f"text like this (`{names[0]}`) has it otherwise",
+        f"{where}: `ignore_merges` is {str(ignores).lower()}, but GGUF's pre-tokenizer "
+        f"for this model (`{names[0]}`) uses the opposite value",
         hint=KEEP_HINT,
     )
 
@@ -144,7 +144,8 @@ def _check_model(model: Mapping[str, Any], where: str) -> None:
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback"):
         if model.get(key):
             raise TokenizerError(
-                f"{where}: `{key}` is {model[key]!r:.200}, which GGUF's byte-level BPE has not",
+                f"{where}: `{key}` is {model[key]!r:.200}, which GGUF's byte-level BPE "
+                "does not support",
                 hint=KEEP_HINT,
             )
 

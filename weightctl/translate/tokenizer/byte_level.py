@@ -55,7 +55,9 @@ def read_merges(merges: Any, where: str) -> tuple[str, ...]:
             ) from error
     strange = next((merge for merge in made if merge.count(" ") != 1), None)
     if strange is not None:
-        raise TokenizerError(f"{where}: the merge {strange!r:.200} is not of two", hint=KEEP_HINT)
+        raise TokenizerError(
+            f"{where}: the merge {strange!r:.200} does not have two tokens", hint=KEEP_HINT
+        )
     return made
 
 
@@ -69,7 +71,7 @@ def check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[s
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise TokenizerError(
-                f"the merge {merge!r:.200} is of what are not tokens",
+                f"the merge {merge!r:.200} has a token that is not in the vocabulary",
                 hint=f"`tokenizer.ggml.merges` is damaged; {KEEP_HINT}",
             )
     return made
@@ -81,8 +83,8 @@ def slow_document(files: TokenizerFiles) -> dict[str, Any]:
     merges = files.text("merges.txt")
     if vocabulary is None or merges is None:
         raise TokenizerError(
-            f"{files.directory}: there is neither a tokenizer.json nor vocab.json and merges.txt",
-            hint=f"fetch them from where the checkpoint is from; {KEEP_HINT}",
+            f"{files.directory}: tokenizer.json is missing, and so are vocab.json and merges.txt",
+            hint=f"download them from the source of the checkpoint; {KEEP_HINT}",
         )
     added = {**(files.document("added_tokens.json") or {})}
     rule = _CLASSES.get(_class_of(files), _CLASSES[_CLASS])

@@ -1,6 +1,6 @@
 """SentencePiece's compiled normalizer: a table of texts and what each of them is replaced with.
 
-The texts are a double array as darts-clone stores it, behind its length in bytes; the replacements
+The texts are a double array as darts-clone stores it, after its length in bytes; the replacements
 follow it, each ended by a zero byte.
 """
 
@@ -30,15 +30,15 @@ class Charsmap:
         size = _WORD.unpack_from(data)[0] if len(data) >= _WORD.size else 0
         if not size or size % _WORD.size or size + _WORD.size >= len(data) or data[-1]:
             raise self._report_damage(
-                f"{len(data)} bytes do not hold a table of {size} and its texts"
+                f"{len(data)} bytes are too few for a table of {size} bytes and its texts"
             )
         self._units = memoryview(data)[_WORD.size : _WORD.size + size]
         self._texts = memoryview(data)[_WORD.size + size :]
 
     def replacement(self, text: str) -> str | None:
-        """Return what a whole text is replaced with, None where the table does not have it.
+        """Return what a whole text is replaced with, None if the table does not have it.
 
-        Raises `TokenizerError` where the table leads out of itself.
+        Raises `TokenizerError` if the table leads out of itself.
         """
         unit = self._unit(0)
         place = _offset(unit)
@@ -52,14 +52,17 @@ class Charsmap:
             return None
         start = self._unit(place) & _VALUE
         if start >= len(self._texts):
-            raise self._report_damage(f"a replacement begins at byte {start} of {len(self._texts)}")
+            raise self._report_damage(
+                f"the replacement at byte {start} is outside of the {len(self._texts)} bytes "
+                "of texts"
+            )
         found = bytes(self._texts[start:]).split(b"\0", 1)[0]
         return found.decode("utf-8", "replace")
 
     def _unit(self, place: int) -> int:
         if place * _WORD.size >= len(self._units):
             raise self._report_damage(
-                f"it leads to entry {place} of {len(self._units) // _WORD.size}"
+                f"entry {place} is outside of the {len(self._units) // _WORD.size} entries"
             )
         unit: int = _WORD.unpack_from(self._units, place * _WORD.size)[0]
         return unit

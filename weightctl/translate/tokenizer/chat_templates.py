@@ -40,7 +40,7 @@ def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
 
 
 def to_config(templates: Mapping[str, str]) -> list[dict[str, str]] | None:
-    """Return what tokenizer_config.json has of several chat templates, None where there is one."""
+    """Return what tokenizer_config.json has of several chat templates, None if there is one."""
     if not set(templates) - {""}:
         return None
     return [

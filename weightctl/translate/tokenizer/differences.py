@@ -47,13 +47,13 @@ _DECODERS: dict[str, dict[str, dict[str, Any] | None]] = {
     "t5": _MARKS_DECODERS,
 }
 _COMPOSES = (
-    "llama.cpp does not compose characters (the normalizer NFC): text with accents of their own, "
-    "as `e\N{COMBINING ACUTE ACCENT}`, becomes other tokens than in transformers"
+    "llama.cpp does not compose characters (the normalizer NFC): text with separate "
+    "accents, such as `é`, is tokenized differently in transformers"
 )
 
 
 def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
-    """Yield where llama.cpp treats text otherwise than the files of a directory say.
+    """Yield where llama.cpp treats text differently from the files of a directory say.
 
     `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
     """
@@ -67,8 +67,8 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
     steps = _steps(document.get("decoder"), "decoders")
     if others := [str(step.get("type")) for step in steps if not _is_listed(step, usual)]:
         yield (
-            "llama.cpp makes text of tokens in its own way, not by the decoder of tokenizer.json "
-            f"({', '.join(others)}): generated text may come out otherwise"
+            f"llama.cpp does not use the decoder of tokenizer.json ({', '.join(others)}): "
+            "generated text may differ"
         )
 
 
@@ -114,25 +114,27 @@ def _of_flags(
         ("rstrip", "behind", having("rstrip"), right),
     ):
         if lost := found - here:
-            hint = " (it drops them where `general.name` has `phi-3` in it)" if as_phi_3 else ""
+            hint = (
+                "  (it removes white space if `general.name` contains `phi-3`)" if as_phi_3 else ""
+            )
             yield (
-                f"transformers drops white space {where} {_join(lost)} (`{flag}`), and llama.cpp "
-                f"keeps it{hint if flag == 'rstrip' else ''}"
+                f"transformers removes white space {where} {_join(lost)} (`{flag}`), but "
+                f"llama.cpp keeps it{hint if flag == 'rstrip' else ''}"
             )
         if gained := here - found:
             yield (
-                f"llama.cpp drops white space {where} {_join(gained)}, because of the model's "
-                f"name, and transformers keeps it"
+                f"llama.cpp removes white space {where} {_join(gained)} because of the "
+                "model's name, but transformers keeps it"
             )
     if words := having("single_word"):
         yield (
-            f"transformers finds {_join(words)} only as a word of its own (`single_word`), and "
-            "llama.cpp inside of words too"
+            f"transformers matches {_join(words)} only as separate words (`single_word`), "
+            "but llama.cpp also matches them inside of words"
         )
     if _rewrites(document) and (normalized := having("normalized")):
         yield (
-            f"transformers looks for {_join(normalized)} in normalized text (`normalized`), and "
-            "llama.cpp in the text as it is"
+            f"transformers matches {_join(normalized)} in normalized text (`normalized`), "
+            "but llama.cpp matches them in the original text"
         )
 
 
@@ -170,8 +172,8 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
         here = [tokenizer.tokens[token]] if puts and token is not None else []
         if list(says or ()) != here:
             yield (
-                f"tokenizer.json puts {_quote(says or ())} {where} a text (post_processor), and "
-                f"llama.cpp {_quote(here)}"
+                f"tokenizer.json adds {_quote(says or ())} {where} a text "
+                f"(post_processor), but llama.cpp adds {_quote(here)}"
             )
 
 

@@ -31,10 +31,10 @@ _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.mo
 def from_directory(
     directory: str, vocabulary: int, model_type: str, name: str = ""
 ) -> Tokenizer | None:
-    """Return the tokenizer of a model's directory, None where it has no file of one.
+    """Return the tokenizer of a model's directory, None if it has no file of one.
 
-    `vocabulary` is the number of rows of the embedding, 0 where it is not known: so many tokens
-    there are, those at the end that nothing stands for being padding. `name` is what GGUF calls the
+    `vocabulary` is the number of rows of the embedding, 0 where it is not known: this many tokens
+    there are, those at the end that nothing represents being padding. `name` is what GGUF calls the
     model; its `notes` say where llama.cpp treats text otherwise. Raises `TokenizerError` for files
     that are damaged, of a kind that is not known, of more tokens than that, or that do to text what
     llama.cpp does not.
@@ -49,7 +49,7 @@ def from_directory(
         return _complete_tokenizer(_match_embedding(tokenizer, vocabulary, directory), files, name)
     except RecursionError as error:
         raise TokenizerError(
-            f"{directory}: what its tokenizer.json says is nested too deeply", hint=KEEP_HINT
+            f"{directory}: tokenizer.json is nested too deeply", hint=KEEP_HINT
         ) from error
 
 
@@ -77,7 +77,8 @@ def _kind_of(document: Mapping[str, Any], files: TokenizerFiles) -> str:
     if kind == "WordPiece":
         return "WordPiece"
     raise TokenizerError(
-        f"{files.path('tokenizer.json')}: a model of type {kind!r:.200} has no form in GGUF",
+        f"{files.path('tokenizer.json')}: GGUF does not support tokenizer models of type "
+        f"{kind!r:.200}",
         hint=KEEP_HINT,
     )
 
@@ -108,13 +109,15 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
         return tokenizer.first(vocabulary)
     if vocabulary < count:
         raise TokenizerError(
-            f"{directory}: the tokenizer has {count} tokens, and the model's embedding "
-            f"{vocabulary} rows",
-            hint=f"the files are of two models: fetch the tokenizer of this one; {KEEP_HINT}",
+            f"{directory}: the tokenizer has {count} tokens, but the model's embedding "
+            f"has {vocabulary} rows",
+            hint="the files belong to different models: download the tokenizer of this model; "
+            f"{KEEP_HINT}",
         )
     if vocabulary > MAX_TOKENS:
         raise TokenizerError(
-            f"{directory}: an embedding of {vocabulary} rows is of no vocabulary", hint=KEEP_HINT
+            f"{directory}: an embedding of {vocabulary} rows is too large for a vocabulary",
+            hint=KEEP_HINT,
         )
     more = range(count, vocabulary)
     scores = tokenizer.scores
@@ -155,5 +158,6 @@ def _check_text(tokenizer: Tokenizer, directory: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:  # JSON can hold halves of characters
         raise TokenizerError(
-            f"{directory}: a token of its tokenizer is not Unicode text: {error}", hint=KEEP_HINT
+            f"{directory}: a token of the tokenizer is not valid Unicode text: {error}",
+            hint=KEEP_HINT,
         ) from error

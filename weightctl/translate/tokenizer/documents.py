@@ -34,8 +34,9 @@ def to_documents(
     """
     if tokenizer.model not in WRITERS:
         raise TokenizerError(
-            f"`tokenizer.ggml.model` is `{tokenizer.model}`, which tokenizer.json has no form for",
-            hint=f"known are {', '.join(WRITERS)}; {KEEP_HINT}",
+            f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be written as "
+            "tokenizer.json",
+            hint=f"supported are {', '.join(WRITERS)}; {KEEP_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
@@ -63,7 +64,7 @@ def _check_unique(tokenizer: Tokenizer) -> None:
     for token, text in enumerate(tokenizer.tokens):
         if seen.setdefault(text, token) != token:
             raise TokenizerError(
-                f"the tokens {seen[text]} and {token} are both {text!r:.200}",
+                f"tokens {seen[text]} and {token} have the same text {text!r:.200}",
                 hint=f"`tokenizer.ggml.tokens` is damaged; {KEEP_HINT}",
             )
 
@@ -96,10 +97,10 @@ def _format_json(document: Any, indent: int | None = None) -> bytes:
         return f"{json.dumps(document, ensure_ascii=False, indent=indent)}\n".encode()
     except RecursionError as error:
         raise TokenizerError(
-            "what the GGUF remembers of its tokenizer is nested too deeply", hint=KEEP_HINT
+            "the tokenizer in the GGUF metadata is nested too deeply", hint=KEEP_HINT
         ) from error
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"a token, or a template, is not Unicode text: {error}",
-            hint=f"the file was written by a faulty tool; {KEEP_HINT}",
+            f"a token or a chat template is not valid Unicode text: {error}",
+            hint=f"a faulty tool wrote the file; {KEEP_HINT}",
         ) from error

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "encoder_of"]
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_HINT = "give token ids instead, which need no tokenizer"
+_HINT = "use token ids instead, which need no tokenizer"
 _PROBE = "a"
 
 
 class Encoder:
     """What a tokenizer.json does to text.
 
-    `first` and `last` are the tokens that it puts around every text, of which either may be none.
-    Raises `TokenizerError` where there is no `tokenizers` library, or it refuses the document;
-    `where` names that in errors.
+    `first` and `last` are the tokens that it puts around every text, either may be empty. Raises
+    `TokenizerError` if there is no `tokenizers` library, or it refuses the document; `where` names
+    that in errors.
     """
 
     def __init__(self, document: bytes, config: Mapping[str, Any], where: str) -> None:
         if find_spec("tokenizers") is None:
             raise TokenizerError(
-                "text is cut into tokens by `tokenizers`, which is not installed",
-                hint="pip install 'weightctl[verify]', or give token ids",
+                "the package `tokenizers`, which splits text into tokens, is not installed",
+                hint="install it with: pip install 'weightctl[verify]', or use token ids",
             )
         from tokenizers import Tokenizer
 
@@ -60,7 +60,7 @@ class Encoder:
         return self._encode(text, is_whole=False)
 
     def text(self, token: int) -> str:
-        """Return what a token stands for, empty where that is nothing."""
+        """Return what a token represents, empty if that is nothing."""
         found = self._call(self._tokenizer.decode, [token], skip_special_tokens=False)
         return str(found)
 
@@ -98,7 +98,8 @@ class Encoder:
             if not panicked and not isinstance(error, Exception):
                 raise
             raise TokenizerError(
-                f"{self._where}: `tokenizers` refuses the tokenizer: {error!s:.300}", hint=_HINT
+                f"{self._where}: the package `tokenizers` rejects the tokenizer: {error!s:.300}",
+                hint=_HINT,
             ) from error
 
 
@@ -107,8 +108,8 @@ def encoder_of(
 ) -> Encoder | None:
     """Return the tokenizer of a GGUF's metadata, else of a model's directory; None without one.
 
-    Raises `TokenizerError` where it is damaged, of a kind that no tokenizer.json can say, or there
-    is no `tokenizers` library.
+    Raises `TokenizerError` if it is damaged, of a kind that no tokenizer.json can say, or there is
+    no `tokenizers` library.
     """
     made = from_metadata(metadata, where)
     if made is None and directory is not None:

@@ -52,7 +52,7 @@ _MOST_NAMED = 8
 
 
 def stops(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens at which llama.cpp ends generation, with the keys that there are."""
+    """Return the tokens at which llama.cpp ends generation, with the existing keys."""
     ids = _ids(tokenizer)
     named = {word: tokenizer.special[word] for word in _END_WORDS if word in tokenizer.special}
     default = _default(tokenizer)
@@ -88,23 +88,23 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
         names = [f"{token} ({tokenizer.tokens[token]!r:.60})" for token in lost]
         count = len(tokenizer.ends)
         raise TokenizerError(
-            f"{directory}: `eos_token_id` has {count} ids, and GGUF has no key left for "
-            f"{join_names(names, _MOST_NAMED)}: llama.cpp would not stop there",
-            hint="take these ids out of `eos_token_id` in generation_config.json and config.json, "
-            "and give llama.cpp their texts as strings to stop at (`--reverse-prompt`); "
-            f"{KEEP_HINT}",
+            f"{directory}: `eos_token_id` has {count} ids, but GGUF has no key for "
+            f"{join_names(names, _MOST_NAMED)}: llama.cpp would not stop at these tokens",
+            hint="remove these ids from `eos_token_id` in generation_config.json and "
+            "config.json, and give their texts to llama.cpp as stop strings "
+            f"(`--reverse-prompt`); {KEEP_HINT}",
         )
     return made
 
 
 def describe_assumed_end(tokenizer: Tokenizer) -> str:
-    """Return a note where no end is given and llama.cpp takes its default; empty where one is."""
+    """Return a note where no end is given and llama.cpp takes its default; empty if one is."""
     default = _default(tokenizer)
     if "eos" in tokenizer.special or default is None:
         return ""
     return (
-        "no `eos_token` or `eos_token_id` says what ends generation: llama.cpp stops at its "
-        f"default, token {default} ({tokenizer.tokens[default]!r:.60})"
+        "no `eos_token` or `eos_token_id` defines the end of generation: llama.cpp stops "
+        f"at its default, token {default} ({tokenizer.tokens[default]!r:.60})"
     )
 
 
@@ -147,6 +147,6 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _default(tokenizer: Tokenizer) -> int | None:
-    """Return the end that llama.cpp takes where no key names one, None where it takes none."""
+    """Return the end that llama.cpp takes where no key names one, None if it takes none."""
     default = DEFAULT_ENDS.get(tokenizer.model)
     return default if default is not None and default < len(tokenizer.tokens) else None

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_HINT", "TokenizerFiles", "open_files", "read_document"]
 
 KEEP_HINT = (
-    "without its files the model becomes a GGUF that takes token ids; `--names keep` converts the "
-    "tensors alone"
+    "without tokenizer files, the GGUF only accepts token ids; to convert only the "
+    'tensors, use --names keep (names="keep" in Python)'
 )
 # The longest known are tokenizer.json files of 260,000 tokens, 35 MB.
 _MAX_SIZE = 300_000_000
-_UNREADABLE = "fetch the file again from where the checkpoint is from"
+_UNREADABLE = "download the file again from the source of the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A directory's tokenizer.json (None where there is none) and tokenizer_config.json."""
+    """A directory's tokenizer.json (None if there is none) and tokenizer_config.json."""
 
     directory: str
     tokenizer: Mapping[str, Any] | None
@@ -42,14 +42,14 @@ class TokenizerFiles:
         return os.path.isfile(self.path(name))
 
     def data(self, name: str) -> bytes | None:
-        """Return the bytes of a file, None where there is none.
+        """Return the bytes of a file, None if there is none.
 
-        Raises `TokenizerError` where it cannot be read or is larger than such a file can be.
+        Raises `TokenizerError` if it cannot be read or is larger than such a file can be.
         """
         return _data(self.path(name))
 
     def text(self, name: str) -> str | None:
-        """Return the text of a file, None where there is none; raises `TokenizerError`."""
+        """Return the text of a file, None if there is none; raises `TokenizerError`."""
         return _text(self.path(name))
 
     def special_tokens(self) -> dict[str, str]:
@@ -69,12 +69,12 @@ class TokenizerFiles:
         return made
 
     def document(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object of a file, None where there is none; raises `TokenizerError`."""
+        """Return the JSON object of a file, None if there is none; raises `TokenizerError`."""
         return read_document(self.directory, name)
 
 
 def open_files(directory: str) -> TokenizerFiles:
-    """Return a directory's files of a tokenizer; raises `TokenizerError` where one is damaged."""
+    """Return a directory's files of a tokenizer; raises `TokenizerError` if one is damaged."""
     return TokenizerFiles(
         directory,
         read_document(directory, "tokenizer.json"),
@@ -83,9 +83,9 @@ def open_files(directory: str) -> TokenizerFiles:
 
 
 def read_document(directory: str, name: str) -> dict[str, Any] | None:
-    """Return the JSON object of a directory's file, None where there is none.
+    """Return the JSON object of a directory's file, None if there is none.
 
-    Raises `TokenizerError` where it is damaged.
+    Raises `TokenizerError` if it is damaged.
     """
     return _document(os.path.join(directory, name))
 
@@ -97,7 +97,7 @@ def _data(path: str) -> bytes | None:
         file = open_reader(path)
         if file.size > _MAX_SIZE:
             raise TokenizerError(
-                f"{path}: {file.size} bytes are not a tokenizer's", hint=_UNREADABLE
+                f"{path}: {file.size} bytes are too many for a tokenizer file", hint=_UNREADABLE
             )
         return file.read(0, file.size)
     except FormatError as error:

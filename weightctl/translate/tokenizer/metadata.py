@@ -30,11 +30,14 @@ _NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
 _TYPES = frozenset({0, *map(int, TokenType)})
 # Keys that older files use for what has another name today.
 _OLD_WORDS = {"separator": "seperator"}
-_HINT = "the file was written by a faulty tool: `--names keep` converts its tensors all the same"
+_HINT = (
+    "a faulty tool wrote the file; to convert only its tensors, use --names keep "
+    '(names="keep" in Python)'
+)
 
 
 def from_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Tokenizer | None:
-    """Return the tokenizer that a GGUF file's metadata says, None where it says none.
+    """Return the tokenizer that a GGUF file's metadata says, None if it says none.
 
     `where` names the file in errors. Raises `TokenizerError` for values that contradict each other.
     """
@@ -126,7 +129,7 @@ def _special(metadata: Mapping[str, MetadataValue], count: int, where: str) -> d
             continue
         if not 0 <= token < count:
             raise TokenizerError(
-                f"{where}: `{key}` is {token}, and there are {count} tokens", hint=_HINT
+                f"{where}: `{key}` is {token}, but there are only {count} tokens", hint=_HINT
             )
         word = key.removeprefix(_PREFIX).removesuffix("_token_id")
         made.setdefault(_OLD_WORDS.get(word, word), token)
@@ -139,7 +142,7 @@ def _ends(metadata: Mapping[str, MetadataValue], count: int, where: str) -> tupl
         return ()
     ends = _array(metadata[key], key, where)
     if not {*map(type, ends)} <= {int}:  # before they are compared: a list has no hash
-        raise TokenizerError(f"{where}: `{key}` holds a value that is not a token id", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` has a value that is not a token id", hint=_HINT)
     return tuple(token for token in dict.fromkeys(ends) if 0 <= token < count)
 
 
@@ -151,7 +154,10 @@ def _types(metadata: Mapping[str, MetadataValue], count: int, where: str) -> tup
     _check_count(types, count, key, where)
     if not set(map(type, types)) <= {int} or not {*types} <= _TYPES:
         strange = next(each for each in types if type(each) is not int or each not in _TYPES)
-        raise TokenizerError(f"{where}: `{key}` holds {strange!r:.200}, which is none", hint=_HINT)
+        raise TokenizerError(
+            f"{where}: `{key}` has the value {strange!r:.200}, which is not a token type",
+            hint=_HINT,
+        )
     return types
 
 
@@ -164,7 +170,7 @@ def _scores(
     scores = tuple(_array(metadata[key], key, where))
     _check_count(scores, count, key, where)
     if not all(isinstance(score, float) for score in scores):
-        raise TokenizerError(f"{where}: `{key}` holds what is not a float", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` has a value that is not a float", hint=_HINT)
     return scores
 
 
@@ -174,7 +180,7 @@ def _charsmap(metadata: Mapping[str, MetadataValue], where: str) -> bytes | None
         return None
     content = list(_array(metadata[key], key, where))
     if not all(isinstance(each, int) for each in content):
-        raise TokenizerError(f"{where}: `{key}` holds what is not a byte", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` has a value that is not a byte", hint=_HINT)
     return bytes(each & 0xFF for each in content)  # some tools write it as i8
 
 
@@ -182,13 +188,13 @@ def _strings(metadata: Mapping[str, MetadataValue], name: str, where: str) -> tu
     key = f"{_PREFIX}{name}"
     strings = tuple(_array(metadata[key], key, where))
     if not all(isinstance(each, str) for each in strings):
-        raise TokenizerError(f"{where}: `{key}` holds what is not a string", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` has a value that is not a string", hint=_HINT)
     return strings
 
 
 def _array(value: MetadataValue, key: str, where: str) -> Sequence[Any]:
     if not is_sequence(value.content):
-        raise TokenizerError(f"{where}: `{key}` is a {value.type}, no array", hint=_HINT)
+        raise TokenizerError(f"{where}: `{key}` is a {value.type}, not an array", hint=_HINT)
     return value.content[:]  # of a file's array the whole is had at once
 
 
@@ -209,6 +215,7 @@ def _optional(
 def _one(value: MetadataValue, kind: type[_T], name: str, where: str) -> _T:
     if not isinstance(value.content, kind) or isinstance(value.content, bool):
         raise TokenizerError(
-            f"{where}: `{_PREFIX}{name}` is {value.content!r:.200}, a {value.type}", hint=_HINT
+            f"{where}: `{_PREFIX}{name}` is {value.content!r:.200} of the wrong type {value.type}",
+            hint=_HINT,
         )
     return value.content

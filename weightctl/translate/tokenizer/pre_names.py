@@ -19,7 +19,7 @@ __all__ = ["DEFAULT", "PRES", "Pre", "names_of"]
 
 @dataclass(frozen=True, slots=True)
 class Pre:
-    """What a name stands for: the rule, and what llama.cpp does where no other key says.
+    """What a name represents: the rule, and what llama.cpp does where no other key says.
 
     `ignores_merges`: a piece that is a token is taken whole. `adds_bos` and `adds_separator` hold
     where there is no `add_bos_token` or `add_sep_token`.

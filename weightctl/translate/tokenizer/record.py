@@ -24,7 +24,7 @@ WORDS = {
 
 
 class TokenType(IntEnum):
-    """What kind of token an id stands for (ggml's `llama_token_type`)."""
+    """What kind of token an id represents (ggml's `llama_token_type`)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -40,15 +40,15 @@ class Tokenizer:
 
     `model` is `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE with
     scores), "bert" (WordPiece), "t5" (unigram). `pre` is `tokenizer.ggml.pre`. `tokens` are spelt
-    as GGUF spells them, and `types` are theirs, `TokenType`s; `merges` are "left right".
-    `special` gives the ids of `bos`, `eos`, `unknown`, `seperator`, `padding`, `cls`, `mask`,
-    `eot` ...: the words of the keys `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end
-    generation, in their order, where that is more than the `eos` of `special`. `flags` are
-    `add_bos_token`, `add_space_prefix` ...: the keys `tokenizer.ggml.FLAG`. Of `chat_templates`
-    "" is the default one. `token_type_count` is how many kinds of segment the model knows;
-    `charsmap` is SentencePiece's compiled normalization; `remainder` what only Hugging Face's files
-    say (see `remainder.py`). `notes` say where llama.cpp treats text otherwise than the files that
-    the tokenizer was read from.
+    as GGUF spells them, and `types` are theirs, `TokenType`s; `merges` are "left right". `special`
+    gives the ids of `bos`, `eos`, `unknown`, `seperator`, `padding`, `cls`, `mask`, `eot` ...: the
+    words of the keys `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end generation, in
+    their order, where that is more than the `eos` of `special`. `flags` are `add_bos_token`,
+    `add_space_prefix` ...: the keys `tokenizer.ggml.FLAG`. Of `chat_templates` "" is the default
+    one. `token_type_count` is how many kinds of segment the model knows; `charsmap` is
+    SentencePiece's compiled normalization; `remainder` what only Hugging Face's files say (see
+    `remainder.py`). `notes` say where llama.cpp treats text differently from the files that the
+    tokenizer was read from.
     """
 
     model: str

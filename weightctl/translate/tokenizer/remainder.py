@@ -1,6 +1,6 @@
 """The parts of a tokenizer that only Hugging Face's files have, kept for the way back.
 
-GGUF has no word for how text is truncated, which spaces an added token swallows, or which of two
+GGUF cannot express how text is truncated, which spaces an added token swallows, or which of two
 rules that llama.cpp takes for one a tokenizer was made with. It is one JSON string, under a key
 that llama.cpp does not look at, and it holds for the tokenizer that it was read with: where the
 other keys have changed since, they count alone.
@@ -131,7 +131,7 @@ def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[
 
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Return what was remembered of tokenizer_config.json, None where nothing was."""
+    """Return what was remembered of tokenizer_config.json, None if nothing was."""
     config = _read_remainder(tokenizer).get("config")
     if not is_object(config):
         return None

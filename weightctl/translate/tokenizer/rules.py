@@ -45,7 +45,7 @@ class PreTokenizerRule:
 def parse(document: Mapping[str, Any], where: str) -> PreTokenizerRule:
     """Return the rule that a tokenizer.json says.
 
-    Raises `TokenizerError`, with the part of the document, for what GGUF has no word for.
+    Raises `TokenizerError`, with the part of the document, for parts that GGUF cannot express.
     """
     steps = tuple(_steps(document.get("pre_tokenizer"), where))
     return PreTokenizerRule(steps, _is_composed(document.get("normalizer"), where))
@@ -150,7 +150,7 @@ def _parts(document: Any, key: str) -> list[Any]:
 def _unknown(what: str, part: Any, where: str) -> TokenizerError:
     written = json.dumps(part, ensure_ascii=False)[:1500]
     return TokenizerError(
-        f"{where}: GGUF has no word for the {what} {written}",
-        hint="llama.cpp would have to learn it, and "
-        "weightctl/translate/tokenizer/pre_names.py its name; " + KEEP_HINT,
+        f"{where}: GGUF cannot express the {what} {written}",
+        hint="it needs support in llama.cpp and a line in "
+        "weightctl/translate/tokenizer/pre_names.py; " + KEEP_HINT,
     )

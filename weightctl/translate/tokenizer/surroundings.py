@@ -26,17 +26,17 @@ class Surroundings:
 
     @property
     def first(self) -> str | None:
-        """The first token before a text, None where there is none."""
+        """The first token before a text, None if there is none."""
         return self.before[0] if self.before else None
 
     @property
     def last(self) -> str | None:
-        """The last token behind a text, None where there is none."""
+        """The last token behind a text, None if there is none."""
         return self.behind[-1] if self.behind else None
 
 
 def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
-    """Return what a tokenizer.json puts around a text, None where it does not say."""
+    """Return what a tokenizer.json puts around a text, None if it does not say."""
     for part in reversed(_parts(document.get("post_processor"))):
         kind = part.get("type") if is_object(part) else None
         if kind in ("RobertaProcessing", "BertProcessing"):

@@ -36,14 +36,14 @@ _MAX_TEXT, _MAX_LIST = 20_000, 1_000
 class TokenIds(NamedTuple):
     """The entries `bos_token_id`, `eos_token_id` ... of config.json and generation_config.json.
 
-    `generation` is None where there is no such file.
+    `generation` is None if the file does not exist.
     """
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any] | None = None
 
     def first(self, name: str) -> int | None:
-        """Return the id of a special token, `bos` ...; None where neither file gives one."""
+        """Return the id of a special token, `bos` ...; None if neither file gives one."""
         return next(iter(self._all(f"{name}{_ID}")), None)
 
     @property
@@ -84,7 +84,7 @@ def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> T
 def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -> TokenIds:
     """Return what config.json and generation_config.json are to say of a GGUF file's tokens.
 
-    `tokenizer` is what the metadata describes, None where they describe none.
+    `tokenizer` is what the metadata describes, None if they describe none.
     """
     kept = _read_kept_ids(metadata)
     if kept is not None:
@@ -113,8 +113,9 @@ def _entries(document: Mapping[str, Any], directory: str, name: str) -> dict[str
         if not _is_entry(value):
             expected = "an id or a list of ids" if key == "eos_token_id" else "an id"
             raise TokenizerError(
-                f"{os.path.join(directory, name)}: `{key}` is {value!r:.200}, expected {expected}",
-                hint="transformers refuses it too: correct the file",
+                f"{os.path.join(directory, name)}: `{key}` is {value!r:.200}; it must be "
+                f"{expected}",
+                hint="correct the file; transformers does not load it either",
             )
     return found
 

@@ -47,7 +47,7 @@ _DEFAULTS = {"cls": 101, "seperator": 102, "unknown": 100}
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the tokenizer that a directory's tokenizer.json, or vocab.txt, says.
 
-    Raises `TokenizerError` for rules that GGUF's WordPiece has not, showing them.
+    Raises `TokenizerError` for rules that GGUF's WordPiece does not support, and shows them.
     """
     del model_type
     document = files.tokenizer or _slow_document(files)
@@ -58,7 +58,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
         raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
     if model.get("continuing_subword_prefix", _CONTINUATION) != _CONTINUATION:
         raise TokenizerError(
-            f"{where}: what continues a word is marked otherwise than with `##`", hint=KEEP_HINT
+            f"{where}: the prefix of word continuations is not `##`", hint=KEEP_HINT
         )
     flags = _flags(document, where)
     texts, types = order_tokens(vocabulary, read_added(document, where), where)
@@ -89,8 +89,8 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     for word in _DEFAULTS:
         if special[word] >= len(tokens):
             raise TokenizerError(
-                f"`tokenizer.ggml.{word}_token_id` is missing, and the usual {special[word]} is "
-                "no token",
+                f"`tokenizer.ggml.{word}_token_id` is missing, and its usual value "
+                f"{special[word]} is not a token",
                 hint=KEEP_HINT,
             )
     named = {word: (tokens[token], token) for word, token in special.items()}
@@ -163,8 +163,8 @@ def _flags(document: Mapping[str, Any], where: str) -> dict[str, bool]:
     )
     if not is_berts or not is_object(normalizer):
         raise TokenizerError(
-            f"{where}: GGUF's WordPiece cuts text as BERT does, not by normalizer "
-            f"{normalizer!r:.500} and pre_tokenizer {pre_tokenizer!r:.500}",
+            f"{where}: GGUF's WordPiece splits text as BERT does and does not support "
+            f"normalizer {normalizer!r:.500} with pre_tokenizer {pre_tokenizer!r:.500}",
             hint=KEEP_HINT,
         )
     lowercase = bool(normalizer.get("lowercase", True))

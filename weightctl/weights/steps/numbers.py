@@ -35,7 +35,7 @@ class AsFloat32:
         is_number = info.encoding.quantization is not None or (dtype is not None and dtype.is_float)
         if not is_number:
             raise ConversionError(
-                f"`{info.name}` is {info.encoding}, and no numbers with fractions"
+                f"`{info.name}` is stored as {info.encoding}, which has no fractional values"
             )
         return info.shape, ENCODINGS["F32"]
 

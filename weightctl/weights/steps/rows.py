@@ -1,4 +1,4 @@
-"""Whole rows that change places, or of which some are taken: numbers and blocks stay as they are.
+"""Steps that reorder or select whole rows; numbers and blocks are not changed.
 
 What counts as a row here is all that one index of the first dimension is of.
 """
@@ -40,9 +40,9 @@ class RowOrder:
         (info,) = inputs
         if not info.shape or info.shape[0] != len(self.order):
             raise ConversionError(
-                f"`{info.name}` is of shape {list(info.shape)}, and {len(self.order)} rows belong "
-                "there",
-                hint="is the config that of this checkpoint?",
+                f"`{info.name}` has shape {list(info.shape)}, but {len(self.order)} rows are "
+                "expected",
+                hint="check that the config belongs to this checkpoint",
             )
         return info.shape, info.encoding
 
@@ -76,7 +76,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The rows from `start` to behind the last, `stop`."""
+    """The rows from `start` to after the last, `stop`."""
 
     start: int
     stop: int
@@ -86,9 +86,9 @@ class RowRange:
         (info,) = inputs
         if not info.shape or not 0 <= self.start <= self.stop <= info.shape[0]:
             raise ConversionError(
-                f"`{info.name}` is of shape {list(info.shape)}, and has no rows {self.start} to "
-                f"{self.stop}",
-                hint="is the config that of this checkpoint?",
+                f"`{info.name}` has shape {list(info.shape)}, and therefore no rows "
+                f"{self.start} to {self.stop}",
+                hint="check that the config belongs to this checkpoint",
             )
         return (self.stop - self.start, *info.shape[1:]), info.encoding
 
@@ -114,8 +114,8 @@ class StackedEntry:
         (info,) = inputs
         if len(info.shape) < 2 or not 0 <= self.index < info.shape[0]:
             raise ConversionError(
-                f"`{info.name}` is of shape {list(info.shape)}, and has no part {self.index}",
-                hint="is the config that of this checkpoint?",
+                f"`{info.name}` has shape {list(info.shape)}, and therefore no entry {self.index}",
+                hint="check that the config belongs to this checkpoint",
             )
         return info.shape[1:], info.encoding
 
@@ -127,7 +127,7 @@ class StackedEntry:
         tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)
 
     def __str__(self) -> str:
-        return "taken out of a stack"
+        return "one entry of a stack"
 
 
 def _row_bytes(info: TensorInfo) -> int:

@@ -41,11 +41,13 @@ class Sliced:
     part: Part
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the part's shape; `ConversionError` where the tensor has no such part."""
+        """Return the part's shape; raises `ConversionError` if the tensor cannot be cut."""
         (info,) = inputs
         if problem := unfit(info, self.part):
-            raise ConversionError(f"`{info.name}`, {info.encoding} of shape {list(info.shape)}, "
-                                  f"cannot be cut: {problem}")  # fmt: skip
+            raise ConversionError(
+                f"`{info.name}`, stored as {info.encoding} of shape {list(info.shape)}, "
+                f"cannot be cut: {problem}"
+            )
         return part_shape(info.shape, self.part), info.encoding
 
     def read_into(
@@ -63,18 +65,18 @@ class Sliced:
 
 
 def unfit(info: TensorInfo, part: Part) -> str:
-    """Return why a tensor has no such part, empty where it has."""
+    """Return why a tensor cannot be cut in this way, empty if it can."""
     block, last = info.encoding.block, len(info.shape) - 1
     for axis, ranges in part:
         if not 0 <= axis <= last:
-            return f"there is no axis {axis}"
+            return f"it has no axis {axis}"
         shown = " and ".join(f"{start} to {stop}" for start, stop in ranges)
         if not all(0 <= start < stop <= info.shape[axis] for start, stop in ranges):
-            return f"axis {axis} of {info.shape[axis]} has no {shown}"
+            return f"axis {axis} has {info.shape[axis]} elements, which do not include {shown}"
         if axis == last and any(end % block for each in ranges for end in each):
-            return f"{shown} of axis {axis} would break its blocks of {block}"
+            return f"{shown} of axis {axis} would split blocks of {block} elements"
     if part and info.shape[last] % block:
-        return f"its rows are not whole blocks of {block}"
+        return f"its rows are not whole blocks of {block} elements"
     return ""
 
 

@@ -30,8 +30,8 @@ class Stacked:
         for info in inputs:
             if info.shape != first.shape:
                 raise ConversionError(
-                    f"`{info.name}` is of shape {list(info.shape)}, and `{first.name}` of "
-                    f"{list(first.shape)}, which cannot be stacked"
+                    f"`{info.name}` of shape {list(info.shape)} and `{first.name}` of shape "
+                    f"{list(first.shape)} cannot be stacked"
                 )
         return (len(inputs), *first.shape), first.encoding
 
@@ -58,8 +58,9 @@ def _alike(inputs: Sequence[TensorInfo]) -> TensorInfo:
     for info in inputs:
         if info.encoding != first.encoding:
             raise ConversionError(
-                f"`{info.name}` is {info.encoding}, and `{first.name}` {first.encoding}, which "
-                "cannot stand in one tensor",
-                hint="--dtype bf16 first, into a checkpoint of the same names (--names keep)",
+                f"`{info.name}` is stored as {info.encoding} and `{first.name}` as "
+                f"{first.encoding}; one tensor needs a single type",
+                hint='convert first with --dtype bf16 --names keep (dtype="bf16", '
+                'names="keep" in Python)',
             )
     return first

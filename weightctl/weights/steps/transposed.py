@@ -31,7 +31,8 @@ class Transposed:
         (info,) = inputs
         if len(info.shape) != 2 or info.encoding.block != 1:
             raise ConversionError(
-                f"`{info.name}`, {info.encoding} of shape {list(info.shape)}, cannot be transposed"
+                f"`{info.name}`, stored as {info.encoding} of shape {list(info.shape)}, "
+                "cannot be transposed"
             )
         return info.shape[::-1], info.encoding
 

@@ -45,7 +45,9 @@ class TokenTable:
         """Give an id its token; raises `TokenizerError` for an id that none can have."""
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_TOKENS:
             raise TokenizerError(
-                f"{self._path}: the id of {entry.text!r:.200} is {index!r:.200}", hint=KEEP_HINT
+                f"{self._path}: the id of {entry.text!r:.200} is {index!r:.200}, which is "
+                "not valid",
+                hint=KEEP_HINT,
             )
         self._entries[index] = entry
 
@@ -64,8 +66,8 @@ class TokenTable:
     def entries(self) -> list[VocabularyEntry]:
         """Return all tokens.
 
-        Raises `TokenizerError` where two are the same, where there are none, or where an id is far
-        beyond their number.
+        Raises `TokenizerError` if two are the same, if there are none, or if an id is far beyond
+        their number.
         """
         made = [
             self._entries.get(index)
@@ -76,8 +78,8 @@ class TokenTable:
         for index, entry in enumerate(made):
             if seen.setdefault(entry.text, index) != index:
                 raise TokenizerError(
-                    f"{self._path}: tokens {seen[entry.text]} and {index} are both "
-                    f"{entry.text!r:.200}",
+                    f"{self._path}: tokens {seen[entry.text]} and {index} have the same "
+                    f"text {entry.text!r:.200}",
                     hint=KEEP_HINT,
                 )
         return made
@@ -104,7 +106,7 @@ def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
 
 def _token(token: object, path: str) -> tuple[str, bool]:
     if not is_object(token) or not isinstance(token.get("content"), str):
-        raise TokenizerError(f"{path}: an added token is {token!r:.200}", hint=KEEP_HINT)
+        raise TokenizerError(f"{path}: the added token {token!r:.200} is not valid", hint=KEEP_HINT)
     return token["content"], token.get("special") is True
 
 

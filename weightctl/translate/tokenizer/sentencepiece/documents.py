@@ -27,7 +27,7 @@ _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Return a tokenizer.json that splits text into the ids that llama.cpp does.
 
-    Raises `TokenizerError` where the tokenizer has no scores, or two tokens are the same.
+    Raises `TokenizerError` if the tokenizer has no scores, or two tokens are the same.
     """
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
@@ -60,7 +60,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
 
 
 def role(tokenizer: Tokenizer, word: str) -> int | None:
-    """Return the id of the token of a role, `bos`, `eos` or `unknown`, None where there is none."""
+    """Return the id of the token of a role, `bos`, `eos` or `unknown`, None if there is none."""
     found = tokenizer.special.get(word)
     if found is not None or tokenizer.model != "llama":
         return found
@@ -102,7 +102,7 @@ def _spell_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens as tokenizer.json spells them.
 
     GGUF has runs of spaces that are user defined as they stand in a text. Hugging Face has them as
-    they stand behind the normalizer, where merges make each of them out of shorter ones.
+    they stand after the normalizer, where merges make each of them out of shorter ones.
     """
     tokens = tokenizer.tokens
     runs = {
@@ -152,7 +152,7 @@ def _pre_tokenizer(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def decoder(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what makes text of tokens some of which are bytes."""
+    """Return the decoder for tokens if some of them are bytes."""
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},

@@ -27,7 +27,7 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
     Between equal scores: the pair of the longer left part first, then of the longer right part,
     then of the token that comes first in `scores`, as transformers has it (`generate_merges`).
-    Raises `TokenizerError` where that is more text than any vocabulary makes.
+    Raises `TokenizerError` if that is more text than any vocabulary makes.
     """
     made: list[tuple[str, str]] = []
     # Of a long token few of all the places where it could be cut are worth a look.
@@ -46,7 +46,8 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
                     size += len(token)
                     if size > _MOST_TEXT:
                         raise TokenizerError(
-                            f"tokens such as {token!r:.50} are made of others in too many ways",
+                            f"tokens such as {token!r:.50} can be built from other tokens "
+                            "in too many ways",
                             hint=f"`tokenizer.ggml.tokens` is damaged; {KEEP_HINT}",
                         )
         if len(equal) > 1:  # the pairs of one token are in order already

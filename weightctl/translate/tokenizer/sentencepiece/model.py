@@ -48,7 +48,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: AR
 
     The scores are those of its model file. Where that is not there, or tokenizer.json has another
     vocabulary, they are such that joining by score is joining by tokenizer.json's merges. Raises
-    `TokenizerError` where neither file can be read.
+    `TokenizerError` if neither file can be read.
     """
     document = files.tokenizer
     is_described = document is not None and is_sentencepiece(document)
@@ -64,12 +64,12 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: AR
         return _from_json(files, document)
     if document is not None:
         raise TokenizerError(
-            f"{files.path('tokenizer.json')}: its BPE is neither of bytes nor SentencePiece's",
+            f"{files.path('tokenizer.json')}: its BPE is neither byte-level nor SentencePiece",
             hint=KEEP_HINT,
         )
     raise TokenizerError(
-        f"{files.directory}: it has neither tokenizer.json nor {' nor '.join(_MODEL_FILES)}",
-        hint=f"fetch tokenizer.json from where the checkpoint is from; {KEEP_HINT}",
+        f"{files.directory}: tokenizer.json and {' and '.join(_MODEL_FILES)} are missing",
+        hint=f"download tokenizer.json from the source of the checkpoint; {KEEP_HINT}",
     )
 
 
@@ -86,7 +86,7 @@ def _is_of(model: SentencePieceModel, document: Mapping[str, Any]) -> bool:
 def _from_model(files: TokenizerFiles, model: SentencePieceModel, path: str) -> Tokenizer:
     if model.algorithm not in {BPE, UNIGRAM}:
         raise TokenizerError(
-            f"{path}: its algorithm is number {model.algorithm}, neither BPE nor unigram",
+            f"{path}: its algorithm {model.algorithm} is neither BPE nor unigram",
             hint=KEEP_HINT,
         )
     is_unigram = model.algorithm == UNIGRAM

@@ -35,17 +35,17 @@ _MOST_LISTED = 6
 _MOST_SHOWN = 300
 
 _COUNTED = (
-    "transformers takes a space at the start of a text for the prefix, and llama.cpp puts the "
+    "transformers uses a space at the start of a text as the prefix; llama.cpp adds the "
     "prefix before it"
 )
 _FIRST = (
-    "llama.cpp puts the prefix, a space, before text that follows a special token too; "
-    "transformers puts it before the first text alone"
+    "llama.cpp adds the prefix (a space) also before text after a special token; "
+    "transformers adds it only before the first text"
 )
-_SPACES_ALONE = "transformers puts the prefix before a text of spaces alone, and llama.cpp does not"
+_SPACES_ALONE = "transformers adds the prefix before a text of spaces only; llama.cpp does not"
 _CLUSTERS = (
-    "transformers normalizes characters that are joined (Hangul in jamo, combining marks, CR LF) "
-    "otherwise than SentencePiece; llama.cpp normalizes them as SentencePiece does"
+    "transformers normalizes combined characters (Hangul jamo, combining marks, CR LF) "
+    "differently from SentencePiece; llama.cpp normalizes them as SentencePiece does"
 )
 
 
@@ -75,8 +75,8 @@ class Steps:
         shown = json.dumps(step, ensure_ascii=False)
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
         raise TokenizerError(
-            f"{self._path}: llama.cpp does not do this to the text of a {kind}, and without it "
-            f"text would become other tokens: {shown}",
+            f"{self._path}: llama.cpp does not apply this step to the text of a {kind}, "
+            f"so text would be tokenized differently: {shown}",
             hint=KEEP_HINT,
         )
 
@@ -92,7 +92,7 @@ class Steps:
         if other:
             listed = join_names([f"U+{ord(each):04X}" for each in other], _MOST_LISTED)
             where = "between words" if self._is_cut else "at the ends of a text"
-            yield f"transformers removes {listed} {where}, and llama.cpp keeps them"
+            yield f"transformers removes {listed} {where}; llama.cpp keeps them"
 
     def _takes_sequence(self, step: Mapping[str, Any]) -> bool:
         return step.get("normalizers", step.get("pretokenizers")) is not None  # they come next
@@ -181,10 +181,10 @@ class Steps:
         if self.removes_spaces:
             # Of spaces at the start one is left, which then is the prefix.
             for end in sorted({"start", "end"} - self._ends - {"start" if starts_marked else ""}):
-                yield f"transformers keeps a space at the {end} of a text, and llama.cpp does not"
+                yield f"transformers keeps a space at the {end} of a text; llama.cpp does not"
             return
         for end in sorted(self._ends):
-            yield f"transformers removes spaces at the {end} of a text, and llama.cpp keeps them"
+            yield f"transformers removes spaces at the {end} of a text; llama.cpp keeps them"
         if starts_marked and "start" not in self._ends:
             yield _COUNTED
         if self.prefix == "each" and self._is_unigram:

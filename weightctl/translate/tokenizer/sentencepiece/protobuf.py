@@ -24,7 +24,7 @@ BPE: Final = 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # The largest known vocabularies have 300,000.
 _MAX_PIECES = 1 << 20
-_HINT = "fetch tokenizer.model again from where the checkpoint is from"
+_HINT = "download tokenizer.model again from the source of the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SentencePiece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a SentencePiece model file says; ids are -1 where there is no such token.
+    """What a SentencePiece model file says; ids of missing tokens are -1.
 
     `normalizer` names the rule that `charsmap` is the compiled form of. `escapes_spaces`: spaces
     are `▁` to the model; `marks_word_ends`: it stands behind a word and not before it.
@@ -63,7 +63,7 @@ class SentencePieceModel:
 def parse_sentencepiece(data: bytes, path: str) -> SentencePieceModel:
     """Return what a SentencePiece model file holds.
 
-    Raises `TokenizerError`, with the path and the byte offset, where it is none.
+    Raises `TokenizerError`, with the path and the byte offset, if it is invalid.
     """
     return _Reader(data, path).model()
 
@@ -83,7 +83,7 @@ class _Reader:
                 continue
             if number == 1:
                 if len(pieces) == _MAX_PIECES:
-                    raise self._error(start, f"it holds more than {_MAX_PIECES} pieces")
+                    raise self._error(start, f"it has more than {_MAX_PIECES} pieces")
                 pieces.append(self._piece(start, value))
             elif number == 2:
                 numbers |= self._numbers(start, value)
@@ -94,7 +94,7 @@ class _Reader:
             elif number == 5:
                 denormalizer = self._bytes_of(2, start, value) or denormalizer
         if not pieces:
-            raise self._error(0, "it holds no pieces")
+            raise self._error(0, "it has no pieces")
         return SentencePieceModel(
             pieces=tuple(pieces),
             algorithm=numbers.get(3, UNIGRAM),
@@ -124,7 +124,7 @@ class _Reader:
             elif number == 3 and wire == _VARINT:
                 kind = value
         if not 1 <= kind <= 6:
-            raise self._error(start, f"a piece is of type {kind}, which is none")
+            raise self._error(start, f"a piece has the invalid type {kind}")
         return SentencePiece(text, score, kind)
 
     def _numbers(self, start: int, stop: int) -> dict[int, int]:
@@ -153,9 +153,11 @@ class _Reader:
             elif wire in {_FIXED32, _FIXED64}:
                 value = after = content + (4 if wire == _FIXED32 else 8)
             else:
-                raise self._error(at, f"a field is of wire type {wire}, which protobuf has not")
+                raise self._error(at, f"a field has the invalid wire type {wire}")
             if after > stop:
-                raise self._error(at, f"a field ends {after - stop} bytes past what holds it")
+                raise self._error(
+                    at, f"a field ends {after - stop} bytes after the end of its message"
+                )
             yield key >> 3, wire, content, value
             at = after
 
@@ -167,11 +169,11 @@ class _Reader:
             if byte < 0x80:
                 return value, position + 1
             shift += 7
-        raise self._error(at, "a number does not end")
+        raise self._error(at, "a number is incomplete")
 
     def _error(self, offset: int, message: str) -> TokenizerError:
         return TokenizerError(
-            f"{self._path}, byte {offset}: this is not a SentencePiece model: {message}", hint=_HINT
+            f"{self._path}, byte {offset}: not a valid SentencePiece model: {message}", hint=_HINT
         )
 
 

@@ -27,12 +27,12 @@ __all__ = ["TextRule", "is_sentencepiece", "rule_of_document", "rule_of_model"]
 
 _DEPTH = 8
 _DECODED = (
-    "the model file rewrites the text of generated tokens (`denormalizer_spec`); llama.cpp does not"
+    "the model file changes the text of generated tokens (`denormalizer_spec`); llama.cpp does not"
 )
-_SPACES_ALONE = "SentencePiece puts the prefix before a text of spaces alone; llama.cpp does not"
+_SPACES_ALONE = "SentencePiece adds the prefix before a text of spaces only; llama.cpp does not"
 _EXTRA = (
-    "SentencePiece removes extra spaces from text for this model; llama.cpp keeps them, as the "
-    "llama tokenizer of transformers does"
+    "SentencePiece removes extra spaces from text for this model; llama.cpp and the llama "
+    "tokenizer of transformers keep them"
 )
 
 
@@ -42,7 +42,7 @@ class TextRule:
 
     `adds_prefix`: a space comes before it. `removes_spaces`: those at its ends go, and of several
     one is left. `splits_words`: no token has a space but at its start. `charsmap` is the compiled
-    normalizer, empty where there is none.
+    normalizer, empty if there is none.
     """
 
     adds_prefix: bool
@@ -76,8 +76,8 @@ def rule_of_document(document: Mapping[str, Any], path: str, *, is_unigram: bool
         steps.take(step)
     if not steps.is_marked:
         raise TokenizerError(
-            f"{path}: its normalizer and pre_tokenizer leave spaces as they are; llama.cpp makes "
-            f"`{SPACE}` of them: text would become other tokens",
+            f"{path}: its normalizer and pre_tokenizer keep spaces, but llama.cpp "
+            f"replaces them with `{SPACE}`: text would be tokenized differently",
             hint=KEEP_HINT,
         )
     _check_prefix(
@@ -100,15 +100,16 @@ def rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) -> 
     removes = model.remove_extra_whitespaces
     if model.charsmap and not is_unigram:
         raise TokenizerError(
-            f"{path}: its normalizer `{model.normalizer}` rewrites text, and llama.cpp normalizes "
-            "no text of a SentencePiece BPE: text would become other tokens",
+            f"{path}: its normalizer `{model.normalizer}` changes text, but llama.cpp "
+            "does not normalize text for a SentencePiece BPE: text would be tokenized "
+            "differently",
             hint=KEEP_HINT,
         )
     if model.marks_word_ends or not model.escapes_spaces:
         does = "marks the ends of words" if model.marks_word_ends else "does not mark spaces"
         raise TokenizerError(
-            f"{path}: it {does}, and llama.cpp marks where words start: text would become other "
-            "tokens",
+            f"{path}: it {does}, but llama.cpp marks the starts of words: text would be "
+            "tokenized differently",
             hint=KEEP_HINT,
         )
     _check_prefix(path, removes=removes, adds=model.add_dummy_prefix, is_unigram=is_unigram)
@@ -130,8 +131,9 @@ def rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) -> 
 def _check_prefix(path: str, *, removes: bool, adds: bool, is_unigram: bool) -> None:
     if is_unigram and removes and not adds:
         raise TokenizerError(
-            f"{path}: it removes extra spaces and puts none before a text; llama.cpp puts one "
-            "before each word where it removes them: text would become other tokens",
+            f"{path}: it removes extra spaces and adds none before a text, but llama.cpp "
+            "adds one before each word when it removes them: text would be tokenized "
+            "differently",
             hint=KEEP_HINT,
         )
 

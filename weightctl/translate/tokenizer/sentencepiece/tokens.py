@@ -36,7 +36,8 @@ def put_unigram(vocabulary: TokenTable, model: Mapping[str, Any], path: str) -> 
                 vocabulary.put(index, _entry(text, float(score), model, is_unknown=is_unknown))
             case _:
                 raise TokenizerError(
-                    f"{path}: the vocabulary holds {entry!r:.200}, no token and score",
+                    f"{path}: the vocabulary has the entry {entry!r:.200}, which is not a "
+                    "token with a score",
                     hint=KEEP_HINT,
                 )
 
@@ -51,13 +52,15 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
     for option in _OPTIONS:
         if model.get(option):
             raise TokenizerError(
-                f"{path}: `{option}` is {model[option]!r:.200}, and llama.cpp does not do this in "
-                "a SentencePiece BPE: text would become other tokens",
+                f"{path}: `{option}` is {model[option]!r:.200}, which llama.cpp does not "
+                "support in a SentencePiece BPE: text would be tokenized differently",
                 hint=KEEP_HINT,
             )
     tokens = model.get("vocab")
     if not is_object(tokens) or not all(isinstance(index, int) for index in tokens.values()):
-        raise TokenizerError(f"{path}: its vocabulary is not an object of ids", hint=KEEP_HINT)
+        raise TokenizerError(
+            f"{path}: its vocabulary is not an object from tokens to ids", hint=KEEP_HINT
+        )
     if len({*tokens.values()}) != len(tokens):
         raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)
     places = rank_tokens(_pairs(model.get("merges"), path))
@@ -79,16 +82,16 @@ def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: b
     count = len({entry.text for entry in entries if entry.type == TokenType.BYTE})
     if is_unigram and count:
         raise TokenizerError(
-            f"{where}: the tokenizer is a unigram model that makes bytes of characters it does not "
-            "know (`byte_fallback`), and llama.cpp makes the unknown token of them: text would "
-            "become other tokens",
+            f"{where}: the unigram model splits characters without a token into bytes "
+            "(`byte_fallback`), but llama.cpp replaces them with the unknown token: text "
+            "would be tokenized differently",
             hint=KEEP_HINT,
         )
     if not is_unigram and count != _BYTES:
         raise TokenizerError(
-            f"{where}: the tokenizer is a SentencePiece BPE with tokens for {count} of the "
-            f"{_BYTES} bytes (`byte_fallback`); llama.cpp makes bytes of characters it does not "
-            "know, and ends where it has none",
+            f"{where}: the SentencePiece BPE has tokens for {count} of the {_BYTES} bytes "
+            "(`byte_fallback`); llama.cpp splits characters without a token into bytes, "
+            "and stops if a byte has no token",
             hint=KEEP_HINT,
         )
 
@@ -101,8 +104,9 @@ def check_words(entries: Sequence[VocabularyEntry], where: str) -> None:
     for entry in entries:
         if entry.type == TokenType.NORMAL and SPACE in entry.text[1:]:
             raise TokenizerError(
-                f"{where}: tokenizer.json splits text into words, and the token {entry.text!r:.200}"
-                " is of more than one: llama.cpp would find it in text, and transformers never",
+                f"{where}: tokenizer.json splits text into words, but the token "
+                f"{entry.text!r:.200} spans several words: llama.cpp would find it in "
+                "text, transformers would not",
                 hint=KEEP_HINT,
             )
 
@@ -123,4 +127,6 @@ def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
             case [str(left), str(right)]:
                 yield left, right
             case _:
-                raise TokenizerError(f"{path}: a merge is {merge!r:.200}", hint=KEEP_HINT)
+                raise TokenizerError(
+                    f"{path}: the merge {merge!r:.200} is not a pair of tokens", hint=KEEP_HINT
+                )

@@ -1,0 +1,242 @@
+"""Text that users read is plain technical English: no pattern of the old style comes back.
+
+`python tests/test_plain_english.py` lists all places that remain, also those in `TO_DO`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from weightctl.cli import COMMANDS, app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "weightctl"
+
+# Text that is still to be rewritten: remove a line when its text is done.
+TO_DO = {
+    "weightctl/plan/",
+    "weightctl/write/",
+    "weightctl/verify/",
+    "weightctl/cli/",
+    "README.md",
+    "docs/",
+    "CHANGELOG.md",
+    "--help",
+}
+
+# Each pattern of the old style, and what to write instead.
+PATTERNS = {
+    r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|more\b)\w+": "is not a ...",
+    r"\b(?:is|are|be|was|were|been) told\b": "is reported, is listed",
+    r"\btold of\b|\btold that\b|\btold apart\b|\btold from\b": "reported, distinguished",
+    r"\bcannot be told\b": "cannot be determined",
+    r"\bstands? for one another\b": "are swapped",
+    r"\bof which\b": "a sentence of its own, or `whose`",
+    r"\bfor which there (?:is|are)\b": "that ... cannot express",
+    r"\b(?:which|that|what) (?:is|are) none\b": "which is not a",
+    r"\bsuch as it\b": "as it",
+    r"\bonly such\b": "name what is meant",
+    r"\bno such\b(?! file or directory)": "name what is missing",
+    r"\bknown again\b": "detected",
+    r"\bstands? twice\b": "appears twice",
+    r"\botherwise than\b": "differently from",
+    r"\bcalled otherwise\b": "with other names",
+    r"\bsays? otherwise\b|\bsaid otherwise\b": "states something else",
+    r"\bcomes? out otherwise\b": "differs",
+    r"\ball the same\b": "still, anyway",
+    r"\banew\b": "again",
+    r"\bin vain\b": "without success",
+    r"\bfor want of\b": "because ... is missing",
+    r"\bnothing (?:says|tells)\b": "... is not stated",
+    r"\bnobody\b|\banybody\b|\bsomebody\b": "name who is meant, or use the passive",
+    r"\bbelongs? to none\b": "is not part of",
+    r"\bis of no\b|\bare of no\b|\bof no part\b": "has no ..., is not a part of",
+    r"\b(?:which|that|as|what) (?:\S+ ){0,3}has not\b(?! \w)": "which ... does not have",
+    r"\bnot sound\b|\bunsound\b": "invalid",
+    r"\bweightctl (?:does not know|knows)\b": "weightctl does not support, supports",
+    r"\bknown are\b": "supported are",
+    r"\b(?:number|integer)s? from \d on\b": "an integer of at least ...",
+    r"\bis said to\b|\bare said to\b|\bit is said\b": "is declared, is stated",
+    r"\bshared? out\b|\bshares out\b": "divided",
+    r"\bcut alike\b|\bwhat is alike\b|\bthose that are alike\b": "cut in the same way, similar",
+    r"\bno word for\b|\bno words for\b": "cannot express",
+    r"\bbehind (?:the|it|its|that|this|them)\b": "after",
+    r"\bput together as\b": "joined",
+    r"\bthan (?:any|one) can have meant\b": "too many",
+    r"\bmay you\b": "check that ...",
+    r"\bmade of what\b|\bof what are not\b": "name what is meant",
+    r"\bdoes not lie in\b|\blie in memory\b": "is not stored in",
+    r"\bthat there (?:is|are)\b": "that exists, that is supported",
+    r"\b(?:that|which) there (?:is|are) not\b": "that does not exist",
+    r"\bholds? what\b|\bhas what is neither\b": "has a value that is not",
+    r"\bpass --": "use --NAME (name= in Python)",
+    r"\bor say --|\bleave --\S+ out\b": "use --NAME, leave out --NAME",
+    r"\bor not all there\b|\bnot all there\b": "incomplete",
+    r"\bmatters? most\b": "has the largest effect",
+    r"\bkey-value heads?\b": "KV head",
+    r"\brotations? (?:are|is|that are) stretched\b|\bstretched\b": "RoPE scaling",
+}
+_OLD = re.compile(
+    "|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS)), re.IGNORECASE
+)
+_ADVICE = list(PATTERNS.values())
+
+# Text in which a pattern is right, each with its reason.
+EXEMPT = {
+    "No such file or directory": "the text of the operating system",
+}
+
+
+class Offender(NamedTuple):
+    """A text with a pattern of the old style."""
+
+    place: str
+    found: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: `{self.found}` in {self.text!r:.150}; write: {self.advice}"
+
+
+def offenders() -> Iterator[Offender]:
+    """Yield every text with a pattern of the old style."""
+    for place, text in texts():
+        plain = " ".join(text.split())
+        for right in EXEMPT:
+            plain = plain.replace(right, "")
+        for match in _OLD.finditer(plain):
+            start = max(match.start() - 40, 0)
+            advice = _ADVICE[int((match.lastgroup or "p0")[1:])]
+            yield Offender(place, match[0], plain[start : match.end() + 60], advice)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield all text that users read, each with its place."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line, text in texts_of(path):
+            yield f"{path.relative_to(ROOT)}:{line}", text
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for line, text in paragraphs(path.read_text()):
+            yield f"{path.relative_to(ROOT)}:{line}", text
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    newest = changes[: changes.find("\n## ", changes.find("\n## ") + 1)]
+    for line, text in paragraphs(newest):
+        yield f"CHANGELOG.md:{line}", text
+    for command in ([], *([name] for name in COMMANDS)):
+        arguments = [*command, "--help"]
+        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
+        for number, text in paragraphs(shown):
+            yield f"--help of weightctl {' '.join(command)}:{number}".replace(" :", ":"), text
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a document, each with the number of its first line."""
+    number, lines = 1, list[str]()
+    for at, line in enumerate([*text.splitlines(), ""], start=1):
+        if line.strip():
+            number = number if lines else at
+            lines.append(line)
+        elif lines:
+            yield number, "\n".join(lines)
+            lines = []
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the string literals of a module, and the docstrings of what is public there."""
+    tree = ast.parse(path.read_text())
+    private = {id(each) for each in _private_docstrings(tree)}
+    within = {
+        id(part)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.JoinedStr)
+        for part in each.values
+    }
+    for each in ast.walk(tree):
+        if isinstance(each, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in each.values)
+            yield each.lineno, "".join(map(str, parts))
+        elif (
+            isinstance(each, ast.Constant)
+            and isinstance(each.value, str)
+            and id(each) not in private | within
+        ):
+            yield each.lineno, each.value
+
+
+def _private_docstrings(tree: ast.AST, *, is_private: bool = False) -> Iterator[ast.Constant]:
+    for each in ast.iter_child_nodes(tree):
+        hidden = is_private
+        if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            hidden = is_private or each.name.startswith("_")
+            match each.body[0]:
+                case ast.Expr(value=ast.Constant(value=str()) as docstring) if hidden:
+                    yield docstring
+                case _:
+                    pass
+        yield from _private_docstrings(each, is_private=hidden)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Offender]:
+    """All texts with a pattern of the old style."""
+    return list(offenders())
+
+
+def test_no_text_that_users_read_has_a_pattern_of_the_old_style(found: list[Offender]) -> None:
+    wrong = [each for each in found if not each.place.startswith(tuple(TO_DO))]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_every_text_that_is_still_to_do_has_an_offender(found: list[Offender]) -> None:
+    places = [each.place for each in found]
+    done = [entry for entry in TO_DO if not any(place.startswith(entry) for place in places)]
+    assert not done, f"nothing is left in {done}: remove these entries of TO_DO"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`int4` is no recipe",
+        "a suffix that says otherwise is told of",
+        "the two tensors stand for one another",
+        "`w` stands twice",
+        "the pickle is not sound",
+        "--exclude leaves it out; known are a, b",
+        "8 key-value heads",
+        "pass --force to replace it",
+    ],
+)
+def test_text_of_the_old_style_is_found(text: str) -> None:
+    assert _OLD.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "there is no tensor with this name",
+        "the file is no longer readable",
+        "weightctl cannot read this format",
+        "to replace it, use --force (force=True in Python)",
+    ],
+)
+def test_plain_text_is_not_found(text: str) -> None:
+    assert not _OLD.search(text)
+
+
+if __name__ == "__main__":
+    remaining = sorted(map(str, offenders()))
+    typer.echo("\n".join(remaining))
+    typer.echo(f"{len(remaining)} places")
+    sys.exit(1 if remaining else 0)
