@@ -43,7 +43,7 @@ def manifest_at(path: str) -> str | None:
 
 
 def find_whole(files: Sequence[str]) -> str:
-    """Return the sharded checkpoint that a file is one rank's file of; empty of other files."""
+    """Return the sharded checkpoint that a rank's file belongs to; empty for other files."""
     if len(files) != 1:
         return ""
     path = os.path.abspath(files[0])
@@ -59,9 +59,11 @@ def find_whole(files: Sequence[str]) -> str:
 
 
 def note_of_part(files: Sequence[str]) -> str:
-    """Return what should be told of a file that is the part of one rank; empty of others."""
+    """Return a note for a file that belongs to one rank; empty for other files."""
     whole = find_whole(files)
-    return f"this is the part of one rank alone; the whole checkpoint is {whole}" if whole else ""
+    if not whole:
+        return ""
+    return f"this file has only the tensors of one rank; open {whole} for the whole checkpoint"
 
 
 def open_sharded(listing: str, format_name: str | None = None) -> GatheredSource:
