@@ -72,7 +72,7 @@ def test_what_is_not_a_convention_is_refused_with_those_that_are(tiny_llama: Pat
 def test_a_readme_that_cannot_be_read_is_reported(directory: Path) -> None:
     (directory / "README.md").write_text(README.replace("mit", "[mit"))
     notes = in_gguf(directory).notes
-    assert any("README.md has front matter that is not YAML" in note for note in notes)
+    assert any("README.md has front matter that is not valid YAML" in note for note in notes)
 
 
 def test_a_model_whose_name_does_not_say_so_is_as_large_as_its_tensors(directory: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_mixture_is_as_large_as_one_of_its_experts_and_what_they_share(tmp_pat
 
 def test_pooling_that_cannot_be_read_is_not_left_out(directory: Path) -> None:
     (directory / "modules.json").write_text("[")
-    with pytest.raises(ArchitectureError, match=r"modules\.json: it is not JSON"):
+    with pytest.raises(ArchitectureError, match=r"modules\.json: the file is not valid JSON"):
         in_gguf(directory)
 
 

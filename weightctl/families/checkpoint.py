@@ -1,4 +1,4 @@
-"""A checkpoint as a model of a family that is known: its config, and its weights by our names."""
+"""A checkpoint as a model of a supported family: its config, and its weights by module names."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class RecognizedModel:
-    """A model as a checkpoint has it.
+    """A recognized model: a checkpoint with its family, config and weights.
 
-    `tree` is the checkpoint, `where` what errors call it, and `convention` says whose names its
-    tensors have. `fields` are what its config says, as the family's lines name it, and `document`
-    is config.json's content, empty if there is none. `tensors` are by the names of our modules.
-    `missing` are those that the config asks for and `unexpected` those that no part of the model is
-    known to have, as the checkpoint calls them; `beside` are those of heads that it was trained
-    with, which the model computes without. `stored` says by the same names which tensor of the tree
-    each is, or is in, and which are copies of another that the model does not need.
+    `tree` is the checkpoint, `where` its name in errors, and `convention` the naming convention of
+    its tensors. `fields` are the values of its config, by the names in the family's table, and
+    `document` is the content of config.json, empty if there is none. `tensors` are by the names of
+    modules. `missing` lists tensors that the config requires, and `unexpected` tensors that are not
+    part of the model, by their names in the checkpoint; `beside` lists tensors of training heads,
+    which the model does not use. `stored` maps the names of modules to the tensors of the tree that
+    have them, including copies that the model does not need.
     """
 
     tree: Checkpoint
@@ -77,8 +77,8 @@ class RecognizedModel:
     def check(self) -> None:
         """Raise `ArchitectureError` for a checkpoint that is not the whole model of its config.
 
-        It names all tensors that are missing, unexpected, of another shape than the config says, or
-        no floating-point numbers.
+        The error lists all tensors that are missing, unexpected, of a wrong shape, or not
+        floating-point.
         """
         problems = self._disagreements()
         for names in self.family.tensors(self.config):

@@ -28,10 +28,11 @@ __all__ = ["recognize"]
 
 
 def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> RecognizedModel:
-    """Return the model that a checkpoint is of; no tensor is read.
+    """Return a checkpoint as a recognized model; no tensor is read.
 
-    GGUF's metadata say what it is; elsewhere `config` does, or the config.json beside the files.
-    Raises `ArchitectureError` if its family is not supported, or its config is missing or invalid.
+    The family is read from GGUF metadata, or from `config`, by default the config.json beside the
+    files. Raises `ArchitectureError` if its family is not supported, or its config is missing or
+    invalid.
     """
     _require_tree(weights)
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors

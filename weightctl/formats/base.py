@@ -51,19 +51,19 @@ _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """A destination of bytes."""
 
     def write(self, data: Bytes, /) -> object:
         """Append `data`."""
         ...
 
     def copy(self, span: FileRange, /) -> object:
-        """Append what a range of another file has."""
+        """Append a range of another file."""
         ...
 
 
 class Layout(NamedTuple):
-    """A file that is known but for its tensors' bytes: what stands where.
+    """The description of a file before its tensors are written.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
     the file; `nbytes` is the length of the whole file. `between` gives what stands after the
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Which of several files one is; `number` counts from 0, `tensors` are those of all files."""
+    """The position of a file among several; `number` starts at 0, `tensors` counts those of all."""
 
     number: int
     parts: int
@@ -98,7 +98,7 @@ class Format(Protocol):
         ...
 
     def unfit(self, tensors: Sequence[TensorInfo]) -> list[str]:
-        """What of these tensors the format cannot hold, a sentence each."""
+        """Return a sentence for each tensor that the format cannot store."""
         ...
 
     def layout(

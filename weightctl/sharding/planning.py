@@ -1,4 +1,4 @@
-"""Plans of what each rank has of a checkpoint: by rules, and by the family's table."""
+"""Plans for sharding a checkpoint: by rules, and by the family's table."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RANKS, VLLM = LAYOUTS = ("ranks", "vllm")
 
 
 class CutRulesLike(Protocol):
-    """What a person says of how tensors are cut."""
+    """Rules of the user for cutting tensors."""
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
-        """Return how a tensor is cut, for all ranks; None if nothing is said of it."""
+        """Return how a tensor is cut, for all ranks; None if no rule matches."""
         ...
 
     def notes(self, names: Iterable[str]) -> Sequence[str]:
-        """Return what a person should know of how they fit a checkpoint with these tensors."""
+        """Return notes for the user on how the rules match these tensors."""
         ...
 
 
@@ -49,14 +49,14 @@ def shard_plan(
     layout: str = RANKS,
     format_name: str | None = None,
 ) -> ShardPlan:
-    """Return which rank of a grid has what of a checkpoint.
+    """Return the plan for sharding a checkpoint among the ranks of a grid.
 
     A weight that is stored in several tensors is cut as one, by a rule of its own name, or else by
-    those of its tensors. Small tensors that say the shapes of others are read, and nothing else.
-    The format is GGUF where the checkpoint is one, safetensors otherwise, unless it is named.
+    those of its tensors. Small tensors that say the shapes of others are read, and nothing else. By
+    default the format is GGUF for a GGUF checkpoint, and safetensors otherwise.
 
     Raises `ShardingError` if a tensor cannot be cut, `ArchitectureError` if there are no rules and
-    the model family is not supported, and `ConversionError` for a format there is not.
+    the model family is not supported, and `ConversionError` if the format is not supported.
     """
     begin_phase("planning the shards")
     if layout not in LAYOUTS:
@@ -104,7 +104,7 @@ def shard_plan(
 def shardings(
     found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
-    """Return how each tensor is cut, by its name, and what a person should know of that."""
+    """Return how each tensor is cut, by its name, and notes for the user."""
     ruled = {} if rules is None else _apply_rules(found, grid, rules)
     model = found.model
     rest = {name: place for name, place in model.places.items() if name not in ruled}

@@ -42,8 +42,8 @@ _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging
 class Translation(NamedTuple):
     """A model in a naming convention.
 
-    `documents` are the files that are made to are beside its tensors, by name. `notes` are what a
-    person should know, and `text` tells people of the change; empty if there is none.
+    `documents` are files to be written beside its tensors, by name. `notes` are notes for the user,
+    and `text` describes the change; empty if there is none.
     """
 
     weights: Checkpoint
@@ -59,12 +59,12 @@ class Translation(NamedTuple):
 
 
 def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Translation:
-    """Return a whole model in a naming convention; one that has it already stays as it is.
+    """Return a whole model in a naming convention; unchanged if it has this convention.
 
-    No tensor is read but small ones that say what a config does elsewhere, and what is stored as a
-    copy of the embedding. Raises `ArchitectureError` that names all that is missing, unexpected or
-    of another shape than its config says, and if the naming convention cannot say what the config
-    does; raises `TokenizerError` if it cannot say what the tokenizer does.
+    Only small tensors with settings, and copies of the embedding, are read. Raises
+    `ArchitectureError` that lists all tensors that are missing, unexpected or of a wrong shape, or
+    if the naming convention cannot express the config, and `TokenizerError` if it cannot express
+    the tokenizer.
     """
     if convention not in _TITLES:
         raise ArchitectureError(

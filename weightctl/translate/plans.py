@@ -61,7 +61,7 @@ def plan_of(
 ) -> Plan:
     """Plan to store a checkpoint in a container format, and in the convention that goes with it.
 
-    `is_model` says that the output is a model's directory, where documents can are beside the
+    `is_model` says that the output is a model's directory, where documents can be beside the
     tensors: only there are names Hugging Face's unless that is asked for. `is_cast` says that the
     tensors are to get other encodings, before which those that are stored in parts are put
     together. `include` and `exclude` are patterns as in `select`, for the names in the output, and

@@ -82,16 +82,16 @@ class Checkpoint(ArrayOperators, Weights):
 
     `weights.model.layers[0].weight`, `weights["model.layers.0.weight"]` and
     `weights.model["layers"][0].weight` are the same node, and `weights.model.layers[-1]` is the
-    last layer. Going somewhere by name never fails; asking a place for what is not there does.
+    last layer. Access by name never fails; reading a missing tensor does.
 
-    Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` are
-    of the next segments, numbers in order; only `items` is of the tensors at and below the node, by
-    full name. A node is true where something exists at or below it, and equal to the same place in
-    the same tree. A tensor's node is an array too: `shape`, `dtype`, `np.asarray`, DLPack,
-    operators and NumPy's functions; blocks are dequantized.
+    Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` use
+    the next segments of names, numbers in order; only `items` yields the tensors at and below the
+    node, by full name. A node is true if a tensor exists at or below it, and equal to the same
+    place in the same tree. The node of a tensor is an array too: it has `shape` and `dtype`, and
+    supports `np.asarray`, DLPack, operators and NumPy's functions; blocks are dequantized.
 
-    A child wins over a property that the documents of `Weights` do not name (`info`, `shape`,
-    `header`, ...); an index reaches a child that a method hides: `weights["layer.keys"]`.
+    A child hides a property that is not part of `Weights` (`info`, `shape`, `header`, ...); use an
+    index to reach a child that a method hides: `weights["layer.keys"]`.
 
     As a context manager the tree closes its files at the end.
     """
@@ -109,12 +109,12 @@ class Checkpoint(ArrayOperators, Weights):
 
     @Addition
     def source(self) -> Source:
-        """Where the bytes of the whole tree come from."""
+        """The source of the bytes of the whole tree."""
         return self._tree.source
 
     @Addition
     def header(self) -> Header:
-        """What the checkpoint says about itself."""
+        """The header of the checkpoint."""
         return header_of(self)
 
     @Addition
@@ -158,12 +158,12 @@ class Checkpoint(ArrayOperators, Weights):
         return self._prefix in header.tensors or self._prefix in header.aliases
 
     def data(self) -> WeightData:
-        """Return the data of the tensor of this name; nothing is read before it is touched.
+        """Return the data of the tensor of this name; it is read on first use.
 
-        The data of a file is a private mapping of it, where its bytes can be used in place. Access
-        to a mapping ends the process (SIGBUS) if another program has made the file shorter since.
-        Commands read files instead; `source.read_into` does that, and raises `FormatError` then.
-        Raises `MissingTensorError`, a `KeyError`, if there is none.
+        If its bytes can be used in place, the data is a private mapping of the file. Access to a
+        mapping ends the process (SIGBUS) if another program made the file shorter. Use
+        `source.read_into` to read the file instead, which raises `FormatError` in this case. Raises
+        `MissingTensorError`, a `KeyError`, if there is none.
         """
         found = self._tree.source.data(find_stored_name(self))
         return found if found.name == self._prefix else found.with_name(self._prefix)
@@ -177,17 +177,16 @@ class Checkpoint(ArrayOperators, Weights):
     ) -> Weight:
         """Return a graph's `Weight` for the tensor of this name; nothing is read.
 
-        What is not given is as it is stored. Another dtype converts the numbers as
-        `WeightData.astype` does; an encoding packs them into blocks, and `dtype` is then what they
-        become where they are used, or uint8, with which `shape` too is that of the bytes. A name in
-        `shape` represents any size, the same wherever it stands, and the weight has the sizes
-        themselves. The same request for the same name gives the same weight.
+        Attributes that are not given are as stored. Another dtype converts the values as
+        `WeightData.astype` does. An encoding packs them into blocks; `dtype` is then the dtype of
+        the dequantized values, or uint8 if `shape` is given in bytes. A name in `shape` matches any
+        size, the same for each use of the name, and the weight has the actual sizes. The same
+        request for the same name returns the same weight.
 
-        In the tree of `Graph.weights` the weight is what is asked for, of a dtype and shape that
-        must be given. Raises `MissingTensorError` if the checkpoint does not have the tensor,
-        `EncodingError` if it cannot be stored like that, and `GraphError` for another shape than it
-        has and for a name that was allocated otherwise before; nothing is allocated then. The
-        latter two are `ValueError`s.
+        In the tree of `Graph.weights`, dtype and shape must be given. Raises `MissingTensorError`
+        if the checkpoint does not have the tensor, `EncodingError` if the conversion is not
+        possible, and `GraphError` if the shape differs from the stored shape or the name was
+        allocated in another form; nothing is allocated then. The latter two are `ValueError`s.
         """
         return self._tree.allocations.allocate(
             self._prefix,
@@ -200,10 +199,10 @@ class Checkpoint(ArrayOperators, Weights):
 
     @property
     def allocated_weights(self) -> dict[str, DLPackArray]:
-        """The tensors of the whole tree that were allocated, each as it was asked for.
+        """The tensors of the whole tree that were allocated, each in its requested form.
 
-        They are `WeightData`, read and converted when their data is first touched, and made again
-        each time: the tree keeps none. What is only declared has no data, and is not among them.
+        They are `WeightData` that is read and converted on first use; each access creates them
+        again. Tensors that are only declared are not included.
         """
         return dict(self._tree.allocations.data())
 
