@@ -69,6 +69,8 @@ ASKED = {
     "verify": (
         "tiny-llama --against tiny-llama --tokens 1,42,7",
         "awq --skip forward --skip structure",
+        "tiny-llama --against small --compare",
+        "tiny-llama --against tiny-llama --compare --skip forward",
     ),
 }
 

@@ -115,6 +115,38 @@ def test_neighbours_of_which_the_same_is_wrong_share_a_line() -> None:
     assert "  a, b, c: is wrong\n    likely cause: the rows" in shown
 
 
+def test_of_many_problems_the_first_are_listed_and_the_others_counted() -> None:
+    shown = piped(of(*(problem(f"t{n}", f"is wrong {n}") for n in range(30))))
+    assert "  t23: is wrong 23\n  and 6 more; --report FILE lists all\n" in shown
+    shown = piped(of(*(problem(f"t{n}", "is wrong") for n in range(30))))
+    assert "t10, t11 and 18 more: is wrong" in shown
+    assert "--report" not in shown
+
+
+def test_a_finding_about_both_checkpoints_comes_first_and_stands_for_the_rest() -> None:
+    cause = Explanation("different_models", "B is not the original of A")
+    report = replace(reports.faulty(), results={"values": Result(problems=(
+        Problem(check="values", where="", text="A and B are different models", cause=cause),
+    ))})  # fmt: skip
+    lines = piped(report).splitlines()
+    assert lines[0] == "A and B are different models"
+    assert lines[2].startswith("A: ")
+    assert lines[3].startswith("B: ")
+    assert sum("A and B are" in line for line in lines) == 1
+    assert "B is not the original" not in piped(report)
+
+
+def test_a_comparison_has_differences_and_no_problems() -> None:
+    found = Problem(check="values", where="a", text="relative RMSE 2 %, largest difference 0.1")
+    results = {"metadata": Result(), "values": Result(differences=(found,))}
+    report = replace(reports.only(results, "good"), comparison=True)
+    assert re.search(r"values +1 difference\n", piped(report))
+    assert piped(report).endswith("\n1 difference in values\n")
+    assert text_of(brief(report)) == f"values: a: {found.text}\n"
+    report = replace(reports.only({"values": Result()}, "good"), comparison=True)
+    assert piped(report).endswith("\nno differences found in 1 check\n")
+
+
 def test_what_a_checkpoint_calls_itself_cannot_move_the_cursor() -> None:
     for name in reports.MADE:
         assert not set(screen(name, 80)) & set("\x1b\r\u202e\udcff")

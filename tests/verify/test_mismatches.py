@@ -177,3 +177,15 @@ def test_one_ranks_file_without_its_manifest_is_told_by_its_shapes(
 
 def test_all_ranks_together_are_the_model(ranks: Path, tiny_llama: Path) -> None:
     assert not report_on(ranks, tiny_llama, ("names", "values")).problems
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_a_checkpoint_without_tensors_is_one_problem(
+    tmp_path: Path, tiny_llama: Path, is_reference: bool
+) -> None:
+    save_file({}, tmp_path / "empty.safetensors")
+    pair = (tiny_llama, tmp_path / "empty.safetensors")
+    report = report_on(*(pair if is_reference else pair[::-1]), ("names", "values"))
+    empty, full = ("B", "A") if is_reference else ("A", "B")
+    text = f"{empty} has no tensors, and {full} has 30"
+    assert finding(report, "different_models") == text

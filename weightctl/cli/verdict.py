@@ -25,7 +25,7 @@ Lines = list[list[Cell]]
 
 # So many tensors of which the same is wrong are named.
 _MOST_PLACES = 12
-# Of the findings of a check so many are listed; a check itself keeps few problems that are alike.
+# So many lines of a check are shown; a report lists all.
 _MOST_LISTED = 24
 
 
@@ -41,10 +41,7 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
     lines += [[], *_checks(report, room)]
     found = [each for each in (*report.problems, *report.differences) if each != headline]
     for name, problems in groupby(found, key=lambda problem: problem.check):
-        listed = list(problems)
-        lines += [[], [Cell(name, "bold")], *_problems(listed[:_MOST_LISTED], room, headline)]
-        if more := say_more(len(listed) - _MOST_LISTED):
-            lines += hung([Cell("  ")], f"{more}; --report FILE lists all", room)
+        lines += [[], [Cell(name, "bold")], *_problems(list(problems), room, headline)]
     # What a headline says stands for all that was measured.
     lines += [] if headline else behaviour(report, columns, room, plain=plain)
     lines += [[], *_last(report, room)]
@@ -123,12 +120,23 @@ def _problems(problems: list[Problem], room: int | None, headline: Problem | Non
     The cause of a headline is not repeated.
     """
     lines: Lines = []
+    left = len(problems)
+    shown = 0
     for cause, caused in groupby(problems, key=lambda problem: problem.cause):
-        for (text, hint), alike in groupby(caused, key=lambda each: (each.statement, each.hint)):
+        if shown == _MOST_LISTED:
+            break
+        for (text, hint), group in groupby(caused, key=lambda each: (each.statement, each.hint)):
+            if shown == _MOST_LISTED:
+                break
+            alike = list(group)
+            shown += 1
+            left -= len(alike)
             places = [printable(problem.where) for problem in alike if problem.where]
             lines += _problem(join_names(places, _MOST_PLACES), text, hint, room)
         if cause is not None and not (headline and cause == headline.cause):
             lines += hung([Cell("    likely cause: ", "yellow")], cause.text, room)
+    if left:
+        lines += hung([Cell("  ")], f"{say_more(left)}; --report FILE lists all", room)
     return lines
 
 

@@ -221,7 +221,7 @@ def _require_limits(limits: Mapping[str, float | None]) -> None:
     for option, limit in limits.items():
         if limit is not None and (not isfinite(limit) or limit < 0):
             raise ConversionError(
-                f"{option} {limit:g}: it must be 0 or more",
+                f"{option} is {limit:g}, and must be finite and not negative",
                 hint=f"such as {option} {_SUCH_AS[option]}",
             )
 
@@ -229,11 +229,11 @@ def _require_limits(limits: Mapping[str, float | None]) -> None:
 def _require_one(prompts: Mapping[str, str | None]) -> None:
     given = [option for option, value in prompts.items() if value is not None]
     if len(given) > 1:
-        raise ConversionError(
-            f"{' and '.join(given)} are both given", hint="a model is run on one of them"
-        )
+        raise ConversionError(f"{' and '.join(given)} are both given", hint="give one of them")
     if prompts["--text"] is not None and not prompts["--text"].strip():
-        raise ConversionError("--text is empty", hint="without it the built-in text is taken")
+        raise ConversionError(
+            "--text is empty", hint="without it the model runs on the built-in text"
+        )
 
 
 def _require_there(subject: Subject) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes.entries import count_parameters, read_entries
 from weightctl.system.registry import load
-from weightctl.text.wording import join_names
+from weightctl.text.wording import join_names, pluralize
 from weightctl.verify import CHECKS
 from weightctl.verify.request import require_consistent
 from weightctl.verify.results import Problem, Report, Result
@@ -172,4 +172,4 @@ def _describe(request: Request) -> str:
     encodings = sorted(sizes, key=lambda name: -sizes[name])
     family = "unknown family" if checkpoint is None else checkpoint.family.name
     shown = join_names(encodings, _MOST_ENCODINGS, " ")
-    return f"{header.format}, {family}, {parameters:,} parameters, {shown}"
+    return f"{header.format}, {family}, {pluralize(parameters, 'parameter')}, {shown}".rstrip(", ")

@@ -161,7 +161,12 @@ def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Misma
     """Return that two checkpoints have other names for their tensors, or other tensors."""
     own, other = list_trained(subject.weights), list_trained(reference.weights)
     fewest = min(len(own), len(other))
-    if not fewest or len(pairing.pairs) >= _COMMON * fewest:
+    if bool(own) != bool(other):
+        empty, full = ("A", "B") if other else ("B", "A")
+        cause = Explanation("different_models", "there is nothing to compare with")
+        text = f"{empty} has no tensors, and {full} has {len(own) or len(other)}"
+        return Mismatch(cause, text, f"{empty} has no tensors")
+    if len(pairing.pairs) >= _COMMON * fewest:
         return None
     wanted = {name: name for name in _list_names(reference)}
     for prefix, is_added in ((find_prefix(own, wanted), True), (find_prefix(wanted, own), False)):

@@ -16,22 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["check_divergence", "check_perplexity", "report_unjudged"]
 
 
+_PERPLEXITY, _DIVERGENCE = "the perplexity", "the mean KL divergence"
+
+
 def report_unjudged(request: Request, why: str) -> Iterator[Problem]:
-    """Yield the limits that a model that did not run could not be held to."""
+    """Yield a problem for each limit that could not be checked because the model did not run."""
     if request.max_perplexity is not None:
-        yield _report_no_perplexity(request.max_perplexity, why)
+        yield _report_unchecked(_PERPLEXITY, request.max_perplexity, why)
     if request.max_divergence is not None:
-        yield _report_no_divergence(request.max_divergence, why)
+        yield _report_unchecked(_DIVERGENCE, request.max_divergence, why)
 
 
-def _report_no_divergence(limit: float, why: str) -> Problem:
-    """Return that a mean divergence could not be held below the limit."""
-    text = f"the limit of {limit:g} for the mean KL divergence could not be checked: {why}"
-    return Problem(where="", text=text)
-
-
-def _report_no_perplexity(limit: float, why: str) -> Problem:
-    text = f"the limit of {limit:g} for the perplexity could not be checked: {why}"
+def _report_unchecked(figure: str, limit: float, why: str) -> Problem:
+    text = f"the limit of {limit:g} for {figure} could not be checked: {why}"
     return Problem(where="", text=text)
 
 
@@ -54,7 +51,7 @@ def check_perplexity(
             where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {limit:g}"
         )
     if why:
-        yield _report_no_perplexity(limit, why)
+        yield _report_unchecked(_PERPLEXITY, limit, why)
 
 
 def check_divergence(
@@ -65,10 +62,10 @@ def check_divergence(
     if limit is None:
         return
     if divergence is None:
-        yield _report_no_divergence(limit, "the reference did not run")
+        yield _report_unchecked(_DIVERGENCE, limit, "the reference did not run")
     elif divergence.mean is None:
         why = "not all layers ran" if has_logits else "an encoder has none"
-        yield _report_no_divergence(limit, why)
+        yield _report_unchecked(_DIVERGENCE, limit, why)
     elif not divergence.mean <= limit:
         text = (
             f"the mean KL divergence from the reference is {divergence.mean:.4g} nats, above "
