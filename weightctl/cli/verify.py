@@ -51,7 +51,10 @@ app = typer.Typer(add_completion=False)
     epilog="\n\n".join(
         [
             section("Checks", ((name, check.about) for name, check in CHECKS.items())),
-            exit_codes("no problems", "problems, or a check that was asked for could not be made"),
+            exit_codes(
+                "no problems; with --compare, no differences",
+                "problems or differences, or a requested check that could not run",
+            ),
             examples(
                 [
                     "weightctl verify model/ --max-ppl 30",
