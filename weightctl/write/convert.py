@@ -29,7 +29,7 @@ from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.advice import notes_on
-from weightctl.write.conversion_tasks import memory_budget
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
 from weightctl.write.resuming import count_kept_bytes
@@ -108,7 +108,9 @@ class Conversion:
         """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
-        return count_kept_bytes(self.plan, self.outcome)
+        layouts = list(self.outcome.parts.values())
+        work = ConversionWork(self.plan, layouts, threads=1, memory=DEFAULT_MEMORY)
+        return count_kept_bytes(self.plan, self.outcome, work)
 
     @property
     def losses(self) -> Mapping[str, Loss]:

@@ -91,7 +91,8 @@ class ShardedOutput:
         """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
-        return count_kept_bytes(self.plan, self.outcome)
+        work = RankWork(self.plan, list(self.outcome.parts.values()))
+        return count_kept_bytes(self.plan, self.outcome, work)
 
     def save(
         self,
