@@ -25,7 +25,6 @@ PACKAGE = ROOT / "weightctl"
 
 # Text that is still to be rewritten: remove a line when its text is done.
 TO_DO = {
-    "weightctl/write/",
     "weightctl/verify/",
     "weightctl/cli/",
     "README.md",

@@ -1,4 +1,4 @@
-"""How much of an output a run that was stopped has written, which the same command continues."""
+"""Finds how much of an output a stopped run has written, which the same command continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["count_kept_bytes"]
 
 
 def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome) -> int:
-    """Return the bytes of tensors that a stopped run has written and that the plan would keep."""
+    """Return how many bytes of tensors from a stopped run the plan would keep."""
     if outcome.where.is_stream or not plan.source.files:
         return 0
     records = find_kept(outcome, bind(identify_run, plan, outcome))
