@@ -80,9 +80,10 @@ class Target(NamedTuple):
 def target(path: str, format_name: str | None = None) -> Target:
     """Return the target that an output path selects.
 
-    A known suffix is a file of that format, as any suffix is with `format_name`. A path without a
-    suffix, with a slash at its end, or of a directory is a model's directory, in the format that
-    has such. `-` is stdout. Raises `ConversionError` where that leaves no answer.
+    A path with the suffix of a format is a file of that format; with `format_name`, any suffix is
+    a file of that format. A path without a suffix, with a slash at its end, or of an existing
+    directory is a model directory. `-` is stdout. Raises `ConversionError` if the path does not
+    select a format.
     """
     if format_name is not None:
         format_module(format_name)
