@@ -1,4 +1,4 @@
-"""How much of an output a run that was stopped has written, which the same command continues."""
+"""Finds how much of an output a stopped run has written, which the same command continues."""
 
 from __future__ import annotations
 
