@@ -92,7 +92,7 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
         ("base = 4", "which is not a recipe"),
         ("default = 'Q4_K_M'", "Q4_K_M is a recipe, and a single type is needed here"),
         ("[types]\n'attn_v' = 'Q4_K_M'", "Q4_K_M is a recipe, and a single type is needed here"),
-        ("default = 'nonsense'", "is not a type that weightctl knows"),
+        ("default = 'nonsense'", "is not a type that weightctl supports"),
         ("default = 'i8'", "I8 is not a type for weights"),
         ("default = 'F4'", "F4 is not a type for weights"),
         ("default = 'F8_E8M0'", "F8_E8M0 is not a type for weights"),

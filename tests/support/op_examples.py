@@ -374,7 +374,7 @@ REFUSED: list[Refused] = [
     Refused(
         "gelu", (i64(2),), "the operation needs a float dtype, not int64", {"approximate": "none"}
     ),
-    Refused("gelu", (f32(2),), "no approximation 'erf'", {"approximate": "erf"}),
+    Refused("gelu", (f32(2),), "'erf' is not a supported approximation", {"approximate": "erf"}),
     Refused("cast", (TensorType(DType.complex64, (2,)),), "complex64", {"dtype": F32}),
     Refused("cast", (f32(2),), "float4_e2m1fn", {"dtype": DType.float4_e2m1fn}),
     Refused("where", (f32(2), f32(2), f32(2)), "the operation needs bool, not float32"),
