@@ -1,4 +1,4 @@
-"""AWQ: `[in, out]`, packed along the outputs, as AutoAWQ writes it; for vectors `[out, in]`."""
+"""AWQ: `[in, out]`, packed along the outputs, as written by AutoAWQ; for GEMV `[out, in]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BitNet: -1, 0 and 1, four rows in one of bytes, with a scale for all of them."""
+"""BitNet: values -1, 0 and 1, four rows per row of bytes, with one scale for the tensor."""
 
 from __future__ import annotations
 

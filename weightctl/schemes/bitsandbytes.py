@@ -1,4 +1,4 @@
-"""NF4 and FP4 of bitsandbytes: two codes in a byte, the shape in a tensor of JSON."""
+"""bitsandbytes' NF4 and FP4: two codes per byte; the shape is in a tensor that holds JSON."""
 
 from __future__ import annotations
 

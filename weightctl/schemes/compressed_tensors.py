@@ -1,4 +1,4 @@
-"""compressed-tensors' `pack-quantized`: rows of integers in words of I32, their shape beside."""
+"""compressed-tensors' `pack-quantized`: rows packed into I32, the shape in another tensor."""
 
 from __future__ import annotations
 

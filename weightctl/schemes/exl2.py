@@ -1,4 +1,4 @@
-"""ExLlamaV2: columns packed with bits that change from group to group of the inputs."""
+"""ExLlamaV2: packed columns; the bit width varies from one group of inputs to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ExLlamaV3: tiles of 16 inputs and 16 outputs, each in 16 words of I16 for a bit."""
+"""ExLlamaV3: 16x16 tiles, each stored in 16 I16 words per bit of the bit width."""
 
 from __future__ import annotations
 

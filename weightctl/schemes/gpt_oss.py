@@ -1,4 +1,4 @@
-"""gpt-oss: MXFP4 as bytes `[..., rows, groups, 16]`, with a scale for each group of 32."""
+"""gpt-oss: MXFP4 as bytes `[..., rows, groups, 16]`, with a scale per group of 32 elements."""
 
 from __future__ import annotations
 

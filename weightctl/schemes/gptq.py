@@ -1,4 +1,4 @@
-"""GPTQ: `[in, out]`, packed along the inputs, as AutoGPTQ and GPTQModel write it."""
+"""GPTQ: `[in, out]`, packed along the input dimension, as written by AutoGPTQ and GPTQModel."""
 
 from __future__ import annotations
 

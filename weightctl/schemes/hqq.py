@@ -1,4 +1,4 @@
-"""HQQ: numbers packed in any shape, and two tensors that hold the shape and the bits."""
+"""HQQ: packed integers; two further tensors hold the original shape and the bit width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLM.int8() of bitsandbytes: I8, and the largest absolute value of each row."""
+"""bitsandbytes' LLM.int8(): I8 values, with the largest absolute value of each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLX's integers: rows packed into U32, a scale and a bias for each group along them."""
+"""MLX: rows of integers packed into U32, with a scale and a bias per group of a row."""
 
 from __future__ import annotations
 

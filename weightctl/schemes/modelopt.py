@@ -1,4 +1,4 @@
-"""ModelOpt's INT4: two rows of signed numbers in one of bytes, with scales of groups."""
+"""ModelOpt's INT4: two rows of signed integers per row of bytes, with a scale per group."""
 
 from __future__ import annotations
 

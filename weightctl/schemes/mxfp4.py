@@ -1,4 +1,4 @@
-"""MXFP4: floats of 4 bits, with a power of two for each 32."""
+"""MXFP4: 4-bit floats, with a power-of-two scale per block of 32 elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MXFP6: floats of 6 bits, with a power of two for each 32."""
+"""MXFP6: 6-bit floats, with a power-of-two scale per block of 32 elements."""
 
 from __future__ import annotations
 

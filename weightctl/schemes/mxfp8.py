@@ -1,4 +1,4 @@
-"""MXFP8: floats of 8 bits, with a power of two for each 32."""
+"""MXFP8: 8-bit floats, with a power-of-two scale per block of 32 elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVFP4: floats of 4 bits, with an FP8 scale for each 16, and perhaps one for all of them."""
+"""NVFP4: 4-bit floats, with an FP8 scale per 16 elements and an optional tensor scale."""
 
 from __future__ import annotations
 

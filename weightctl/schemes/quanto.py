@@ -1,4 +1,4 @@
-"""quanto's integers of fewer than 8 bits."""
+"""quanto: integers of fewer than 8 bits."""
 
 from __future__ import annotations
 

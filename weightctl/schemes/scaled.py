@@ -1,4 +1,4 @@
-"""Numbers of 8 bits, with a scale for the tensor, each row, each expert or each block.
+"""8-bit numbers, with a scale per tensor, per row, per expert or per block.
 
 compressed-tensors, DeepSeek, ModelOpt, FBGEMM, torchao, quanto and ComfyUI store FP8 and INT8 so.
 """
