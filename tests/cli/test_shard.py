@@ -82,7 +82,7 @@ def test_it_says_what_it_has_written(weightctl: Run, tmp_path: Path) -> None:
         "30 tensors, 3.87 MB: 23 cut, 7 replicated; copies add 3.58 kB",
         f"2 files of {2 * size / 1e6:.2f} MB in all",
         f"  rank-[0-1]/model.safetensors: 30 tensors, {size / 1e6:.2f} MB each",
-        "with config.json, tokenizer.json and 3 more beside each",
+        "other files in each directory: config.json, tokenizer.json and 3 more",
     ]
     assert re.fullmatch(r"\d+\.\d s, .*B/s", time_taken)
     assert sorted(os.listdir(tmp_path)) == ["out"]
@@ -147,7 +147,7 @@ def test_a_cut_checkpoint_is_put_together_byte_for_byte(halves: Path, tmp_path: 
     assert done.stdout.splitlines()[:4] == [
         f"{halves} -> {tmp_path / 'whole'} (safetensors)",
         "30 tensors from 2 ranks, 3.87 MB; the file takes 3.87 MB",
-        "with config.json, tokenizer.json and 3 more beside",
+        "other files: config.json, tokenizer.json and 3 more",
         "all shards match the SHA-256 in the manifest",
     ]
     assert sorted(os.listdir(tmp_path / "whole")) == sorted(os.listdir(TINY))

@@ -126,7 +126,7 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
         f"  rank-{rank}/model.safetensors: 8 tensors, {size / 1000:.2f} kB"
         for rank, size in enumerate(sizes)
     ]
-    assert lines[6:] == ["with config.json beside each", "nothing was written"]
+    assert lines[6:] == ["other files in each directory: config.json", "nothing was written"]
 
 
 def test_what_is_whole_on_one_rank_is_not_a_copy(tmp_path: Path) -> None:

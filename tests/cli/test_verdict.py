@@ -174,7 +174,7 @@ def test_the_brief_form_is_one_line_for_each_problem() -> None:
     [
         ("rope_rows", "convert the original model again"),
         ("gate_and_up_swapped", "--rename FILE"),
-        ("zeroed", "fetch or make the file again"),
+        ("zeroed", "download the file again"),
         ("config", "--set KEY=VALUE"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
     high = reports.only(
         {"forward": Result(problems=(Problem(check="forward", where="", text="is high"),))}
     )
-    assert "next: `--against ORIGINAL`" in piped(high)
+    assert "next: compare with a checkpoint that is known to be good" in piped(high)
     assert "next:" not in piped(replace(high, reference="good"))
     assert "next:" not in piped(reports.empty())
 
@@ -195,10 +195,10 @@ def test_a_problem_without_a_cause_asks_for_a_reference_where_there_is_none() ->
 @pytest.mark.parametrize(
     ("check", "message"),
     [
-        ("structure", "fetch or make the file again"),
-        ("finite", "fetch the file again"),
+        ("structure", "download the file again"),
+        ("finite", "download the file again"),
         ("names", "compare the names with those of the original"),
-        ("values", "fetch the file again"),
+        ("values", "download the file again"),
     ],
 )
 def test_what_is_named_without_a_cause_comes_with_what_to_do_too(check: str, message: str) -> None:
@@ -228,7 +228,9 @@ def test_what_is_furthest_from_usual_comes_before_what_is_large() -> None:
     figures = ValuesFigures(tensors=(usual, wrong))
     shown = piped(reports.only({"values": Result(figures=figures)}))
     assert re.search(
-        r"^largest errors compared with expected\n.* times .*\n  c  .* 100 ", shown, re.MULTILINE
+        r"^largest errors, relative to the expected errors\n.* times .*\n  c  .* 100 ",
+        shown,
+        re.MULTILINE,
     )
     figures = ValuesFigures(tensors=(usual, replace(usual, name="b", relative_rmse=0.006)))
     shown = piped(reports.only({"values": Result(figures=figures)}))

@@ -30,9 +30,12 @@ from weightctl.sharding.vllm_names import VLLM_FAMILIES
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS
 from weightctl.verify.compare.causes import CAUSES
+from weightctl.verify.report.advice import COMPARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from weightctl.plan.recipes import RecipeLine
 
 __all__ = ["update_tables"]
 
@@ -45,14 +48,15 @@ _CODE = re.compile(r"(`[^`]*`)")
 _SECTION = re.compile(r"^### (.*?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _WIDTH = 100  # of a message in a list, in characters
-# Conditions that few models meet, which make the table of recipes hard to read.
-_RARE = re.compile("falcon|8 experts|70B")
-# What the names of conditions of recipes mean, where that does not follow from the name.
+# Conditions that few models meet, which make the table of recipes hard to read: lines that need
+# one are left out, and lines that need its opposite are shown without it.
+_RARE = {"falcon", "8 experts", "70B model"}
+# How the table of recipes describes conditions, where their names are too short for it.
 _CONDITIONS = {
-    "outer and every third": "the first and last eighth of the layers, and every third layer "
-    "between them",
-    "gqa 4+": "models with at least four query heads for each KV head",
-    "weighted": "conversions with an importance matrix",
+    "first and last eighth and every third layer": "first and last eighth of the layers, and every "
+    "third layer between them",
+    "with importance matrix": "only with an importance matrix",
+    "not with importance matrix": "only without an importance matrix",
 }
 _MARKUP = re.compile(r"([\\*_\[\]<>])")
 
@@ -169,10 +173,10 @@ def _description(described: Any, schema: Any) -> str:
 
 def _list_checks() -> str:
     rows = (
-        [_code(name), _capitalized(text), _capitalized(CHECKS[name].remedy)]
+        [_code(name), _capitalized(text), _capitalized(CHECKS[name].remedy or COMPARE)]
         for name, text in describe_checks().items()
     )
-    return _table(("check", "what it looks at", "what to do if the cause is not detected"), rows)
+    return _table(("check", "what it looks at", "what to do if no cause is reported"), rows)
 
 
 def _list_causes() -> str:
@@ -215,7 +219,7 @@ def _list_block_types() -> str:
         for each in ENCODINGS.values()
         if each.quantization
     ]
-    head = ("type", "bits per weight", "block", "decoded", "written", "uses imatrix", "substitute")
+    head = ("type", "bits per weight", "block", "decoded", "written", "uses imatrix", "fallback")
     return _table(head, rows)
 
 
@@ -235,28 +239,39 @@ def _in_formats(ids: Any) -> Iterable[str]:
 def _list_recipes() -> str:
     rows = []
     for recipe in LLAMA_RECIPES.values():
-        usual = [line for line in recipe.lines if not _RARE.search(line.when)]
-        while usual and usual[-1].type == recipe.otherwise:
-            usual.pop()
-        by_type = groupby(usual, lambda line: line.type)
+        usual = [_without_rare(line) for line in recipe.lines]
+        lines = [line for line in usual if line is not None]
+        while lines and lines[-1].type == recipe.otherwise:
+            lines.pop()
+        # A line of the usual type is an exception only to a line below it for the same tensors.
         lines = [
-            f"{_code(kind or 'keep')}: {_plain(', '.join(sorted({_role(each) for each in group})))}"
+            line
+            for at, line in enumerate(lines)
+            if line.type != recipe.otherwise
+            or any(below.tensors == line.tensors for below in lines[at + 1 :])
+        ]
+        by_type = groupby(lines, lambda line: line.type)
+        exceptions = [
+            f"{_code(kind or 'keep')}: {_plain('; '.join(sorted({_role(each) for each in group})))}"
             for kind, group in by_type
         ]
-        rows.append([_code(recipe.name), _code(recipe.otherwise or ""), "; ".join(lines)])
-    return _table(("recipe", "most matrices", "exceptions"), rows)
+        rows.append([_code(recipe.name), _code(recipe.otherwise or ""), "<br>".join(exceptions)])
+    return _table(("recipe", "most matrices", "exceptions (the first match applies)"), rows)
 
 
-def _list_conditions() -> str:
-    lines = {line for recipe in LLAMA_RECIPES.values() for line in recipe.lines}
-    used = {name.removeprefix("not ") for line in lines for name in line.when.split(", ")}
-    meanings = {name: text for name, text in _CONDITIONS.items() if name in used}
-    return "\n".join(f'- "{name}": {text}.' for name, text in meanings.items())
+def _without_rare(line: RecipeLine) -> RecipeLine | None:
+    """Return a line without conditions that most models meet; None for one that few models meet."""
+    conditions = line.when.split(", ") if line.when else []
+    if _RARE & set(conditions):
+        return None
+    kept = [each for each in conditions if each.removeprefix("not ") not in _RARE]
+    return line._replace(when=", ".join(kept))
 
 
-def _role(line: Any) -> str:
+def _role(line: RecipeLine) -> str:
     role = line.tensors if isinstance(line.tensors, str) else line.tensors.pattern
-    return f"{role} ({line.when})" if line.when and role else role or line.when
+    when = ", ".join(_CONDITIONS.get(each, each) for each in line.when.split(", "))
+    return f"{role} ({when})" if when and role else role or when
 
 
 def _list_schemes() -> str:
@@ -304,7 +319,6 @@ _TABLES: dict[str, Callable[..., str]] = {
     "causes": _list_causes,
     "checks": _list_checks,
     "commands": _list_commands,
-    "conditions": _list_conditions,
     "dtypes": _list_dtypes,
     "families": _list_families,
     "formats": _list_formats,

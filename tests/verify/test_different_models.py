@@ -74,5 +74,5 @@ def test_a_block_that_gives_nan_is_said_to_and_has_no_percentage(tmp_path: Path)
     own = saved(tmp_path / "own", small_models.llama(**SMALL), change=ruin)
     report = verify(Request(subject=own, reference=llama(tmp_path / "other")), ["forward"])
     (problem,) = report.problems
-    assert "gives NaN or infinite values where the reference does not" in problem.text
+    assert "has NaN or infinite values where the reference does not" in problem.text
     assert "%" not in problem.text

@@ -62,7 +62,7 @@ def test_a_gguf_without_an_output_is_told_to_read_as_tied(smollm2: Path) -> None
     result = checked(smollm2)
     assert result.problems == ()
     assert result.notes == (
-        "there is no `output.weight`; the embedding is used as the output, as in tied models",
+        "there is no `output.weight`: the embedding is also the output matrix (tied embeddings)",
     )
 
 

@@ -42,8 +42,8 @@ def test_what_to_do_next_is_reported_and_the_hint_of_an_error_beside_its_text() 
     document = make_document(faulty())
     assert [re.split("[:,]", advice)[0] for advice in document["next"]] == [
         "values are lost",
-        "convert the original model again with `weightctl convert ORIGINAL OUT`",
-        "fetch the file again",
+        "convert the original model again",
+        "download the file again",
     ]  # fmt: skip
     assert make_document(report())["next"] == []
     hinted = Problem(check="structure", where="a", text="is cut off", hint="fetch it again")

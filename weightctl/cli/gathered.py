@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
-from weightctl.cli.report import beside, document_times, pace
+from weightctl.cli.report import describe_other_files, document_times, pace
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -71,7 +71,7 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
         [Cell(f"{tensors} from {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],
     ]
     if outcome.carried:
-        lines.append([Cell(beside(outcome.carried))])
+        lines.append([Cell(describe_other_files(outcome.carried))])
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     lines.append([Cell("all shards match the SHA-256 in the manifest")])

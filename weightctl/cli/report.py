@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from weightctl.write.targets import Target
 
 __all__ = [
-    "beside",
     "check_report",
+    "describe_other_files",
     "document",
     "document_times",
     "nonfinite_notes",
@@ -175,13 +175,13 @@ def _files(outcome: Outcome) -> str:
 
 def _documents(outcome: Outcome) -> Iterator[str]:
     if outcome.documents:
-        yield beside([*outcome.documents, *outcome.carried])
+        yield describe_other_files([*outcome.documents, *outcome.carried])
 
 
-def beside(names: Iterable[str]) -> str:
-    """Return a text that names the other files of an output, the most important first."""
+def describe_other_files(names: Iterable[str], where: str = "") -> str:
+    """Return a line that lists the other files of an output, the most important first."""
     sought = sorted(names, key=lambda name: (name not in _SOUGHT, name))
-    return f"with {join_names(sought, 2)} beside"
+    return f"other files{where}: {join_names(sought, 2)}"
 
 
 def _changes(plan: Plan) -> Iterator[str]:
@@ -211,7 +211,10 @@ def _substitutes(plan: Plan) -> Iterator[str]:
         share = 100 * sum(item.info.size for item in substituted) / parameters
         counts = Counter(f"{item.info.encoding} instead of {item.asked}" for item in substituted)
         made = ", ".join(f"{count} {change}" for change, count in counts.most_common())
-        yield f"{made} ({share:.1f} % of the parameters): rows that do not divide into blocks"
+        yield (
+            f"fallback types, where rows are not a multiple of the block size: {made} "
+            f"({share:.1f} % of the parameters)"
+        )
 
 
 def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:

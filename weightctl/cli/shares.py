@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
-from weightctl.cli.report import beside, document_times, pace, resumption
+from weightctl.cli.report import describe_other_files, document_times, pace, resumption
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -96,9 +96,9 @@ def summary(
     title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
     lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
     if outcome.carried:
-        each = " each" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""
+        where = " in each directory" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""
         names = {name.rpartition("/")[2] for name in outcome.carried}
-        lines.append([Cell(beside(names) + each)])
+        lines.append([Cell(describe_other_files(names, where))])
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     return [*lines, *_summarize_run(saved)]

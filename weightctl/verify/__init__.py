@@ -76,8 +76,8 @@ class Check(NamedTuple):
 
 
 _AGAIN = (
-    "fetch the file again, or convert the original again; `weightctl diff A B --hash` shows "
-    "whether A has the published values"
+    "download the file again, or convert the original model again; to compare the file with a "
+    "fresh download: `weightctl diff MODEL DOWNLOAD --hash`"
 )
 
 # In the order in which they run: each takes more for granted than the one before.
@@ -85,50 +85,53 @@ CHECKS: dict[str, Check] = {
     "structure": Check(
         "weightctl.verify.checks.structure:check",
         "the files are complete, and other libraries can read them",
-        "the files are complete: header, sizes, offsets, overlaps, the index and its parts; "
-        "the libraries safetensors, gguf and torch can read them",
+        "the files are complete and consistent: header, sizes, offsets, index and parts; "
+        "tensors do not overlap; the libraries safetensors, gguf and torch can read the files",
         StructureFigures,
-        "fetch or make the file again; if weightctl can read its values, `weightctl convert "
-        "IN OUT` writes a file that other libraries can read",
+        "download the file again, or convert the original model again; if weightctl can read "
+        "the values, `weightctl convert MODEL OUT` writes a file that other libraries can read",
         reads_tensors=False,
         opens_files=True,
     ),
     "finite": Check(
         "weightctl.verify.checks.finite:check",
-        "no value or scale is NaN, infinite or implausible",
-        "no NaN and no infinity; no block scale that is NaN, infinite or implausible; no "
-        "matrix with all values equal; no rows that were never written",
+        "no value or block scale is NaN, infinite or implausibly large",
+        "no value is NaN, infinite or implausibly large; no block scale is NaN, infinite or "
+        "implausible; no matrix has the same value everywhere; no rows are zeros, as in data "
+        "that was never written",
         FiniteFigures,
         _AGAIN,
     ),
     "names": Check(
         "weightctl.verify.checks.names:check",
         "the tensors are those that the config requires",
-        "the tensors are those that the family and the config require: none missing, none "
-        "unexpected; shapes, vocabulary, tied or untied output",
+        "the tensors are those that the model family and the config require: none is missing "
+        "or unexpected, and shapes, vocabulary size and tied or untied embeddings match the "
+        "config",
         NamesFigures,
-        "compare the names with those of the original: `weightctl diff ORIGINAL A`; correct "
-        "them with `weightctl convert IN OUT --rename FILE`, or use the config of this model",
+        "compare the names with those of the original: `weightctl diff ORIGINAL MODEL`; correct "
+        "them with `weightctl convert MODEL OUT --rename FILE`, or use the config that belongs "
+        "to this model",
         reads_tensors=False,
     ),
     "metadata": Check(
         "weightctl.verify.checks.metadata:check",
         "tokenizer, special tokens and config are consistent",
         "tokenizer, special tokens, chat template and config are consistent with each other "
-        "and with the tensors; with `--against` they equal those of B, in either naming "
-        "convention",
+        "and with the tensors; with `--against`, they are equal to those of OTHER, also across "
+        "naming conventions",
         MetadataFigures,
-        "copy the tokenizer's files and the config from the original, or convert it again: "
-        "`weightctl convert ORIGINAL OUT`; in a GGUF file, `--set KEY=VALUE` corrects one "
-        "key",
+        "copy the tokenizer files and the config from the original model, or convert it again: "
+        "`weightctl convert ORIGINAL OUT`; in a GGUF file, `weightctl convert MODEL OUT --set "
+        "KEY=VALUE` corrects one key",
         compares=True,
     ),
     "values": Check(
         "weightctl.verify.checks.values:check",
-        "each tensor equals that of B, except for encoding errors",
-        "with `--against`: each tensor equals that of B, except for the error of its "
-        "encoding; tensors are paired across naming conventions, and changes by conversion "
-        "are undone",
+        "each tensor matches that of OTHER, within its encoding's error",
+        "with `--against`: each tensor matches that of OTHER, within the error that its encoding "
+        "causes; tensors are paired across naming conventions, and changes that a conversion "
+        "makes (such as the order of rows) are reversed in memory",
         ValuesFigures,
         _AGAIN,
         limits=(Limit("--max-rmse", "max_rmse", needs_reference=True),),
@@ -139,7 +142,8 @@ CHECKS: dict[str, Check] = {
         "weightctl.verify.checks.forward:check",
         "the model runs and predicts text",
         "the model runs: the output of every layer is finite, and the predictions are "
-        "plausible; with `--against` each layer is compared with that of B on the same input",
+        "plausible; with `--against`, each layer is compared with that of OTHER on the same "
+        "input",
         ForwardFigures,
         limits=(
             Limit("--max-ppl", "max_perplexity", of_whole_model=True),

@@ -188,7 +188,9 @@ class ValuesFigures(Figures):
         worst = sort_worst_first(off)[0]
         usual = f", expected {percent(worst.expected)}" if worst.expected else ""
         rmse = f"relative RMSE {percent(worst.relative_rmse)}"
-        called = "largest error compared with expected" if worst.is_problem else "largest error"
+        called = (
+            "largest error relative to the expected error" if worst.is_problem else "largest error"
+        )
         return f"{compared}; {called}: {worst.name}, {rmse}{usual}"
 
 

@@ -52,7 +52,9 @@ def choose_title(errors: Iterable[TensorError]) -> str:
     """Return what a table of the first of `sort_worst_first` is called."""
     is_wrong = any(error.is_problem for error in errors)
     return (
-        "largest errors compared with expected" if is_wrong else "largest errors, all as expected"
+        "largest errors, relative to the expected errors"
+        if is_wrong
+        else "largest errors, all as expected"
     )
 
 

@@ -10,11 +10,12 @@ from weightctl.verify.compare.causes import CAUSES
 if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report
 
-__all__ = ["list_remedies"]
+__all__ = ["COMPARE", "list_remedies"]
 
-_COMPARE = (
-    "`--against ORIGINAL` compares with a checkpoint that works, and names the tensor that "
-    "is wrong and often the cause"
+# What to do without a reference, where nothing that was found gives a remedy.
+COMPARE = (
+    "compare with a checkpoint that is known to be good: `--against ORIGINAL` finds the wrong "
+    "tensor, and often the cause"
 )
 
 
@@ -23,7 +24,7 @@ def list_remedies(report: Report) -> list[str]:
     advice = [each for each in dict.fromkeys(map(_choose_remedy, report.problems)) if each]
     # Where the model does not work, and nothing that was found says why.
     if report.reference is None and not advice and any(not each.hint for each in report.problems):
-        advice.append(_COMPARE)
+        advice.append(COMPARE)
     return advice
 
 

@@ -26,7 +26,7 @@ __all__ = ["Faults"]
 _MOST_SEARCHED = 4
 # With more of one cause it is the block that is wrong, not each of them.
 _FEW = 4
-_AS_IT_SHOULD = "it agrees"
+_AGREES = "of the reference, it agrees"
 
 
 class _Fault(NamedTuple):
@@ -69,16 +69,15 @@ class Faults:
         self._before = [pair.part for pair in guilty]
         causes = explain_each(guilty, self._pairing)
         if len(guilty) > _FEW and len(set(causes)) == 1:
-            those = f"{len(guilty)} tensors"
-            text = f"{_say_distance(part)}; with {those} of the reference {_AS_IT_SHOULD}"
+            text = f"{_say_distance(part)}; with {len(guilty)} tensors replaced by those {_AGREES}"
             self._faults.append(_Fault(part, part.name, _name_kind(part), text, causes[0]))
             return
-        one = (
-            "this tensor"
+        replaced = (
+            "this tensor replaced by that"
             if len(guilty) == 1
-            else f"this and {pluralize(len(guilty) - 1, 'other tensor')}"
+            else f"this and {pluralize(len(guilty) - 1, 'other tensor')} replaced by those"
         )
-        text = f"{part.name} {_say_distance(part)}; with {one} of the reference {_AS_IT_SHOULD}"
+        text = f"the output of {part.name} {_say_distance(part)}; with {replaced} {_AGREES}"
         for pair, cause in zip(guilty, causes, strict=True):
             self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
 
@@ -95,11 +94,11 @@ def _name_kind(part: ComparedPart) -> str:
 def _say_distance(part: ComparedPart) -> str:
     found, expected = part.found.all, part.expected.all
     if not isfinite(found):
-        return "gives NaN or infinite values where the reference does not"
+        return "has NaN or infinite values where the reference does not"
     off = f"differs from the reference by {percent(found)}"
     if expected > 0:
-        return f"{off}, expected {percent(expected)} from its encodings"
-    return f"{off}, expected 0"
+        return f"{off} ({percent(expected)} is expected of its encodings)"
+    return f"{off} (0 is expected)"
 
 
 def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
@@ -116,5 +115,5 @@ def _fold(same: list[_Fault]) -> Problem:
     first, text = same[0], same[0].text
     others = list(dict.fromkeys(each.part.name for each in same))[1:]
     if others:
-        text += f"; the same in {join_names(others, MOST_NAMED)}"
+        text += f"; the same is true of {join_names(others, MOST_NAMED)}"
     return Problem(where=first.where, text=text, cause=first.cause)

@@ -51,7 +51,9 @@ def note_tying(checkpoint: RecognizedModel) -> list[str]:
         name = output.info.name
         return [f"`{name}` is equal to the embedding; if the model is tied, it need not be stored"]
     if convention == "gguf" and tied:
-        return [f"there is no `{tied[0]}`; the embedding is used as the output, as in tied models"]
+        return [
+            f"there is no `{tied[0]}`: the embedding is also the output matrix (tied embeddings)"
+        ]
     plain = {family.plain(name) for name in tied}
     stored = [name for name in header_of(checkpoint.tree).tensors if family.plain(name) in plain]
     return [f"`{name}` is stored although it is tied to the embedding" for name in stored]

@@ -33,86 +33,89 @@ class Cause(NamedTuple):
 
 _HERE = "weightctl.verify.compare.causes"
 _CONVERT = (
-    "convert the original model again with `weightctl convert ORIGINAL OUT`, which makes "
-    "all changes that the family needs"
+    "convert the original model again: `weightctl convert ORIGINAL OUT` makes all changes that "
+    "the model family needs"
 )
 _RENAME = (
-    "the values are there under wrong names: correct the conversion, or rename the tensors "
-    "with `weightctl convert IN OUT --rename FILE`"
+    "the values are present, but under the wrong names: correct the conversion, or rename the "
+    "tensors with `weightctl convert MODEL OUT --rename FILE`"
 )
 _FETCH = (
-    "values are lost: fetch or make the file again; `weightctl diff A B --hash` shows "
-    "whether A has the published values"
+    "values are lost: download the file again, or convert the original model again; to compare "
+    "the file with a fresh download: `weightctl diff MODEL DOWNLOAD --hash`"
 )
 _SET = (
-    "correct the key in config.json; for a GGUF file, `weightctl convert IN OUT --set "
+    "correct the key in config.json; for a GGUF file, `weightctl convert MODEL OUT --set "
     "KEY=VALUE` writes a corrected copy"
 )
-_SAME = "nothing to do: the model computes the same; leave out --max-rmse if this is enough"
+_SAME = "no action is needed: the model computes the same results; without --max-rmse it is a note"
 
 # By the names that scripts know them by, in the order in which detectors are tried and guesses
 # made: what is quick and specific first, and guesses that look at all layers last.
 CAUSES: dict[str, Cause] = {
     "zeroed": Cause(
-        "all values of a tensor are 0: it was never written, or was erased",
+        "all values of a tensor are 0: they were never written, or were erased",
         _FETCH,
         detector=f"{_HERE}.damage:find_zeroed",
     ),
     "scale": Cause(
-        "the scale of a block is damaged; the factor is reported",
+        "a block scale is damaged; the report gives the factor",
         _FETCH,
         detector=f"{_HERE}.damage:find_damaged_scale",
     ),
     "rows_lost": Cause(
-        "rows of a tensor, or parts of rows, were never written, or were erased; they are listed",
+        "rows of a tensor, or parts of rows, were never written, or were erased; the report lists "
+        "them",
         _FETCH,
         detector=f"{_HERE}.damage:find_lost_rows",
     ),
     "scaled": Cause(
-        "all values of a tensor are multiplied by one factor, which is reported",
+        "all values of a tensor are multiplied by the same factor; the report gives it",
         _CONVERT,
         detector=f"{_HERE}.damage:find_scaled",
     ),
     "byte_order": Cause(
         "the bytes of each value are in reverse order",
-        "fetch the file again, or convert the original again with a tool that respects its "
-        "byte order",
+        "download the file again, or convert the original model again with a tool that respects "
+        "its byte order",
         detector=f"{_HERE}.misread:find_misread",
     ),
     "wrong_dtype": Cause(
         "bfloat16 values were read as float16, or float16 values as bfloat16",
-        "convert the original model again, or correct the dtype in the header: no bits are lost",
+        "the bits are intact: correct the dtype in the header, or convert the original model again",
         detector=f"{_HERE}.misread:find_misread",
     ),
     "dequantized": Cause(
-        "values were quantized before; the encoding is reported",
-        "use the original for full-precision values: a file made from a quantized one is "
-        "larger and no better",
+        "the values were quantized at an earlier time; the report gives the encoding",
+        "if you need full-precision values, use the original model: a dequantized file is larger, "
+        "but not more accurate",
         detector=f"{_HERE}.dequantized:find_dequantized",
         of_the_file=True,
     ),
     "units_permuted": Cause(
-        "inner units of an MLP are in another order in all projections, so that the model "
-        "computes the same",
+        "the hidden units of an MLP are in another order, consistently in all projections; the "
+        "model computes the same results",
         _SAME,
         detector=f"{_HERE}.units:find_equivalent_units",
         computes_the_same=True,
     ),
     "heads_permuted": Cause(
-        "attention heads are in another order in all projections, so that the model "
-        "computes the same",
+        "attention heads are in another order, consistently in all projections; the model "
+        "computes the same results",
         _SAME,
         detector=f"{_HERE}.heads:find_equivalent_heads",
         computes_the_same=True,
     ),
     "experts_permuted": Cause(
-        "experts are in another order, also in the router, so that the model computes the same",
+        "experts are in another order, consistently with the router; the model computes the same "
+        "results",
         _SAME,
         detector=f"{_HERE}.misplaced:find_equivalent_experts",
         computes_the_same=True,
     ),
     "rope_rows": Cause(
-        "rows of queries or keys are in the order of the other naming convention",
+        "rows of the query or key projection are in the order of the other format (Hugging Face or "
+        "GGUF)",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_rope_rows",
     ),
@@ -141,12 +144,13 @@ CAUSES: dict[str, Cause] = {
         takes_another=True,
     ),
     "parts_exchanged": Cause(
-        "the parts of a fused projection are in another order",
+        "the parts of a fused projection are in the wrong order",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_fused_order",
     ),
     "gate_and_up_interleaved": Cause(
-        "rows of gate and up are interleaved, or were separated as if they were interleaved",
+        "rows of the gate and up projections are interleaved although they should not be, or were "
+        "separated as if they were interleaved",
         _CONVERT,
         guess=f"{_HERE}.interleaved:guess_interleaved",
     ),
@@ -156,36 +160,38 @@ CAUSES: dict[str, Cause] = {
         guess=f"{_HERE}.mistakes:guess_transposed",
     ),
     "norm_offset": Cause(
-        "the `1 + w` of Gemma's norms is missing, or was applied twice",
+        "the 1 that GGUF adds to the weights of Gemma's norms is missing, or was added twice",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_norm_offset",
     ),
     "tied": Cause(
-        "the output is a copy of the embedding, or is tied to the embedding and differs from it",
+        "the output matrix is a copy of the embedding although the model is not tied, or it "
+        "differs from the embedding although the config ties them",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_copied_embedding",
         takes_another=True,
     ),
     "norms_exchanged": Cause(
-        "a norm is in the place of another norm",
+        "a norm is stored in the place of another norm",
         _RENAME,
         guess=f"{_HERE}.misplaced:guess_other_norm",
         takes_another=True,
     ),
     "expert_order": Cause(
-        "the experts of a layer are in another order, but its router is not",
+        "the experts of a layer are in another order, but the rows of its router are not",
         _RENAME,
         guess=f"{_HERE}.misplaced:guess_other_expert",
         takes_another=True,
     ),
     "expert_copied": Cause(
-        "an expert is a copy of another one, which is reported",
+        "an expert is a copy of another expert; the report says of which one",
         _FETCH,
         guess=f"{_HERE}.misplaced:guess_other_expert",
         takes_another=True,
     ),
     "layers_exchanged": Cause(
-        "a tensor is in the place of the same tensor of another layer, which is reported",
+        "a tensor is stored in the place of the same tensor of another layer; the report says "
+        "which",
         _RENAME,
         guess=f"{_HERE}.mistakes:guess_other_layer",
         takes_another=True,
@@ -196,57 +202,62 @@ CAUSES: dict[str, Cause] = {
         guess=f"{_HERE}.mistakes:guess_shifted",
     ),
     "heads_exchanged": Cause(
-        "attention heads are in another order, which is reported",
+        "attention heads are in the wrong order; the report gives the order",
         _CONVERT,
         detector=f"{_HERE}.heads:find_exchanged_heads",
     ),
     "rolled": Cause(
-        "rows or columns are rotated by some positions; the number is reported",
+        "rows or columns are cyclically shifted; the report gives the number of positions",
         _CONVERT,
         detector=f"{_HERE}.orders:find_permuted",
     ),
     "permuted": Cause(
-        "rows or columns are in another order, which is reported",
+        "rows or columns are in the wrong order; the report gives the order",
         _CONVERT,
         detector=f"{_HERE}.orders:find_permuted",
     ),
     "clipped": Cause(
-        "values were clipped to a range; the range and the number of clipped values are reported",
-        "use the original: clipped values are lost; convert it without clipping",
+        "values were clipped to a range; the report gives the range and the number of clipped "
+        "values",
+        "clipped values are lost: use the original model, or convert it again without clipping",
         detector=f"{_HERE}.clipped:find_clipped",
     ),
     "low_rank": Cause(
-        "a change of low rank was added, as by a LoRA adapter; the rank is reported",
-        "compare with the model that the adapter was merged into, or undo the merge: the "
-        "difference is an adapter, not damage",
+        "a matrix of low rank was added, as by merging a LoRA adapter; the report gives the rank",
+        "the difference is an adapter, not damage: compare with the model that the adapter was "
+        "merged into, or use the model without the adapter",
         detector=f"{_HERE}.low_rank:find_low_rank",
     ),
     "flipped": Cause("a bit of the file has changed", _FETCH),
     "config": Cause(
-        "a key of the config differs; both values are reported, or the values that would fit", _SET
+        "a key of the config differs; the report gives both values, or the values that would fit",
+        _SET,
     ),
-    "bias_dropped": Cause("biases were left out, or other layers have none", _CONVERT),
-    "output_forgotten": Cause("the output was left out, and differs from the embedding", _CONVERT),
+    "bias_dropped": Cause("biases are missing, in all layers or in some of them", _CONVERT),
+    "output_forgotten": Cause(
+        "the output matrix is missing, and the embedding cannot replace it", _CONVERT
+    ),
     "different_models": Cause(
-        "A and B are different models: other families, other sizes, or unrelated values",
-        "compare A with its original: check the path that was given to `--against`",
+        "MODEL and OTHER are different models: their families or sizes differ, or their values are "
+        "unrelated",
+        "check that `--against` is the path of the original of this model",
         of_both=True,
     ),
     "renamed": Cause(
-        "the tensors of A have other names than those of B",
-        "rename the tensors: `weightctl convert A OUT --rename 'REGEX=NEW'`",
+        "the tensors of MODEL and OTHER have different names",
+        "rename the tensors: `weightctl convert MODEL OUT --rename 'REGEX=NEW'`",
         of_both=True,
     ),
     "one_rank": Cause(
-        "A or B is one rank's file of a sharded checkpoint",
-        "verify the directory of the sharded checkpoint, which has manifest.json, or join its "
-        "files first: `weightctl shard --gather DIR OUT`",
+        "MODEL or OTHER is the file of a single rank of a sharded checkpoint",
+        "verify the directory of the sharded checkpoint, which contains manifest.json, or merge "
+        "its files first: `weightctl shard --gather DIR OUT`",
         of_both=True,
     ),
     "training_steps": Cause(
-        "nearly all tensors differ by similar small amounts, as after more training",
-        "`--compare` lists differences from B without judging them; where A should equal B, fetch "
-        "it again",
+        "nearly all tensors differ by similar small amounts, as they do after more training steps",
+        "to list the differences without reporting problems, use `--compare`; if MODEL should be "
+        "identical to OTHER, download it again",
         of_both=True,
     ),
 }
