@@ -343,7 +343,7 @@ def test_a_named_pipe_is_not_an_input(weightctl: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.gguf")
     done = weightctl("convert", tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert done.returncode == 2
-    assert complaint(done).endswith("in.gguf: not a regular file")
+    assert complaint(done).endswith("in.gguf: it is not a regular file")
 
 
 # Readers that stop

@@ -254,7 +254,7 @@ def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
 def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
     message = refusal(TINY, "out", "--tp", "3")
     assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in message
-    assert "it has 8 query heads of 32, with 2 KV heads" in message
+    assert "the model has 8 query heads and 2 KV heads (head size 32)" in message
     assert message.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
 
 
