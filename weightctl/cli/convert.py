@@ -173,9 +173,9 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Select whose tensor names, config and tokenizer to write. auto: those of the "
-            "output format, for supported families; keep: those of the input; hf: those of Hugging "
-            "Face; gguf: those of GGUF.",
+            help="Select the naming convention of tensor names, config and tokenizer. auto: that "
+            "of the output format, for supported families; keep: that of the input; hf: Hugging "
+            "Face's; gguf: GGUF's.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,

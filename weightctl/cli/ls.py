@@ -156,7 +156,7 @@ def ls(
 ) -> None:
     """List what is in checkpoints: tensors, shapes, types and sizes.
 
-    Layers that are alike are shown once. Only headers are read, so large files take no longer.
+    Equal layers are shown once. Only headers are read, so large files take no longer.
     """
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(
