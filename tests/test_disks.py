@@ -96,7 +96,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     old_output(kind, disk, TENSORS)
     fill(disk)
     plan, where = kind.plan(open_weights(small), disk)
-    refused = pytest.raises(OutputError, match=r"are needed, and 0 B are free on its disk")
+    refused = pytest.raises(OutputError, match=r"are needed, but 0 B are free on its disk")
     with untouched(disk), refused:
         save(plan, where, force=True)
 

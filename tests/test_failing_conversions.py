@@ -120,7 +120,7 @@ def test_a_tensor_that_comes_out_short_is_not_an_output(tmp_path: Path) -> None:
     item = plan.items[0]
     longer = item.info._replace(shape=(512, 1024))
     plan = plan.with_items((item.__class__(longer, item.source),))
-    with pytest.raises(ConversionError, match="has become 1048576 bytes instead of 2097152"):
+    with pytest.raises(ConversionError, match="has 1048576 bytes instead of 2097152"):
         save(plan, tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 

@@ -248,7 +248,7 @@ def test_a_report_is_kept_beside_an_output_into_stdout(
 def test_stdout_needs_a_format(weightctl: Run, tiny_llama: Path, out: str) -> None:
     done = weightctl("convert", tiny_llama, out)
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint(done) == "error: the format for stdout is not stated"
+    assert complaint(done) == "error: the output format for stdout is not specified"
     assert "hint: use --to (to in Python) with one of safetensors, gguf" in done.stderr
 
 
@@ -258,7 +258,7 @@ def test_a_pipe_without_a_suffix_needs_a_format(
     os.mkfifo(tmp_path / "pipe")
     done = weightctl("convert", tiny_llama, tmp_path / "pipe")
     assert done.returncode == 2
-    assert complaint(done) == f"error: the format for {tmp_path}/pipe is not stated"
+    assert complaint(done) == f"error: the output format for {tmp_path}/pipe is not specified"
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
@@ -267,7 +267,7 @@ def test_json_and_the_output_do_not_share_stdout(
 ) -> None:
     done = weightctl("convert", tiny_llama, out, "--to", "gguf", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint(done) == "error: --json and the checkpoint cannot both go to stdout"
+    assert complaint(done) == "error: --json and the checkpoint cannot both be written to stdout"
     assert "--report FILE" in done.stderr
 
 
@@ -320,7 +320,7 @@ def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
 def test_several_files_do_not_go_into_stdout(tiny_llama: Path, out: str) -> None:
     done = shell(f"{COMMAND} {tiny_llama} {out} --to gguf --max-shard-size 1MB | cat")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert complaint(done) == "error: stdout takes one file, and the output would be 5 files"
+    assert complaint(done) == "error: stdout accepts one file, but the output would have 5 files"
 
 
 def test_several_files_do_not_go_into_a_named_pipe(tiny_llama: Path, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_named_pipe_is_not_an_input(weightctl: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.gguf")
     done = weightctl("convert", tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert done.returncode == 2
-    assert complaint(done).endswith("in.gguf: not a regular file")
+    assert complaint(done).endswith("in.gguf: it is not a regular file")
 
 
 # Readers that stop

@@ -162,7 +162,7 @@ def test_what_is_whole_has_no_cuts() -> None:
     [
         (
             lambda: rowwise(matrix(2, 8), 3),
-            r"`w` of shape \[2, 8\] cannot be cut along axis 0 for 3 ranks",
+            r"`w` of shape \[2, 8\] cannot be split along axis 0 across 3 ranks",
             "1 or 2",
         ),
         (lambda: columnwise(Whole("w", (8,), (1,)), 2), "no axis 1", "replicate"),
@@ -176,7 +176,7 @@ def test_what_is_whole_has_no_cuts() -> None:
         (lambda: stacked_qkv(matrix(9, 2), 2, heads=4, kv_heads=2, head_dim=2), "9 rows", ""),
         (
             lambda: stacked_qkv(matrix(30, 2), 4, heads=9, kv_heads=3, head_dim=2),
-            "it has 9 query heads of 2, with 3 KV heads",
+            "the model has 9 query heads and 3 KV heads (head size 2)",
             "1 to 3, 6 or 9 ranks work",
         ),
         (

@@ -22,7 +22,7 @@ class Shape(tuple[Dim, ...]):
     def __new__(cls, dims: ShapeLike = ()) -> Self:
         """Make a shape from sizes, names or `Dim`s."""
         if isinstance(dims, str) or not hasattr(dims, "__iter__"):
-            raise TypeError(f"a shape is a sequence of dimensions, not {dims!r}")
+            raise TypeError(f"a shape must be a sequence of dimensions, not {dims!r}")
         return super().__new__(cls, (Dim(dim) for dim in dims))
 
     @property

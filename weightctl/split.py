@@ -7,7 +7,6 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ShardingError
-from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,8 +116,9 @@ class Heads(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        shared = f", with {self.keys} KV heads"
-        return f"{self.queries} query heads of {self.size}{shared * (self.keys != self.queries)}"
+        shared = f" and {self.keys} KV heads"
+        heads = f"{self.queries} query heads{shared * (self.keys != self.queries)}"
+        return f"{heads} (head size {self.size})"
 
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1
@@ -340,9 +340,11 @@ def _cut_segments(
     if any(start % block for start in starts):
         units = 1
     if ranks > max(units, 1):
-        are = f"{pluralize(units, 'block')} of {block}" if block > 1 else f"{units}"
-        of = "it has" if len(segments) == 1 else "a segment has"
-        raise _cannot_cut(whole, ranks, axis, f"{of} only {are}", list(range(1, max(units, 1) + 1)))
+        unit = f"blocks of {block} elements" if block > 1 else "elements"
+        of = "the axis has" if len(segments) == 1 else "a segment has"
+        raise _cannot_cut(
+            whole, ranks, axis, f"{of} only {units} {unit}", list(range(1, max(units, 1) + 1))
+        )
     shared = [unit_ranges(each, block, ranks) or [(0, each)] for each in segments]
     parts = [
         [(start + ranges[rank][0], start + ranges[rank][1])
@@ -385,14 +387,14 @@ def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
 
 
 def _describe_heads(heads: Heads, block: int) -> str:
-    return f"it has {heads}" + (f", in blocks of {block}" if block > 1 else "")
+    return f"the model has {heads}" + (f", in blocks of {block} elements" if block > 1 else "")
 
 
 def _cannot_cut(
     whole: Whole, ranks: int, axis: int, reason: str, works: Sequence[int] | None
 ) -> ShardingError:
     return ShardingError(
-        f"`{whole.name}` of shape {list(whole.shape)} cannot be cut along axis {axis} for {ranks} "
-        f"ranks: {reason}",
+        f"`{whole.name}` of shape {list(whole.shape)} cannot be split along axis {axis} across "
+        f"{ranks} ranks: {reason}",
         hint="" if works is None else ranks_that_work(works),
     )

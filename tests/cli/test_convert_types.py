@@ -66,8 +66,8 @@ def test_quantized_blocks_into_safetensors_say_where_they_can_go(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "out", "--quant", "q8_0")
-    assert "error: safetensors does not have Q8_0" in done.stderr
-    assert "hint: name the output *.gguf" in done.stderr
+    assert "error: safetensors cannot store Q8_0" in done.stderr
+    assert "hint: use an output name that ends in .gguf" in done.stderr
 
 
 def test_fp8_goes_into_safetensors_and_back_out(

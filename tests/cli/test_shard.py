@@ -194,7 +194,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
     bare = tmp_path / "out"
     message = refusal("--gather", halves, bare, "--to", "gguf")
     assert f"hint: to write gguf, use `weightctl convert {halves} {bare}.gguf`" in message
-    assert "to write into a pipe, use" in refusal("--gather", halves, "-")
+    assert "to write to a pipe, use" in refusal("--gather", halves, "-")
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} --tp auto --pp 2 --to gguf", "hint: remove --pp and --to"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
         ("{tiny} out --tp 2 --to none", "`none` is not a supported format"),
-        ("{tiny} out --tp 2 --to pytorch", "the files of ranks are safetensors or GGUF"),
+        ("{tiny} out --tp 2 --to pytorch", "shards can only be written as safetensors or GGUF"),
         ("{tiny} out.safetensors --tp 2", "out.safetensors has the suffix of a file"),
-        ("{tiny} - --tp 2", "stdout takes one file, and a sharded checkpoint has several"),
+        ("{tiny} - --tp 2", "stdout accepts one file, but a sharded checkpoint has several files"),
         ("nowhere out --tp 2", "nowhere: No such file or directory"),
         ("nowhere --tp auto", "nowhere: No such file or directory"),
         ("{readme} out --tp 2", "not a checkpoint that weightctl can read: it is text"),
@@ -254,7 +254,7 @@ def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
 def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
     message = refusal(TINY, "out", "--tp", "3")
     assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in message
-    assert "it has 8 query heads of 32, with 2 KV heads" in message
+    assert "the model has 8 query heads and 2 KV heads (head size 32)" in message
     assert message.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
 
 

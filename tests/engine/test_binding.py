@@ -155,7 +155,7 @@ def test_all_weights_that_do_not_fit_are_named_at_once() -> None:
     assert caught.value.message.splitlines() == [
         "4 weights of graph `stack` cannot be loaded:",
         "  `layers.0.b`: missing (did you mean `layers.0.q`?)",
-        "  `layers.1.w`: stored as F32 [8, 9], but the graph needs float32 [8, 8]",
+        "  `layers.1.w`: stored as F32 [8, 9], but the graph expects float32 [8, 8]",
         "  `layers.2.w`: stored as F64; float32 cannot hold all of its values",
         "  `layers.2.b`: str is not an array",
     ]

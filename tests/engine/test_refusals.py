@@ -125,8 +125,8 @@ def test_a_dimension_that_comes_out_as_no_size_is_refused(dim: Dim, says: str) -
 @pytest.mark.parametrize(
     ("registry", "says"),
     [
-        ([np.ones(2)], "weights_registry cannot be a list"),
-        ("a.safetensors", "weights_registry cannot be a str"),
+        ([np.ones(2)], "weights_registry must be a mapping, not a list"),
+        ("a.safetensors", "weights_registry must be a mapping, not a str"),
         ({0: np.ones(2)}, r"layers\.0\.w`: missing"),
     ],
 )

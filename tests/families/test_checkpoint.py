@@ -120,7 +120,7 @@ def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
 
 
 def test_tensors_in_memory_need_a_config() -> None:
-    assert "pass it as `config`" in refused(weights_of({"a": np.ones(1)}))
+    assert "pass the content of config.json as `config`" in refused(weights_of({"a": np.ones(1)}))
 
 
 def test_more_layers_than_tensors_are_refused_before_they_are_named(

@@ -122,11 +122,14 @@ def test_factors_of_1_are_not_a_scaling() -> None:
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        (np.ones(7, np.float32), r"`rope_freqs\.weight` has 7 values for 8 pairs"),
-        (np.full(8, np.nan, np.float32), "increases some frequencies"),
-        (np.full(8, np.inf, np.float32), "increases some frequencies"),
-        (np.full(8, 0.5, np.float32), "increases some frequencies"),
-        (np.full(8, -1.0, np.float32), "increases some frequencies"),
+        (
+            np.ones(7, np.float32),
+            r"`rope_freqs\.weight` has 7 values, but there are 8 pairs",
+        ),
+        (np.full(8, np.nan, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, np.inf, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, 0.5, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, -1.0, np.float32), "that is less than 1 or not finite"),
         (
             np.arange(8, 0, -1).astype(np.float32),
             "does not match llama3 scaling",

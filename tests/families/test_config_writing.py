@@ -333,7 +333,7 @@ def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
         (
             "llama",
             {"activation": "tanh"},
-            ("`hidden_act` is `'tanh'`, which this key cannot express"),
+            ("`hidden_act` is `'tanh'`, which the key does not support"),
         ),
         (
             "phi3 long",

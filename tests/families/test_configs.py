@@ -214,11 +214,17 @@ def test_0_positions_are_not_a_window_in_gguf() -> None:
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "epsilon` is `nan`"),
         (
             {"rope__dimension_count": 15},
-            ("15 rotary dimensions do not fit a head of 16 elements; the number must be even"),
+            (
+                "15 rotary dimensions are not valid for a head of 16 elements; the number must be "
+                "even and at most 16"
+            ),
         ),
         (
             {"rope__dimension_count": 18},
-            ("18 rotary dimensions do not fit a head of 16 elements; the number must be even"),
+            (
+                "18 rotary dimensions are not valid for a head of 16 elements; the number must be "
+                "even and at most 16"
+            ),
         ),
         ({"rope__scaling__type": "longrope"}, "rope.scaling.type` is `'longrope'`"),
         ({"rope__freq_base": 0.0}, "freq_base` is `0.0`"),

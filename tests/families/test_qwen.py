@@ -179,9 +179,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": [[]]}, "`layer_types` has a list"),
     (
         {"layer_types": ["sliding_attention"] * 32},
-        ("layers have a sliding window, but its size is missing"),
+        ("the config states layers with a sliding window, but not the size of the window"),
     ),
-    (WINDOWED | {"layer_types": MIXED}, "the model has 32 layers, but the config describes 3"),
+    (
+        WINDOWED | {"layer_types": MIXED},
+        "the model has 32 layers, but the config states the attention type of 3",
+    ),
 ]
 
 
@@ -194,9 +197,9 @@ def test_windows_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ([True], "the model has 3 layers, but the config describes 1"),
+        ([True], "the model has 3 layers, but the config states the attention type of 1"),
         (7, "it must be a list with true or false for each layer"),
-        (["yes"], "has a value that is not true or false"),
+        (["yes"], "has an element that is not true or false"),
     ],
 )
 def test_flags_of_no_sense_in_gguf_are_refused(pattern: Any, message: str) -> None:

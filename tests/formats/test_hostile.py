@@ -81,8 +81,8 @@ GGUF = {
         24,
     ),
     "unknown-type-past-end": Case("`a` ends 512 bytes after the end of the file: the file has", 24),
-    "row-no-block": Case("the rows of `a` of shape (32, 33) are not whole Q8_0 blocks", 24),
-    "scalar-block": Case("the rows of `a` of shape () are not whole Q8_0 blocks", 24),
+    "row-no-block": Case("`a` has shape (32, 33): a row is not a whole number of Q8_0 blocks", 24),
+    "scalar-block": Case("`a` has shape (): a row is not a whole number of Q8_0 blocks", 24),
 }
 UNSOUND = Case("the entry of tensor 'a' is invalid", 8)
 NO_STRINGS = Case("`__metadata__` is not a mapping from strings to strings", 8)
@@ -142,14 +142,18 @@ DIRECTORIES = {
     "split-byte-orders": Case("the parts have different byte orders"),
     "index-part-missing": Case("1 of 2 parts are missing: `model-00002-of-00002.safetensors`"),
     "index-outside": Case("`../gguf-key-twice.gguf`, which is outside its directory"),
-    "index-absolute": Case("the index names `/etc/passwd`, which is outside its directory"),
-    "index-dots": Case("the index names `..`, which is outside its directory"),
+    "index-absolute": Case(
+        "the index refers to `/etc/passwd`, which is not a file in the directory of the index"
+    ),
+    "index-dots": Case(
+        "the index refers to `..`, which is not a file in the directory of the index"
+    ),
     "index-no-strings": NO_MAP,
     "index-no-map": NO_MAP,
     "index-empty-map": NO_MAP,
     "index-no-object": Case("the index is not a JSON object"),
-    "index-no-json": Case("the index is not JSON: it is a web page"),
-    "index-no-utf8": Case("the index is not JSON: 'utf-8'"),
+    "index-no-json": Case("the index is not valid JSON: it is a web page"),
+    "index-no-utf8": Case("the index is not valid JSON: 'utf-8'"),
     "index-deep": Case("the index is not JSON"),
     "index-tensor-missing": Case("1 tensor not in the part that the index names (`b`)"),
     "index-tensor-elsewhere": Case("2 tensors not in the part that the index names (`a`, `b`)"),
@@ -161,7 +165,8 @@ DIRECTORIES = {
     "index-all-wrong": Case(
         "the index and its parts do not match:\n"
         "  1 of 4 parts are missing: `gone.safetensors`\n"
-        "  model-00002-of-00004.safetensors: it is a Git LFS pointer, not the file itself, which "
+        "  model-00002-of-00004.safetensors: it is a Git LFS pointer, and the actual file (4.92 "
+        "GB) "
         "has 4.92 GB\n"
         "  model-00003-of-00004.safetensors, byte 70: `c` ends 9 bytes after the end of the "
         "file: the file has 77 bytes instead of 86 (9 B of 86 B are missing)\n"
@@ -179,12 +184,13 @@ DIRECTORIES = {
     "only-tfjs": Case("`group1-shard1of1.bin` is a shard of a TensorFlow.js model"),
     "only-ctranslate2": Case("`model.bin` is a CTranslate2 model (WhisperSpec)"),
     "all-wrong": Case(
-        "`pytorch_model.bin` is a Git LFS pointer, not the file itself, which has 4.92 GB"
+        "`pytorch_model.bin` is a Git LFS pointer, and the actual file (4.92 GB) has not been "
+        "downloaded"
     ),
-    "all-pointers": Case("... are 4 files: each is a Git LFS pointer, not the file itself"),
+    "all-pointers": Case("... are 4 files: each is a Git LFS pointer"),
     "deeper": Case("its directories `unet`, `vae` contain checkpoints"),
     "models--a--b": Case("its directories `snapshots/2222`, `snapshots/1111` contain checkpoints"),
-    "several": Case("the directory holds several gguf checkpoints: one.gguf, two.gguf"),
+    "several": Case("the directory contains several gguf checkpoints: one.gguf, two.gguf"),
 }
 OTHERS = {
     "empty.safetensors": Case("it is empty"),
@@ -192,7 +198,9 @@ OTHERS = {
     "three-bytes.gguf": Case("it is only 3 bytes long, too short for a checkpoint"),
     "zeros.safetensors": Case("it is nothing but zeros, 4096 bytes"),
     "zeros-first.gguf": Case("it is damaged: its first 1000 bytes are zeros"),
-    "lfs-pointer.safetensors": Case("a Git LFS pointer, not the file itself, which has 4.92 GB"),
+    "lfs-pointer.safetensors": Case(
+        "a Git LFS pointer, and the actual file (4.92 GB) has not been downloaded"
+    ),
     "unfinished.safetensors.incomplete": Case("it is nothing but zeros, 512 bytes"),
     "piece.gguf-split-b": Case("it is a later piece of a split file, according to its name"),
     "web-page.gguf": Case("it is a web page: `Sign in`"),

@@ -117,7 +117,7 @@ def test_a_tail_that_is_cut_off_is_not_an_end(tmp_path: Path, end: int) -> None:
         (struct.pack("<i", 0), SECOND, "the length of a name is 0"),
         (struct.pack("<i", 1 << 30), SECOND + 4, "a name needs 1073741824 bytes"),
         (dat_entry(b"\xff\xfe", 1, SUMS), SECOND, "is not UTF-8"),
-        (dat_entry(b"a", 1, SUMS), SECOND, "`a` appears twice"),
+        (dat_entry(b"a", 1, SUMS), SECOND, "the entry `a` appears twice"),
         (dat_entry(b"b", 1, SUMS[:0]), SECOND + 9, "the length of the values of `b` is 0"),
         (
             struct.pack("<i1sii", 1, b"b", 1, 1 << 30),

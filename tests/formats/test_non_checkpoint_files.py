@@ -254,7 +254,7 @@ def fill(directory: Path, files: dict[str, bytes | str]) -> None:
 
 
 DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
-    "empty": ({}, "it is empty", "check that this is the directory of the download"),
+    "empty": ({}, "it is empty", "check that this is the directory that you downloaded to"),
     "hidden": ({".gitattributes": "x"}, "it is empty", "check that this is"),
     "texts": ({"config.json": "{}", "a.md": "x"}, "it contains `a.md`, `config.json`", "formats:"),
     "pointer": (
@@ -316,7 +316,7 @@ def test_links_to_nothing_and_what_is_not_a_file_are_reported_for_a_directory(
     os.mkfifo(tmp_path / "model.gguf")
     message = error_of(tmp_path).message
     assert "`model.safetensors` is a link to a missing file: ../../blobs/0123" in message
-    assert "`model.gguf` is a file that cannot be read: not a regular file" in message
+    assert "`model.gguf` is a file that cannot be read: it is not a regular file" in message
 
 
 def test_a_format_that_is_asked_for_and_not_there_is_reported_with_what_is(tmp_path: Path) -> None:
@@ -334,7 +334,10 @@ def test_a_file_that_would_have_been_chosen_is_not_passed_over_in_silence(
 ) -> None:
     fill(tmp_path, {"adapter.safetensors": SAFETENSORS, name: POINTER, "training_args.bin": "x"})
     assert open_weights(tmp_path).header.notes == (
-        f"`{name}` is not read: it is a Git LFS pointer, not the file itself, which has 4.92 GB",
+        (
+            f"`{name}` is not read: it is a Git LFS pointer, and the actual file (4.92 GB) has "
+            "not been downloaded"
+        ),
     )
 
 
@@ -360,16 +363,18 @@ def test_the_command_says_it_on_one_line_and_quickly(
     assert error.startswith(
         f"error: {tmp_path}/model.safetensors: not a checkpoint that weightctl "
     )
-    assert error.endswith("it is a Git LFS pointer, not the file itself, which has 4.92 GB")
+    assert error.endswith(
+        "it is a Git LFS pointer, and the actual file (4.92 GB) has not been downloaded"
+    )
     assert hint.startswith("hint: run `git lfs pull` in its repository")
 
 
 def test_an_index_that_is_something_else_says_what(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(POINTER)
-    assert "the index is not JSON: it is a Git LFS pointer" in error_of(path).message
+    assert "the index is not valid JSON: it is a Git LFS pointer" in error_of(path).message
     path.write_text(json.dumps({"weight_map": {"a": "b"}})[:-9])
-    assert "the index is not JSON: Unterminated string" in error_of(path).message
+    assert "the index is not valid JSON: Unterminated string" in error_of(path).message
 
 
 def test_parts_that_are_wrong_alike_are_said_together(tmp_path: Path) -> None:

@@ -141,14 +141,14 @@ def across_rows(document: Document) -> None:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "another layout": (at("layout", to="rows"), "`layout` is `rows`; it must be ranks or vllm"),
-    "no layout": (without("layout"), "`layout` is not text"),
+    "no layout": (without("layout"), "`layout` is not a string"),
     "another format": (
         at("format", to="zip"),
         ("`format` is `zip`; it must be safetensors or gguf or pytorch"),
     ),
-    "no grid": (without("grid"), "`grid` is not an object"),
+    "no grid": (without("grid"), "`grid` is not a JSON object"),
     "a grid without an axis": (without("grid", "pp"), "`pp` is not an integer of at least 0"),
-    "an axis of none": (at("grid", "ep", to=0), "a grid of 2 x 0 x 1 ranks is not valid"),
+    "an axis of none": (at("grid", "ep", to=0), "tp 2 x ep 0 x pp 1 is not a valid grid of ranks"),
     "an axis below 0": (at("grid", "ep", to=-2), "`ep` is not an integer of at least 0"),
     "an axis that is true": (at("grid", "ep", to=True), "`ep` is not an integer of at least 0"),
     "an axis that is a fraction": (
@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "more ranks than there can be": (
         at("grid", "pp", to=1 << 40),
-        "a grid of 2 x 1 x 1099511627776 ranks is not valid",
+        "tp 2 x ep 1 x pp 1099511627776 is not a valid grid of ranks",
     ),
     "a number beyond 63 bits": (
         at("grid", "pp", to=1 << 64),
@@ -168,24 +168,24 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ("the manifest has 1 ranks, but tp x ep x pp is 2"),
     ),
     "ranks that are not a list": (at("ranks", to={"0": {}}), "`ranks` is not a list"),
-    "a rank that is not an object": (at("ranks", 1, to=7), "`ranks` is not a list of objects"),
+    "a rank that is not an object": (at("ranks", 1, to=7), "`ranks` is not a list of JSON objects"),
     "more tensors and ranks than bytes": (
         absurd,
-        ("3003 tensors on 6000 ranks are more than the listed shards allow"),
+        ("3003 tensors on 6000 ranks are too many for the number of listed shards"),
     ),
     "tensors that are not a list": (at("tensors", to=None), "`tensors` is not a list"),
-    "a tensor not an object": (at("tensors", 0, to=[]), "`tensors` is not a list of objects"),
-    "a tensor twice": (twice("tensors"), "`norm` appears twice among the tensors"),
-    "a name that is not text": (at("tensors", 0, "name", to=3), "`name` is not text"),
+    "a tensor not an object": (at("tensors", 0, to=[]), "`tensors` is not a list of JSON objects"),
+    "a tensor twice": (twice("tensors"), "the manifest lists the tensor `norm` twice"),
+    "a name that is not text": (at("tensors", 0, "name", to=3), "`name` is not a string"),
     "a name of half a character": (at("tensors", 0, "name", to="\ud800"), "is not UTF-8"),
-    "no strategy": (without("tensors", 0, "strategy"), "`strategy` is not text"),
+    "no strategy": (without("tensors", 0, "strategy"), "`strategy` is not a string"),
     "an encoding that is none": (
         at("tensors", 0, "encoding", to="Q9_Z"),
         "the encoding of `norm` is not supported",
     ),
     "an encoding that is an object": (
         at("tensors", 0, "encoding", to={"block": 0}),
-        "`encoding` is not text",
+        "`encoding` is not a string",
     ),
     "a shape that is a number": (at("tensors", 0, "shape", to=4), "`shape` is not a list"),
     "a shape of fractions": (
@@ -198,29 +198,29 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a shape below 0": (
         at("tensors", 0, "shape", to=[-4]),
-        ("shape [-4] of `norm` is not possible with F32"),
+        ("`norm` is stored as F32, which does not support the shape [-4]"),
     ),
     "a shape beyond memory": (
         at("tensors", 0, "shape", to=[1 << 32, 1 << 32]),
-        "of `norm` is not possible with F32",
+        "`norm` is stored as F32, which does not support the shape",
     ),
     "a shape of 65 axes": (
         at("tensors", 0, "shape", to=[1] * 65),
-        ("of `norm` is not possible with F32"),
+        ("`norm` is stored as F32, which does not support the shape"),
     ),
     "a shape of broken blocks": (
         at("tensors", 2, "shape", to=[2, 33]),
-        "shape [2, 33] of `q` is not possible with Q8_0",
+        "`q` is stored as Q8_0, which does not support the shape [2, 33]",
     ),
-    "no path": (without("ranks", 1, "path"), "rank 1: `path` is not text"),
+    "no path": (without("ranks", 1, "path"), "rank 1: `path` is not a string"),
     "a path out of the directory": (
         at("ranks", 1, "path", to="rank-1/../../x"),
-        "the path of rank 1, `rank-1/../../x`, is outside of the directory",
+        "the path of rank 1, `rank-1/../../x`, is not inside the directory",
     ),
-    "a path from the root": (at("ranks", 1, "path", to="/etc/x"), "is outside of the directory"),
-    "a path that is empty": (at("ranks", 1, "path", to=""), "is outside of the directory"),
-    "a path of Windows": (at("ranks", 1, "path", to="a\\..\\b"), "is outside of the directory"),
-    "a path with a zero": (at("ranks", 1, "path", to="a\0b"), "is outside of the directory"),
+    "a path from the root": (at("ranks", 1, "path", to="/etc/x"), "is not inside the directory"),
+    "a path that is empty": (at("ranks", 1, "path", to=""), "is not inside the directory"),
+    "a path of Windows": (at("ranks", 1, "path", to="a\\..\\b"), "is not inside the directory"),
+    "a path with a zero": (at("ranks", 1, "path", to="a\0b"), "is not inside the directory"),
     "a path of two ranks": (
         at("ranks", 1, "path", to="rank-0/model.gguf"),
         "`rank-0/model.gguf` is the file of several ranks",
@@ -235,15 +235,18 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a part of another encoding": (
         at(*W, "encoding", to="I32"),
-        ("`w` on rank 0: its encoding differs from the encoding of its pieces"),
+        (
+            "`w` on rank 0: its encoding differs from the encoding of the tensors that "
+            "it is a part of"
+        ),
     ),
     "a part of another shape": (
         at(*W, "shape", to=[3, 6]),
-        ("`w` on rank 0: its shape [3, 6] differs from the shape of its piece"),
+        ("`w` on rank 0: its shape [3, 6] differs from the shape of its cuts"),
     ),
     "a part of nothing": (
         at(*W, "pieces", to=[]),
-        ("`w` on rank 0: its shape [2, 6] differs from the shape of its piece"),
+        ("`w` on rank 0: its shape [2, 6] differs from the shape of its cuts"),
     ),
     "pieces not a list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is not a list"),
     "a digest that is none": (
@@ -254,42 +257,42 @@ REFUSED: dict[str, tuple[Change, str]] = {
         at(*W, "sha256", to="AB" * 32),
         "`w` on rank 0: `sha256` is not a SHA-256 digest",
     ),
-    "no digest": (without(*W, "sha256"), "`w` on rank 0: `sha256` is not text"),
-    "no strategy of a part": (without(*W, "strategy"), "`w` on rank 0: `strategy` is not text"),
+    "no digest": (without(*W, "sha256"), "`w` on rank 0: `sha256` is not a string"),
+    "no strategy of a part": (without(*W, "strategy"), "`w` on rank 0: `strategy` is not a string"),
     "a piece of no tensor": (
         at(*W, "pieces", 0, "source", to="v"),
-        "`w` on rank 0: its piece `v` is not a tensor of the manifest",
+        "`w` on rank 0: its source `v` is not a tensor of the manifest",
     ),
     "cuts that are not objects": (
         at(*W, "pieces", 0, "cuts", to=[[0, 2]]),
-        "`w` on rank 0: `cuts` is not a list of objects",
+        "`w` on rank 0: `cuts` is not a list of JSON objects",
     ),
     "a cut twice along an axis": (
         twice(*W, "pieces", 0, "cuts"),
-        "`w` on rank 0: `w` is cut twice along one axis",
+        "`w` on rank 0: `w` is split twice along one axis",
     ),
     "a cut along no axis": (
         at(*CUT, "axis", to=2),
-        "`w` on rank 0: `w` cannot be cut along axis 2",
+        "`w` of shape [4, 6] cannot be split along axis 2",
     ),
     "an axis counted from the end": (
         at(*CUT, "axis", to=-1),
         ("`axis` is not an integer of at least 0"),
     ),
     "ranges that are not a list": (at(*CUT, "ranges", to="02"), "`ranges` is not a list"),
-    "a range of one": (at(*CUT, "ranges", 0, to=[0]), "a range is not a pair of integers"),
+    "a range of one": (at(*CUT, "ranges", 0, to=[0]), "a range is not a list of two integers"),
     "a range of texts": (
         at(*CUT, "ranges", 0, to=["0", "2"]),
-        ("a range is not a pair of integers"),
+        ("a range is not a list of two integers"),
     ),
     "a range of truths": (
         at(*CUT, "ranges", 0, to=[False, 2]),
-        ("a range is not a pair of integers"),
+        ("a range is not a list of two integers"),
     ),
     "a range that is empty": (
         at(*CUT, "ranges", to=[[2, 2]]),
         (
-            "the range from 2 to 2 of axis 0 is empty, overlaps the range before it, or is "
+            "the range from 2 to 2 of axis 0 of `w` is empty, overlaps the range before it, or is "
             "outside of the 4 elements of"
         ),
     ),
@@ -319,11 +322,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a cut of blocks that cross rows": (
         across_rows,
-        "`w` on rank 0: `w` cannot be cut along axis 0",
+        "`w` of shape [4, 3] cannot be split along axis 0",
     ),
     "no ranges": (
         at(*CUT, "ranges", to=[]),
-        "`w` is cut along axis 0 into no elements",
+        "the list of ranges along axis 0 of `w` is empty",
     ),
     "a range that breaks blocks": (
         at(*Q, "pieces", 0, "cuts", to=[{"axis": 1, "ranges": [[0, 16]]}]),
@@ -331,7 +334,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "more ranges than can be meant": (
         many_ranges,
-        "`w` on rank 0: `w` is cut into too many pieces",
+        "`w` on rank 0: `w` is split into too many pieces",
     ),
     "a gap": (
         without("ranks", 1, "tensors", 1),
@@ -341,7 +344,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         both(without("ranks", 0, "tensors", 0), without("ranks", 1, "tensors", 0)),
         "no rank has element [0] of `norm` of shape [4]",
     ),
-    "aliases that are not an object": (at("aliases", to=[]), "`aliases` is not an object"),
+    "aliases that are not an object": (at("aliases", to=[]), "`aliases` is not a JSON object"),
     "an alias of no tensor": (
         at("aliases", to={"a": "b"}),
         ("the alias `a` is also a tensor, or refers to a missing tensor"),
@@ -355,8 +358,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
         at("aliases", to={"a": ["w"]}),
         ("the alias `a` is also a tensor, or refers to a missing tensor"),
     ),
-    "a source that is none": (at("source", to=None), "`source` is not an object"),
-    "a source without its header": (without("source", "header"), "`header` is not text"),
+    "a source that is none": (at("source", to=None), "`source` is not a JSON object"),
+    "a source without its header": (without("source", "header"), "`header` is not a string"),
     "a source of another digest": (
         at("source", "header", to="x"),
         "`header` of `source` is not a SHA-256",
@@ -394,18 +397,18 @@ def rows(*ranges: tuple[int, int]) -> Document:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (as_vllm([rows((0, 2))], 1), "`w` on rank 0: it is smaller than its pieces"),
+        (as_vllm([rows((0, 2))], 1), "`w` on rank 0: it has fewer bytes than its pieces need"),
         (
             as_vllm([rows((0, 2)), rows((1, 2))], 3),
-            ("the pieces of `w` on rank 0 overlap, or do not form one slice"),
+            ("the pieces of `w` on rank 0 overlap, or cannot be joined into one slice"),
         ),
         (
             as_vllm([rows((0, 2)), {"source": "w", "cuts": []}], 6),
-            ("the pieces of `w` on rank 0 overlap, or do not form one slice"),
+            ("the pieces of `w` on rank 0 overlap, or cannot be joined into one slice"),
         ),
         (
             as_vllm([{"source": "w", "cuts": []}] * 2, 8),
-            ("the pieces of `w` on rank 0 overlap, or do not form one slice"),
+            ("the pieces of `w` on rank 0 overlap, or cannot be joined into one slice"),
         ),
     ],
 )
@@ -428,10 +431,10 @@ def test_pieces_that_do_not_fit_are_refused(
         (b'{"weightctl_shards": true}', "the file is not a manifest of a sharded checkpoint"),
         (b'{"weightctl_shards": 2}', "the manifest has version 2; this weightctl reads version 1"),
         (b'{"weightctl_shards": 0}', "the manifest has version 0; this weightctl reads version 1"),
-        (b'{"weightctl_shards": 1}', "`layout` is not text"),
+        (b'{"weightctl_shards": 1}', "`layout` is not a string"),
         (
             b'{"weightctl_shards": 1, "layout": "a", "layout": "b"}',
-            ("a key appears twice in an object"),
+            ("the key 'layout' appears twice in one JSON object"),
         ),
         (b'{"weightctl_shards": ' + b"[" * 100_000, "the file is not valid JSON"),
         (b'{"weightctl_shards": ' + b"9" * 5000 + b"}", "the file is not valid JSON"),

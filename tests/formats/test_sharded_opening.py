@@ -129,7 +129,7 @@ def test_a_directory_in_the_place_of_a_file_is_named(parts: Path) -> None:
     path = parts / "rank-0" / "model.gguf"
     path.unlink()
     path.mkdir()
-    assert "rank 0: rank-0/model.gguf: not a regular file" in opening_error(parts).reason
+    assert "rank 0: rank-0/model.gguf: it is not a regular file" in opening_error(parts).reason
 
 
 def test_a_file_of_another_format_is_named(parts: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_file_in_another_byte_order_is_named(parts: Path) -> None:
     ]
     (parts / "rank-0" / "model.gguf").write_bytes(build.Gguf(order=">").file(tensors))
     reason = opening_error(parts).reason
-    assert "rank 0: rank-0/model.gguf: it is big-endian, but rank files are little-endian" in reason
+    assert "rank 0: rank-0/model.gguf: the file is big-endian, but the files of ranks are" in reason
 
 
 def test_links_to_files_elsewhere_are_followed(parts: Path, sound: Path, tmp_path: Path) -> None:

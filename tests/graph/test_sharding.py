@@ -86,7 +86,7 @@ def test_a_shard_is_called_as_the_whole_until_it_has_a_name_of_its_own() -> None
 def test_the_devices_must_be_as_many_as_the_strategy_is_for(count: int) -> None:
     whole = weight(4, 2, strategy=ShardingStrategy.rowwise(2))
     with pytest.raises(
-        GraphError, match=f"the strategy of `w` is for 2 devices, but {count} were given"
+        GraphError, match=f"the sharding strategy of `w` is for 2 devices, but {count} were given"
     ):
         whole.shard(THREE[:count])
 
@@ -129,7 +129,7 @@ REFUSED: list[tuple[ShardingStrategy, tuple[int, ...], str, str]] = [
     (
         ShardingStrategy.rowwise(4),
         (3, 8),
-        r"`w` of shape \[3, 8\] cannot be cut along axis 0 for 4 ranks",
+        r"`w` of shape \[3, 8\] cannot be split along axis 0 across 4 ranks",
         "1 to 3 ranks work",
     ),
     (ShardingStrategy.columnwise(3), (8, 2), "along axis 1", "1 or 2 ranks work"),
@@ -138,7 +138,7 @@ REFUSED: list[tuple[ShardingStrategy, tuple[int, ...], str, str]] = [
     (
         ShardingStrategy.stacked_qkv(3, **QKV),
         (24, 5),
-        ("it has 4 query heads of 3, with 2 KV heads"),
+        ("the model has 4 query heads and 2 KV heads (head size 3)"),
         "1, 2 or 4 ranks work",
     ),
     (

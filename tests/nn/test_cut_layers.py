@@ -86,14 +86,16 @@ def test_heads_of_quantized_weights_stay_together_in_whole_blocks() -> None:
     attention = Attention(96, 6, head_dim=16, quantization_encoding=q8_0)
     assert cuts(attention, 2)["o.weight"] == columns((0, 64), (64, 96))
     assert refusal(attention, 4) == (
-        "`o.weight` of shape [96, 96] cannot be cut for 4 ranks: it has 6 query heads of 16, which "
-        "are cut in blocks of 32; 1 to 3 ranks work"
+        "`o.weight` of shape [96, 96] cannot be split across 4 ranks: the model has 6 query heads "
+        "(head size 16), which "
+        "are split in blocks of 32 elements; 1 to 3 ranks work"
     )
 
 
 def test_heads_that_cannot_be_shared_out_are_refused_with_the_numbers_that_can() -> None:
     assert refusal(Attention(32, 16, kv_heads=4), 6) == (
-        "`q.weight` of shape [32, 32] cannot be cut for 6 ranks: it has 16 query heads of 2, "
+        "`q.weight` of shape [32, 32] cannot be split across 6 ranks: the model has 16 query heads "
+        "(head size 2), "
         "with 4 KV heads; 1 to 4, 8, 12 or 16 ranks work"
     )
 
@@ -119,7 +121,7 @@ def test_a_quantized_mlp_is_cut_in_the_blocks_of_what_leads_back() -> None:
     assert found["gate.weight"] == found["up.weight"] == rows((0, 512), (512, 768))
     assert found["down.weight"] == columns((0, 512), (512, 768))
     assert refusal(mlp, 4) == (
-        "`down.weight` of shape [256, 768] cannot be cut for 4 ranks: axis 1 has only 3 "
+        "`down.weight` of shape [256, 768] cannot be split across 4 ranks: axis 1 has only 3 "
         "blocks of 256; 1 to 3 ranks work"
     )
 
@@ -154,7 +156,7 @@ def test_fewer_experts_than_groups_are_refused() -> None:
 def test_a_table_is_cut_by_rows_of_which_the_first_ranks_have_more() -> None:
     assert cuts(Embedding(5, 4), 3) == {"weight": rows((0, 2), (2, 4), (4, 5))}
     assert refusal(Embedding(2, 4), 3) == (
-        "`weight` of shape [2, 4] cannot be cut for 3 ranks: axis 0 has only 2 elements; "
+        "`weight` of shape [2, 4] cannot be split across 3 ranks: axis 0 has only 2 elements; "
         "1 or 2 ranks work"
     )
 

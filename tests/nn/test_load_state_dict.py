@@ -224,7 +224,7 @@ def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
     [
         ([1, 2, 3, 4], "is a list, not an array"),
         (np.array(["a"] * 4), "is an array of <U1, which no DType matches"),
-        (WeightData.declared("weight", DType.float32, (4,)), "is only declared and has no data"),
+        (WeightData.declared("weight", DType.float32, (4,)), "was declared without data"),
         (weights_of({"one": np.ones(4)}).two, "is missing: no tensor is named `two`"),
     ],
 )

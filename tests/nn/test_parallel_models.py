@@ -106,8 +106,8 @@ def test_three_ranks_cannot_share_the_heads_of_tiny_llama(tiny_llama: Path) -> N
     with pytest.raises(ShardingError) as raised:
         parallel(network, [CPU] * 3)
     assert raised.value.headline == (
-        "`layers.0.attention.q.weight` of shape [256, 256] cannot be cut for 3 ranks: it has 8 "
-        "query heads of 32, with 2 KV heads"
+        "`layers.0.attention.q.weight` of shape [256, 256] cannot be split across 3 ranks: the "
+        "model has 8 query heads and 2 KV heads (head size 32)"
     )
     assert raised.value.hint == "1, 2, 4, 6 or 8 ranks work"
 
@@ -125,7 +125,7 @@ def test_four_ranks_cannot_share_the_heads_of_smollm2(smollm2: Path) -> None:
     network = build_network(Model(smollm2, []).checkpoint)
     with pytest.raises(
         ShardingError,
-        match="it has 9 query heads of 64, with 3 KV heads, which are cut in blocks of 32",
+        match=r"9 query heads and 3 KV heads \(head size 64\), which are split in blocks of 32",
     ):
         parallel(network, [CPU] * 4)
 

@@ -76,5 +76,5 @@ def test_ranks_of_other_groups_have_the_same_part_under_names_of_their_own() -> 
 
 def test_a_rank_that_has_nothing_of_a_weight_is_refused() -> None:
     shards = Shards(find_placement([FIRST, SECOND], None, 0))
-    with pytest.raises(GraphError, match="rank 1 has no elements of `matrix`"):
+    with pytest.raises(GraphError, match="`matrix` has no shard on rank 1"):
         shards.of(matrix(), Sharding("given", ((), None)), 1)

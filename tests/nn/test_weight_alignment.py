@@ -42,7 +42,7 @@ def test_an_unaligned_array_is_copied_when_a_graph_runs() -> None:
 
 def test_an_unaligned_array_is_an_error_where_an_alignment_is_asked_for() -> None:
     said = refusal(Scale(), {"weight": off_by_one(4)}, weight_alignment=4)
-    assert "`weight` does not start on a multiple of 4 bytes" in said
+    assert "`weight` is not aligned: its memory address is not a multiple of 4 bytes" in said
     assert "leave `weight_alignment` out" in said
 
 
@@ -57,7 +57,7 @@ def test_weight_alignment_overrides_that_of_dtypes_and_is_set_on_all_weights() -
 def test_weight_alignment_may_be_stricter_than_dtypes() -> None:
     value = off_by_one(8)[3:]
     said = refusal(Scale(5), {"weight": value}, weight_alignment=64)
-    assert "does not start on a multiple of 64 bytes" in said
+    assert "is not aligned: its memory address is not a multiple of 64 bytes" in said
 
 
 def test_a_weight_has_an_alignment_of_its_own() -> None:

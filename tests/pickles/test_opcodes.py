@@ -197,12 +197,12 @@ def test_what_python_reads_is_read_the_same_way_or_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"'\\q'", "a string with an invalid escape"),
-        (b"'\\x1'", "a string with an invalid escape"),
-        (b"'\\777'", "a string with an invalid escape"),
-        (b"'\\'", "a string with an invalid escape"),
-        (b"'a", "without quotes"),
-        (b"'", "without quotes"),
+        (b"'\\q'", "a string has an invalid escape sequence"),
+        (b"'\\x1'", "a string has an invalid escape sequence"),
+        (b"'\\777'", "a string has an invalid escape sequence"),
+        (b"'\\'", "a string has an invalid escape sequence"),
+        (b"'a", "no quotes"),
+        (b"'", "no quotes"),
     ],
 )
 def test_a_string_that_python_warns_of_is_refused(line: bytes, reason: str) -> None:
@@ -213,18 +213,21 @@ def test_a_string_that_python_warns_of_is_refused(line: bytes, reason: str) -> N
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"I" + b"9" * 5000 + b"\n.", "an integer of 5000 digits"),
-        (b"\x80\x06N.", "protocol 6 is newer than 5"),
-        (b"\x97.", "buffers that are stored outside of the pickle"),
-        (b"c" + b"a" * 600 + b"\nb\n.", "a name of more than 512 characters"),
+        (b"I" + b"9" * 5000 + b"\n.", "an integer has 5000 digits"),
+        (b"\x80\x06N.", "pickle protocol 6 is not supported; the newest is 5"),
+        (b"\x97.", "it refers to buffers that are stored outside of the pickle"),
+        (
+            b"c" + b"a" * 600 + b"\nb\n.",
+            "name of a global has more than 512 characters",
+        ),
         (b"N", "the pickle is incomplete"),
         (b"cos", "the pickle is incomplete"),
         (b"\x8d" + b"\xff" * 8 + b".", "the pickle is incomplete"),
-        (b"\x8b\xff\xff\xff\xff.", "a negative length"),
+        (b"\x8b\xff\xff\xff\xff.", "a length is negative"),
         (b"\xff.", "an opcode that is invalid, or whose operands are missing"),
         (b"h\0.", "an opcode that is invalid, or whose operands are missing"),
         (b"N0.", "an opcode that is invalid, or whose operands are missing"),
-        (b"NNR.", "a call with invalid arguments"),
+        (b"NNR.", "the arguments of a call are not a tuple"),
     ],
 )
 def test_a_fault_is_named(raw: bytes, reason: str) -> None:

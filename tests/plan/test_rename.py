@@ -75,18 +75,18 @@ def test_a_rule_that_an_earlier_one_leaves_nothing_is_refused(tmp_path: Path) ->
 
 
 def test_two_tensors_of_one_name_are_refused_with_both(tmp_path: Path) -> None:
-    both = r"`encoder\.0\.query` and `encoder\.1\.query` would get the same name, `encoder\.query`"
+    both = r"`encoder\.0\.query` and `encoder\.1\.query` would have the same name, `encoder\.query`"
     with pytest.raises(ConversionError, match=both):
         renamed(tmp_path, "[rename]\n'\\.\\d+' = ''")
 
 
 def test_a_new_name_that_another_tensor_keeps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="would get the same name, `head`"):
+    with pytest.raises(ConversionError, match="would have the same name, `head`"):
         renamed(tmp_path, "[rename]\n'^encoder.10.key$' = 'head'")
 
 
 def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="`head` would get an empty name"):
+    with pytest.raises(ConversionError, match="`head` would have an empty name"):
         renamed(tmp_path, "[rename]\nhead = ''")
 
 

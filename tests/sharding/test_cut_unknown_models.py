@@ -246,7 +246,7 @@ def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
             "the model has 2 layers, which cannot be divided among 3 stages",
             "use --pp (pp in Python) up to 2",
         ),
-        (Grid(3), "it has 4 query heads of 16, with 2 KV heads", "1, 2 or 4 ranks"),
+        (Grid(3), "the model has 4 query heads and 2 KV heads (head size 16)", "1, 2 or 4 ranks"),
         (Grid(1 << 40), r"`model\.embed_tokens.*96 elements are too few", "1 to 96 ranks work"),
     ],
 )
@@ -288,7 +288,7 @@ def test_blocks_are_in_the_way_before_heads_are() -> None:
     assert two.refusal is None
     assert four.refusal is not None
     assert "`blk.0.attn_output.weight`" in four.refusal.message
-    assert "it has 8 query heads of 64, in blocks of 256" in four.refusal.message
+    assert "8 query heads (head size 64), in blocks of 256 elements" in four.refusal.message
     assert four.refusal.hint == "1 or 2 ranks work"
 
 
@@ -326,7 +326,7 @@ def test_scales_of_blocks_are_cut_with_their_numbers_and_heads_stay_whole(tmp_pa
     assert sizes == [512, 128, 128]
     refusal = possible(weights, [3])[0].refusal
     assert refusal is not None
-    assert "it has 12 query heads of 64, with 3 KV heads, in blocks of 128" in str(refusal)
+    assert "12 query heads and 3 KV heads (head size 64), in blocks of 128" in str(refusal)
 
 
 def test_nothing_of_numpy_is_loaded_where_nothing_is_quantized_in_parts(tmp_path: Path) -> None:

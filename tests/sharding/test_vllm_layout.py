@@ -308,11 +308,11 @@ def llama(folder: Path, **changes: Any) -> Weights:
             {"format_name": "gguf"},
             ("vLLM reads sharded checkpoints only from safetensors, not from gguf"),
         ),
-        (Grid(1, pp=2), {}, "the layout of vLLM does not support pipeline stages"),
+        (Grid(1, pp=2), {}, "the vLLM layout does not support pipeline stages"),
         (
             Grid(2),
             {"rules": CutRules("", ())},
-            ("the layout of vLLM is fixed and does not use a plan file"),
+            ("the vLLM layout is fixed and does not use a plan file"),
         ),
     ],
 )
@@ -326,7 +326,7 @@ def test_what_the_layout_is_not_built_for_is_refused(
 def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     arrays, config = model("mixtral")
     problem = refused(saved(tmp_path, arrays, config), Grid(1, ep=2))
-    assert problem == "the layout of vLLM does not support experts that vLLM divides among ranks"
+    assert problem == "the vLLM layout does not support experts that vLLM divides among ranks"
 
 
 @pytest.mark.parametrize(

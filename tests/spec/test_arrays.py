@@ -57,7 +57,7 @@ def test_a_function_gives_what_it_gives_of_the_array(number: int, made: Any) -> 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 def test_no_function_takes_the_bytes_of_blocks_for_numbers(number: int, blocks: WeightData) -> None:
     with pytest.raises(
-        EncodingError, match="is stored in Q8_0 blocks, so its bytes are not values"
+        EncodingError, match="is stored in Q8_0 blocks, so its bytes are not its elements"
     ):
         FUNCTIONS[number](blocks)
 
@@ -103,7 +103,7 @@ def test_blocks_are_refused_beside_a_tensor(blocks: WeightData) -> None:
     tensor = torch.ones(4, 272)
     for act in (operator.add, operator.matmul, operator.lt, operator.eq):
         for pair in ((blocks, tensor), (tensor, blocks)):
-            with pytest.raises(EncodingError, match="blocks, so its bytes are not values"):
+            with pytest.raises(EncodingError, match="blocks, so its bytes are not its elements"):
                 act(*pair)
 
 

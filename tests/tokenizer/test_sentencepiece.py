@@ -186,7 +186,7 @@ def bpe(**changes: Any) -> dict[str, Any]:
         (bpe(vocab={"a": 0, "b": 0}), "the same id"),
         (bpe(vocab={"a": 4_000_000_000}), "the id of 'a' is 4000000000"),
         (bpe(vocab={"a": -1}), "the id of 'a' is -1"),
-        (bpe(vocab={"a": "x"}), "its vocabulary is not an object from tokens to ids"),
+        (bpe(vocab={"a": "x"}), "its vocabulary is not a JSON object that maps tokens to ids"),
         (bpe(vocab=[["a"]]), "which is not a token with a score"),
         (
             bpe(vocab={"\ud800": 0, **BYTE_IDS}),

@@ -143,7 +143,7 @@ def test_declared_data_says_what_it_will_be(declared: WeightData) -> None:
 def test_touching_declared_data_is_a_clear_error(
     touch: Callable[[Any], object], declared: WeightData
 ) -> None:
-    with pytest.raises(MissingTensorError, match="`w` is only declared and has no data yet"):
+    with pytest.raises(MissingTensorError, match="`w` was declared without data"):
         touch(declared)
     with pytest.raises(MissingTensorError, match="`v` is only declared"):
         touch(declared.with_name("v"))

@@ -211,7 +211,7 @@ def test_what_is_not_a_part_of_a_tensor_says_why(
     with pytest.raises(ConversionError) as refusal:
         DerivedTensor("part", Sliced((cut,)), [tensor])
     assert refusal.value.message == (
-        f"`w`, stored as {kind} of shape {list(shape)}, cannot be cut: {says}"
+        f"`w`, stored as {kind} of shape {list(shape)}, cannot be split: {says}"
     )
 
 

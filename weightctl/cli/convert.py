@@ -351,10 +351,11 @@ def _require_stdout(where: Target, *, as_json: bool) -> None:
         return
     if is_terminal():
         raise OutputError(
-            "a checkpoint cannot be written to a terminal", hint="redirect stdout, or name a file"
+            "a checkpoint cannot be written to a terminal",
+            hint="redirect stdout, or use the path of a file",
         )
     if as_json:
         raise ConversionError(
-            "--json and the checkpoint cannot both go to stdout",
+            "--json and the checkpoint cannot both be written to stdout",
             hint="use --report FILE instead of --json",
         )

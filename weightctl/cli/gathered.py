@@ -38,8 +38,8 @@ def gather_into(
     described = gathering(path, out, to)
     if described.outcome.where.is_stream:
         raise ConversionError(
-            "--gather writes a file or a directory",
-            hint="to write into a pipe, use "
+            "--gather cannot write to a pipe or stdout",
+            hint="to write to a pipe, use "
             f"`weightctl convert {path} - --to {described.plan.format}`",
         )
     for text in () if quiet else _notes(described):

@@ -203,13 +203,15 @@ def _refuse_contradictions(asked: _Asked) -> None:
         )
     if asked.depth is not None and asked.is_flat:
         raise WeightctlError(
-            "--depth applies to the tree, but --flat, -l, --sort and --hash show a list",
-            hint="leave out --depth, or use it without these options",
+            "--depth cannot be combined with --flat, -l, --sort or --hash: they show a list, not "
+            "a tree",
+            hint="leave out --depth, or the other options",
         )
     if asked.values and (asked.is_flat or asked.meta is not None):
         raise WeightctlError(
-            "--values applies to the tree, but --flat, -l, --sort, --hash and --meta show a list",
-            hint="leave out --values, or use it without these options",
+            "--values cannot be combined with --flat, -l, --sort, --hash or --meta: they show a "
+            "list, not a tree",
+            hint="leave out --values, or the other options",
         )
     if asked.meta is not None and asked.is_flat and (asked.meta or not asked.as_json):
         raise WeightctlError(

@@ -353,17 +353,26 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
     real = os.path.realpath(path)
     if is_stream(path):
         if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):
-            raise OutputError(f"{path} is the output itself", hint="name a file for the report")
+            raise OutputError(
+                f"the report path {path} is the same as the output",
+                hint="use the path of a file for the report",
+            )
         return
     directory, base = os.path.split(real)
     if real == os.path.realpath(where.path):
-        raise OutputError(f"{path} is the output itself", hint="name another file for the report")
+        raise OutputError(
+            f"the report path {path} is the same as the output",
+            hint="choose another file for the report",
+        )
     place = os.path.dirname(os.path.realpath(where.file))
     if directory == place and (where.file_name or where.pattern().fullmatch(base)):
-        raise OutputError(f"{path} is the output itself", hint="name another file for the report")
+        raise OutputError(
+            f"the report path {path} is the same as the output",
+            hint="choose another file for the report",
+        )
     refuse_inputs(real, input_files(plan), plan.consulted)
     if os.path.isdir(real):
-        raise OutputError(f"{path} is a directory", hint="name a file for the report")
+        raise OutputError(f"{path} is a directory", hint="use the path of a file for the report")
     refuse_what_is_there([real], force=force)
     check_place(directory, path, 0)
 

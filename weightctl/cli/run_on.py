@@ -74,10 +74,10 @@ def text_of(path: str) -> str:
     except UnicodeDecodeError as error:
         raise ConversionError(
             f"{path}, byte {error.start}: the file is not UTF-8 text",
-            hint="--text-file takes plain text, such as a page of a book",
+            hint="--text-file needs plain text, such as a page of a book",
         ) from error
     if not text.strip():
         raise ConversionError(
-            f"{path}: the file contains no text", hint="name a file with a paragraph of text"
+            f"{path}: the file contains no text", hint="use a file with a paragraph of text"
         )
     return text

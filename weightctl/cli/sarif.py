@@ -63,12 +63,12 @@ def check_sarif(
         if stream_name(path) == "stdout":
             raise OutputError(
                 "--sarif cannot write to stdout, where the findings are printed",
-                hint="name a file for --sarif",
+                hint="use the path of a file for --sarif",
             )
         return
     real = os.path.realpath(path)
     if os.path.isdir(real):
-        raise OutputError(f"{path} is a directory", hint="name a file for --sarif")
+        raise OutputError(f"{path} is a directory", hint="use the path of a file for --sarif")
     refuse_inputs(real, scanned, consulted)
     refuse_what_is_there([real], force=force)
     check_place(os.path.dirname(real), path, 0)

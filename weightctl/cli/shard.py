@@ -254,13 +254,13 @@ def _directory(out: str) -> str:
     """Return a path that names a directory; raises `ConversionError` for another."""
     if is_stream(out):
         raise ConversionError(
-            f"{stream_name(out)} takes one file, and a sharded checkpoint has several",
-            hint="name a directory",
+            f"{stream_name(out)} accepts one file, but a sharded checkpoint has several files",
+            hint="use the path of a directory",
         )
     if format_by_suffix(out) and not os.path.isdir(out):
         raise ConversionError(
-            f"{out} has the suffix of a file, and a sharded checkpoint is a directory",
-            hint="to create a directory of that name, end it with a slash",
+            f"{out} has the suffix of a file, but a sharded checkpoint is a directory",
+            hint="to create a directory of that name, end the path with a slash",
         )
     return out
 

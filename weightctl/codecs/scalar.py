@@ -67,8 +67,8 @@ def pack(numbers: Numbers) -> U8:
         return raw
     if raw.shape[-1] % 2:
         raise EncodingError(
-            "float4 stores two values in each byte, so a row cannot have "
-            f"{raw.shape[-1]} elements, which is odd"
+            "float4 stores two values in each byte, so a row must have an even number of "
+            f"elements, not {raw.shape[-1]}"
         )
     packed: U8 = raw[..., ::2] & np.uint8(15) | raw[..., 1::2] << np.uint8(4)
     return packed

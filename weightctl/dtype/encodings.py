@@ -111,8 +111,8 @@ class Encoding(NamedTuple):
             return prod(shape) * self.size
         if not self.fits(shape):
             raise EncodingError(
-                f"shape {tuple(shape)} does not consist of whole {self.name} blocks "
-                f"of {self.block} elements"
+                f"the last dimension of shape {tuple(shape)} is not a multiple of the {self.name} "
+                f"block size, {self.block}"
             )
         return prod(shape) // self.block * self.size
 

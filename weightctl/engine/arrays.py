@@ -69,11 +69,11 @@ def _require_plain(tensor: Tensor) -> None:
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     if layout != str(torch.strided).removeprefix("torch."):
         raise EngineError(
-            f"the values of a {layout} tensor are not contiguous in memory",
+            f"a {layout} tensor is not stored as one contiguous array",
             hint="convert it to a dense tensor with `to_dense()` or `to_padded_tensor(0.0)`",
         )
     if tensor.is_meta:
-        raise EngineError("a tensor on the meta device has no values", hint="load its values first")
+        raise EngineError("a tensor on the meta device has no data", hint="load its data first")
 
 
 def _of_buffer(buffer: Buffer) -> Tensor:

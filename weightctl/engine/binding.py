@@ -235,7 +235,7 @@ def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
 def _require_registry(given: object) -> None:
     if not isinstance(given, Weights | Mapping):
         raise EngineError(
-            f"weights_registry cannot be a {type(given).__name__}",
+            f"weights_registry must be a mapping, not a {type(given).__name__}",
             hint="use a tree from open_weights, or a mapping from names to arrays",
         )
 

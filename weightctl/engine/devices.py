@@ -53,8 +53,8 @@ def _require_gpus(last: DeviceRef) -> None:
     # The builds for AMD have CUDA's names too.
     if torch.version.cuda is None and torch.version.hip is None:
         raise EngineError(
-            f"{last} is not available: torch {torch.__version__} is built without CUDA",
-            hint=f"install a torch build with CUDA, or leave the devices out: {_ON_THE_CPU}",
+            f"{last} is not available: torch {torch.__version__} was built without GPU support",
+            hint=f"install a torch build with CUDA or ROCm, or leave out `devices`: {_ON_THE_CPU}",
         )
     count = torch.cuda.device_count()
     if count == 0:

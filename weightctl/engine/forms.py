@@ -99,7 +99,7 @@ def mismatch(info: TensorInfo, form: WeightForm) -> BindingProblem | None:
         hint = NAMES if found.shape != form.shape else _blocks_hint(form.blocks)
         return BindingProblem(f"stored as {encoding} {own}, but the graph reads it as {form}", hint)
     if found.shape != form.shape:
-        return BindingProblem(f"stored as {encoding} {own}, but the graph needs {form}", NAMES)
+        return BindingProblem(f"stored as {encoding} {own}, but the graph expects {form}", NAMES)
     return _explain_loss(encoding, form.dtype)
 
 

@@ -84,7 +84,7 @@ def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
     if tensor.dtype is not torch_dtype(kind.dtype) or tensor.ndim != kind.rank:
         hint = "" if tensor.ndim != kind.rank else f"convert it to {kind.dtype.value} first"
         raise EngineError(
-            f"input {number} is {describe_tensor(tensor)}, but the graph needs {kind}", hint=hint
+            f"input {number} is {describe_tensor(tensor)}, but the graph expects {kind}", hint=hint
         )
     return tensor
 

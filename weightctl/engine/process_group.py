@@ -107,7 +107,7 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
 
     if not distributed.is_available():
         raise EngineError(
-            f"torch {torch.__version__} is built without torch.distributed",
+            f"torch {torch.__version__} was built without torch.distributed",
             hint="install a torch build with torch.distributed, such as those for Linux",
         )
     if distributed.is_initialized():

@@ -33,7 +33,7 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
     if unknown:
         raise EngineError(
             f"the size of `{unknown[0]}`, on which {dim} depends, is not defined",
-            hint=f"add an input with a dimension that is just `{unknown[0]}`",
+            hint=f"add an input that has `{unknown[0]}` as a dimension",
         )
     try:
         return dim.at(sizes)

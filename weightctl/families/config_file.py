@@ -21,7 +21,10 @@ __all__ = ["read_config"]
 
 # The longest that are known list a few hundred thousand labels.
 _MAX_SIZE = 20_000_000
-_HINT = "download it from the source of the checkpoint, or pass its content as `config` in Python"
+_HINT = (
+    "download config.json from where you got the checkpoint, or pass its content as `config` in "
+    "Python"
+)
 
 
 def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
@@ -30,14 +33,17 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     Raises `ArchitectureError` if there is none that is a JSON object.
     """
     if not header.files:
-        raise ArchitectureError("tensors in memory have no config.json", hint="pass it as `config`")
+        raise ArchitectureError(
+            "tensors in memory have no config.json",
+            hint="pass the content of config.json as `config`",
+        )
     path = os.path.join(os.path.dirname(header.files[0]), CONFIG)
     try:
         file = open_reader(path)
     except FormatError as error:
         why = f"the GGUF has no `{ARCHITECTURE}`, and " if header.format == "gguf" else ""
         raise ArchitectureError(
-            f"{path}: {error.reason}; {why}the model family is not stated elsewhere",
+            f"{path}: {error.reason}; {why}weightctl needs config.json to detect the model family",
             hint=_HINT,
         ) from error
     try:
@@ -45,7 +51,7 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     except FormatError as error:
         raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error
     if not is_object(document):
-        raise ArchitectureError(f"{path}: it is not a JSON object", hint=_HINT)
+        raise ArchitectureError(f"{path}: the file is not a JSON object", hint=_HINT)
     return path, document
 
 

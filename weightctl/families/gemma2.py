@@ -157,9 +157,7 @@ def _mark_layers(fields: Fields) -> tuple[bool, ...]:
 
 def _local_period(fields: Fields) -> int:
     if not any(fields.get("windowed_layers", (True,))):
-        raise ValueError(
-            "states that no layer has a sliding window, which llama.cpp does not support"
-        )
+        raise ValueError("gives no layer a sliding window, which llama.cpp does not support")
     return local_period(_PERIOD)(fields)
 
 
@@ -241,7 +239,8 @@ def consistent(fields: Fields) -> Fields:
     described = len(fields["windowed_layers"])
     if described != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config describes {described}"
+            f"the model has {fields['layers']} layers, but the config states the attention type "
+            f"of {described}"
         )
     return {**fields, "rope_scaling": scaling(fields)}
 

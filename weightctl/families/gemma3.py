@@ -148,7 +148,7 @@ def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if found is None:
         return {}
     if not is_object(found):
-        raise ValueError(f"`{name}` is not an object")
+        raise ValueError(f"`{name}` is not a JSON object")
     return found
 
 

@@ -144,8 +144,7 @@ def _part_of(
         rest = whole.info.shape[0] if whole.info.shape else 0
         if sum(rows) != rest:
             raise ConversionError(
-                f"`{found}` has {rest} rows for its parts, but "
-                f"{' + '.join(map(str, rows))} are expected",
+                f"`{found}` has {rest} rows, but its parts need {' + '.join(map(str, rows))}",
                 hint="check that the config belongs to this checkpoint",
             )
         return DerivedTensor(tensor.module, RowRange(first, first + rows[number]), [whole]), found

@@ -39,13 +39,13 @@ def describe_nearest(tensors: Iterable[TensorInfo], convention: NamingConvention
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
     share = (
-        f"the closest family is {closest.family.name}, which has {len(closest.common)} of "
-        f"the {len(kinds)} kinds"
+        f"the closest is {closest.family.name}: {len(closest.common)} of "
+        f"the {len(kinds)} kinds of tensors in this model match it"
     )
     if not closest.beyond:
-        return f"{share} of tensors: perhaps only the config differs"
+        return f"{share}, so perhaps only the config differs"
     shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
-    return f"{share} of tensors, but not {shown}"
+    return f"{share}, but not {shown}"
 
 
 def _likeness(family: Family, kinds: Iterable[str], convention: NamingConvention) -> _Likeness:

@@ -79,10 +79,13 @@ def check_fields(fields: Fields) -> Fields:
     windowed = fields["windowed_layers"]
     if windowed is not None and len(windowed) != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config describes {len(windowed)}"
+            f"the model has {fields['layers']} layers, but the config states the attention type "
+            f"of {len(windowed)}"
         )
     if windowed is not None and any(windowed) and fields["sliding_window"] is None:
-        raise ValueError("layers have a sliding window, but its size is missing")
+        raise ValueError(
+            "the config states layers with a sliding window, but not the size of the window"
+        )
     return LLAMA.checked(fields)
 
 

@@ -131,4 +131,4 @@ def _says(key: str, found: object, where: str) -> str:
 
 def _hint(known: Iterable[str], weights: Checkpoint, convention: NamingConvention) -> str:
     near = describe_nearest(header_of(weights).tensors.values(), convention)
-    return "; ".join(filter(None, (f"supported are {', '.join(known)}", near)))
+    return "; ".join(filter(None, (f"supported families: {', '.join(known)}", near)))

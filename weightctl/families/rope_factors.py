@@ -83,7 +83,7 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     Raises `ArchitectureError` if config.json cannot express them.
     """
     if fields["scaling.kind"] is not None and fields["scaling.factor"] not in {0, 1, None}:
-        raise _cannot_express("its RoPE is scaled by both `rope_freqs.weight` and a metadata key")
+        raise _cannot_express("both `rope_freqs.weight` and a metadata key scale its RoPE")
     try:
         scaled = llama3_scaling(
             factors,
@@ -139,10 +139,14 @@ def llama3_scaling(
 
     found = np.asarray(factors, np.float64).ravel()
     if len(found) != dimensions // 2:
-        raise ValueError(f"`rope_freqs.weight` has {len(found)} values for {dimensions // 2} pairs")
+        raise ValueError(
+            f"`rope_freqs.weight` has {len(found)} values, but there are "
+            f"{dimensions // 2} pairs of rotary dimensions"
+        )
     if not (np.isfinite(found).all() and found.min() >= 1 - _ROUNDING):
         raise ValueError(
-            "`rope_freqs.weight` increases some frequencies, which llama3 scaling does not do"
+            "`rope_freqs.weight` has a value that is less than 1 or not finite, which llama3 "
+            "scaling does not support"
         )
     factor = shortest(float(found.max()))
     if math.isclose(factor, 1, rel_tol=_ROUNDING):

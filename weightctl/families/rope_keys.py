@@ -98,9 +98,10 @@ LONGROPE_KEYS = (
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
-    given: Any = document.get("rope_scaling") or document.get("rope_parameters") or {}
+    key = "rope_scaling" if document.get("rope_scaling") else "rope_parameters"
+    given: Any = document.get(key) or {}
     if not is_object(given):
-        raise ValueError("`rope_parameters` or `rope_scaling` is not an object")
+        raise ValueError(f"`{key}` is not a JSON object")
     for name, value in given.items():
         if is_object(value):
             raise ValueError(f"separate RoPE settings for `{name}` are not supported")

@@ -51,7 +51,7 @@ class RopeScaling:
         if self.kind not in known:
             raise GraphError(
                 f"`{self.kind}` is not a supported RoPE scaling",
-                hint=f"supported are {', '.join(known)}",
+                hint=f"use one of {', '.join(known)}",
             )
         if not self.factor > 0:
             raise GraphError(f"a scaling factor of {self.factor:g} is not valid")

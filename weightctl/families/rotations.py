@@ -45,8 +45,8 @@ def check_heads(fields: Fields) -> None:
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
     if dimensions % 2 or not 0 < dimensions <= head_dim:
         raise ValueError(
-            f"{dimensions} rotary dimensions do not fit a head of {head_dim} elements; the "
-            "number must be even"
+            f"{dimensions} rotary dimensions are not valid for a head of {head_dim} elements; the "
+            f"number must be even and at most {head_dim}"
         )
     if fields.get("value_dim", head_dim) != head_dim:
         raise ValueError("keys and values of different sizes are not supported")

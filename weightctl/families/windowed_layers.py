@@ -54,7 +54,7 @@ class LayerFlags(NamedTuple):
                 f"is {show_value(content)}; it must be a list with true or false for each layer"
             )
         if not all(isinstance(flag, bool) for flag in content):
-            raise ValueError("has a value that is not true or false")
+            raise ValueError("has an element that is not true or false")
         return tuple(content)
 
     @property

@@ -181,8 +181,7 @@ def write_in_order(
         checks.append(check)
         if written != info.nbytes:
             raise ConversionError(
-                f"writing `{info.name}` produced {written} bytes; {info.nbytes} bytes "
-                "were expected",
+                f"writing `{info.name}` produced {written} bytes instead of {info.nbytes}",
                 hint="this is a bug in weightctl; please report it",
             )
         position = offset + info.nbytes

@@ -229,7 +229,7 @@ def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
         raise FormatError(
             file.path,
             entry.at,
-            f"the rows of `{entry.name}` of shape {entry.shape} are not whole "
+            f"`{entry.name}` has shape {entry.shape}: a row is not a whole number of "
             f"{encoding.name} blocks",
             hint="the file is damaged",
         )

@@ -92,7 +92,7 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
         raise FormatError(
             file.path,
             0,
-            f"a file of {file.size} bytes is too short for a safetensors header",
+            f"the file has {file.size} bytes, too few for a safetensors header",
             hint="check that the download is complete",
         )
     length = int.from_bytes(file.read(0, 8), "little")
@@ -297,7 +297,7 @@ def layout(
     length = len(raw) + pad(8 + len(raw), boundary)
     if length > _MAX_HEADER:
         raise ConversionError(
-            f"the header would have {length} bytes; safetensors allows at most 100 MB"
+            f"the header would have {length} bytes, but safetensors allows at most 100 MB"
         )
     start = 8 + length
     return Layout(

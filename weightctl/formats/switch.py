@@ -92,9 +92,9 @@ class Switch(NamedTuple):
             raise FormatError(
                 self.path_of(changed[0]),
                 None,
-                "this file was changed after a run that replaced its set was stopped",
-                hint=f"remove {self.path} to read the files in their present state; to replace "
-                "them, run the stopped command again with --force (force=True in Python)",
+                "this file was changed after the run that was replacing its checkpoint was stopped",
+                hint=f"to read the files as they are, remove {self.path}; to replace them, run the "
+                "stopped command again with --force (force=True in Python)",
             )
         index = self.leading if self.leading.endswith(INDEX_SUFFIX) else None
         paths = {name: self.current(name) for name in self.new if name != index}
@@ -171,8 +171,10 @@ def read_switch(path: str) -> Switch:
     raise FormatError(
         path,
         None,
-        "this is not a replacement record that weightctl wrote",
-        hint="remove it",
+        "this file has the name of a journal of a weightctl run that replaces a checkpoint, but "
+        "it is "
+        "not a valid one",
+        hint="move the file to another directory, then run the command again",
     )
 
 

@@ -80,8 +80,9 @@ def refuse_renamed(graph: Graph, weight: Weight) -> None:
         return
     known = next(name for name, found in graph.weights_by_name.items() if found is weight)
     raise GraphError(
-        f"graph `{graph.name}` has the weight `{known}`, which was renamed to `{weight.name}`",
-        hint="rename weights before building the graph of a model",
+        f"weight `{known}` of graph `{graph.name}` was renamed to `{weight.name}` after the graph "
+        f"was built",
+        hint="rename weights before you build the graph",
     )
 
 

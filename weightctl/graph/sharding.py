@@ -161,7 +161,9 @@ class ShardingStrategy:
         part = self.sharding(weight).parts[number]
         if part is None:
             raise GraphError(
-                f"device {number} of {self.devices} has no elements of `{weight.name}`"
+                f"`{weight.name}` has no shard on device {number} of {self.devices} (counted from "
+                f"0)",
+                hint="use fewer devices, or another strategy for this weight",
             )
         return weight.part_for(part, number, device)
 
@@ -261,13 +263,13 @@ def _require_fitting(whole: Whole, sharding: Sharding) -> None:
             )
             if not fits:
                 raise ShardingError(
-                    f"device {rank} cannot have {list(ranges)} along axis {axis} of "
+                    f"device {rank} cannot have the ranges {list(ranges)} along axis {axis} of "
                     f"`{whole.name}` of shape {list(whole.shape)}"
                 )
             block = whole.blocks[axis]
             if any(end % block and end != whole.shape[axis] for each in ranges for end in each):
                 raise ShardingError(
-                    f"{list(ranges)} of device {rank} would split blocks of "
+                    f"the ranges {list(ranges)} of device {rank} would split blocks of "
                     f"`{whole.name}` of shape {list(whole.shape)}, which have {block} "
                     f"elements along axis {axis}"
                 )

@@ -310,9 +310,9 @@ class Weight(Value):
         require_strategy(strategy)
         if strategy.devices != len(devices):
             raise GraphError(
-                f"the strategy of `{self.name}` is for {strategy.devices} devices, but "
+                f"the sharding strategy of `{self.name}` is for {strategy.devices} devices, but "
                 f"{len(devices)} were given",
-                hint="use the number of devices of its sharding_strategy",
+                hint=f"pass {strategy.devices} devices, or change `sharding_strategy`",
             )
         return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
 

@@ -118,14 +118,14 @@ def _too_few_heads(
     queries: Sequence[CutAxis], heads: Heads, ranks: int, works: Sequence[int]
 ) -> ShardingError:
     block = lcm(*(side.block for side in queries))
-    blocks = f", which are cut in blocks of {block}" if block > 1 else ""
-    return _cannot_cut(_coarsest(queries), ranks, f"it has {heads}{blocks}", works)
+    blocks = f", which are split in blocks of {block} elements" if block > 1 else ""
+    return _cannot_cut(_coarsest(queries), ranks, f"the model has {heads}{blocks}", works)
 
 
 def _too_few_units(sides: Sequence[CutAxis], size: int, ranks: int) -> ShardingError:
     first, unit = _coarsest(sides), lcm(*(side.block for side in sides))
     units = -(-size // unit)
-    blocks = f"{units} blocks of {unit}" if unit > 1 else f"{units} elements"
+    blocks = f"{units} blocks of {unit} elements" if unit > 1 else f"{units} elements"
     reason = f"axis {first.axis} has only {blocks}"
     return _cannot_cut(first, ranks, reason, list(range(1, units + 1)))
 
@@ -165,6 +165,6 @@ def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
 
 def _cannot_cut(side: CutAxis, ranks: int, reason: str, works: Sequence[int]) -> ShardingError:
     return ShardingError(
-        f"{side.description} cannot be cut for {ranks} ranks: {reason}",
+        f"{side.description} cannot be split across {ranks} ranks: {reason}",
         hint=ranks_that_work(works),
     )

@@ -87,7 +87,7 @@ class Embedding(Divisible):
         if len(ranges) > 1:
             raise GraphError(
                 f"shard {self.weight.shard_idx} has rows of `{parent.name}` that are not "
-                "consecutive, so row numbers cannot be mapped to them",
+                "consecutive, so token ids cannot be mapped to them",
                 hint="use `ShardingStrategy.rowwise` to cut embedding tables",
             )
         self.rows = (*ranges[0], int(parent.original_dtype_and_shape[1][0]))

@@ -150,6 +150,6 @@ def _check_activation(activation: str) -> str:
     if activation not in ACTIVATIONS:
         raise GraphError(
             f"`{activation}` is not a supported activation",
-            hint=f"supported are {', '.join(ACTIVATIONS)}",
+            hint=f"use one of {', '.join(ACTIVATIONS)}",
         )
     return activation

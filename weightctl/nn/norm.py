@@ -91,5 +91,5 @@ def _size(layer: str, features: Any) -> int:
         return index(features[0])
     raise ArgumentTypeError(
         f"{features!r} is not a valid size for {layer}",
-        hint="it normalizes the last axis; give the size of that axis: `8` or `(8,)`",
+        hint="the layer normalizes the last axis; use the size of that axis, such as `8` or `(8,)`",
     )

@@ -69,9 +69,8 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
         )
     if first not in range(0, grid.ranks, count):
         raise ShardingError(
-            f"with {count} of {grid_text} per process, rank {first} cannot be the first "
-            "of a process",
-            hint=f"`first` must be {count} times the number of the process",
+            f"a process with {count} of {grid_text} cannot start at rank {first}",
+            hint=f"`first` must be {count} times the number of the process, counted from 0",
         )
     return Placement(grid, given, first)
 
@@ -91,7 +90,7 @@ class Shards:
         """
         part = sharding.parts[rank % self.placement.grid.tp]
         if part is None:
-            raise GraphError(f"rank {rank} has no elements of `{weight.name}`")
+            raise GraphError(f"`{weight.name}` has no shard on rank {rank}", hint="use fewer ranks")
         key = (id(weight), rank, part)
         if key not in self._known:
             made = weight.part_for(part, rank, self.placement.device(rank))

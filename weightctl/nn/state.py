@@ -139,7 +139,9 @@ def _take(
     # What runs a graph copies a value that does not start where the weight wants it.
     start = None if alignment is None else address(held)
     if start is not None and alignment is not None and start % alignment:
-        raise StateDictError(f"does not start on a multiple of {alignment} bytes", hint=_COPY)
+        raise StateDictError(
+            f"is not aligned: its memory address is not a multiple of {alignment} bytes", hint=_COPY
+        )
     fitted.values[name] = held
 
 

@@ -105,11 +105,13 @@ def describe(name: str, value: StateValue) -> TensorInfo:
         try:
             return info_of(value)
         except MissingTensorError as error:
-            raise StateDictError(f"is missing: {error.message}", hint=error.hint) from error
+            raise StateDictError(
+                f"is not in the checkpoint: {error.message}", hint=error.hint
+            ) from error
     if isinstance(value, WeightData):
         if value.is_declared:
             raise StateDictError(
-                "is only declared and has no data",
+                "was declared without data",
                 hint="open a checkpoint that has the tensor, or pass an array",
             )
         return value.info
@@ -136,13 +138,11 @@ def _is_here(value: object) -> bool:
         return True
     if getattr(value, "is_sparse", False):
         raise StateDictError(
-            "is sparse, so its values are not contiguous in memory",
+            "is sparse, and not stored as one contiguous array",
             hint="convert it to a dense tensor with `to_dense()`",
         )
     if getattr(value, "is_meta", False):
-        raise StateDictError(
-            "has no values: it is on the meta device", hint="load its values first"
-        )
+        raise StateDictError("is on the meta device and has no data", hint="load its data first")
     try:
         return bool(device()[0] == CPU[0])
     except (BufferError, RuntimeError, ValueError) as error:

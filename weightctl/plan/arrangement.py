@@ -101,7 +101,7 @@ def align(plan: Plan, boundary: int) -> Plan:
     value = MetadataValue("u32", boundary)
     if boundary < LEAST_ALIGNMENT or not is_alignment(value):
         raise ConversionError(
-            f"tensors cannot be aligned to {boundary} bytes",
+            f"an alignment of {boundary} bytes is not supported",
             hint="use a power of two of at least 8, such as 4096",
         )
     return replace(plan, metadata={**plan.metadata, ALIGNMENT_KEY: value})

@@ -104,12 +104,12 @@ def cast(
     given: Any = plan  # a caller's types are not checked
     if not isinstance(given, Plan):
         raise ConversionError(
-            f"cast takes a Plan, not {type(given).__name__}",
+            f"cast needs a Plan, not {type(given).__name__}",
             hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
     if isinstance(rules, str):
         raise ConversionError(
-            f"`rules` is a mapping from patterns to types, not `{rules}`",
+            f"`rules` must be a mapping from patterns to types, not `{rules}`",
             hint='for example {"attn_v": "Q8_0"}',
         )
     target = None if target is None else type_or_recipe(target)
@@ -323,10 +323,12 @@ def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
     for encoding in asked:
         if encoding is not None and plan.format not in encoding.ids:
             holders = [name for name in FORMATS if name in encoding.ids]
-            names = " or ".join(f"*{FORMATS[name].suffix}" for name in holders)
+            names = " or ".join(FORMATS[name].suffix for name in holders)
             raise ConversionError(
-                f"{plan.format} does not have {encoding}",
-                hint=f"name the output {names}" if holders else "choose another type",
+                f"{plan.format} cannot store {encoding}",
+                hint=f"use an output name that ends in {names}"
+                if holders
+                else "choose another type",
             )
 
 
@@ -337,8 +339,8 @@ def _refuse_second_loss(changed: list[Item]) -> None:
     if twice:
         first = twice[0]
         raise ConversionError(
-            f"{len(twice)} tensors have already lost precision (`{first.source.name}` is "
-            f"{first.source.encoding}), and would lose more as {first.info.encoding}",
+            f"{len(twice)} tensors are already quantized (for example, `{first.source.name}` is "
+            f"{first.source.encoding}), and would lose more precision as {first.info.encoding}",
             hint="start from the unquantized model, or use --allow-requantize "
             "(allow_requantize=True in Python)",
         )
@@ -350,8 +352,8 @@ def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
     if scaled:
         first = scaled[0]
         raise ConversionError(
-            f"{len(scaled)} tensors are packed values or scales of quantized weights "
-            f"(`{first.name}` is {first.encoding}), and cannot be converted one by one",
+            f"{len(scaled)} tensors are packed values or scales of quantized weights (for "
+            f"example, `{first.name}` is {first.encoding}), and cannot be converted individually",
             hint="start from the unquantized model; to leave tensors unchanged, use --tensor-type "
             "REGEX=keep (tensor_types in Python)",
         )
@@ -363,10 +365,10 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
         first = substituted[0]
         raise ConversionError(
             f"{len(substituted)} tensors cannot have the requested type: "
-            f"`{first.info.name}` has rows of {first.info.row}, which do not divide into blocks of "
-            f"{first.asked}",
-            hint="without --no-fallback (fallback=False in Python) it becomes "
-            f"{first.info.encoding}",
+            f"the row length of `{first.info.name}`, {first.info.row}, is not a multiple of the "
+            f"{first.asked} block size",
+            hint="without --no-fallback (fallback=False in Python) it is stored as "
+            "{first.info.encoding}",
         )
 
 

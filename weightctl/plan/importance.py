@@ -48,7 +48,7 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     """
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
-            "an importance matrix applies to block types, and no tensor becomes one",
+            "an importance matrix only applies to block types, but no tensor is quantized to one",
             hint="choose one, for example --quant Q4_K (quant in Python)",
         )
     values, path = importance.values, importance.path
@@ -56,7 +56,7 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     if not names & values.keys():
         raise ConversionError(
             f"{path} has no entry for any tensor: its first entry is `{next(iter(values), '')}`, "
-            f"and the first tensor is `{plan.items[0].info.name}`",
+            f"but the first tensor is `{plan.items[0].info.name}`",
             hint="use the importance matrix of this model, and convert to GGUF's names",
         )
     items = tuple(_add_importance(item, importance) for item in plan.items)
@@ -97,7 +97,8 @@ def _add_importance(item: Item, importance: Importance) -> Item:
         f"{values.size} values for it" if matrices > 1
         else f"`{name}` has {item.info.row} columns, but {importance.path} has {values.size} "
         "values for it",
-        hint="the importance matrix belongs to another model: use that of this model",
+        hint="the importance matrix belongs to another model; use one that was made with this "
+            "model",
     )  # fmt: skip
 
 

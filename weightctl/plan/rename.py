@@ -93,7 +93,9 @@ def read_renamings(path: str) -> tuple[Renaming, ...]:
 def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
     for text, replacement in rules.items():
         if not isinstance(replacement, str):
-            raise ConversionError(f"{path}: the replacement for `{text}` is not text", hint=_FORM)
+            raise ConversionError(
+                f"{path}: the replacement for `{text}` is not a string", hint=_FORM
+            )
         if "\b" in text + replacement:
             # TOML's double quotes make a backspace of `\b`, which no name contains.
             raise ConversionError(f"{path}: {text!r} contains a backspace", hint=SINGLE_QUOTES)
@@ -123,15 +125,16 @@ def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
             raise ConversionError(
                 f"no tensor's name matches `{rule.pattern.pattern}`, or earlier rules rename all "
                 "tensors that it matches",
-                hint="`weightctl ls --flat` lists the names",
+                hint="check the names with `weightctl ls --flat`, or move this rule before the "
+                "others",
             )
     by_name: dict[str, str] = {}
     for name, made in names.items():
         if made in by_name or not made:
             raise ConversionError(
-                f"`{by_name[made]}` and `{name}` would get the same name, `{made}`"
+                f"`{by_name[made]}` and `{name}` would have the same name, `{made}`"
                 if made
-                else f"`{name}` would get an empty name",
+                else f"`{name}` would have an empty name",
                 hint="only the first rule that matches a name applies; write a rule for each name",
             )
         by_name[made] = name

@@ -34,4 +34,4 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
     except (ValueError, RecursionError) as error:
         # The usual cause is a regular expression in double quotes, where `\.` is an error.
         hint = f"{SINGLE_QUOTES}: {form}" if b"\\" in raw else form
-        raise ConversionError(f"{path} is not TOML: {error}", hint=hint) from error
+        raise ConversionError(f"{path} is not valid TOML: {error}", hint=hint) from error

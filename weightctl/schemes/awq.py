@@ -87,7 +87,7 @@ def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
     # Its tables of scales and zeros are padded: only the settings tell the groups.
     size = next((size for size in stored.settings.sizes(-1) if -(-inputs // size) <= columns), None)
     if size is None:
-        raise stored.cannot_dequantize("its group size is not in the config")
+        raise stored.cannot_dequantize("the config does not state its group size")
     grid = stored.grid(stored.shape, (rows, -(-inputs // size)))
     values = decoding.Scaled(
         numbers=stored.pack_numbers(0, layout, 1, (rows, inputs)),

@@ -32,7 +32,9 @@ def _decode(stored: SchemeTensors) -> Decoding:
     """Decode numbers that are divided by the scale; newer layers multiply with it."""
     stored.refuse_others()
     if len(stored.shape) != 2:
-        raise stored.cannot_dequantize(f"it has shape {list(stored.shape)}")
+        raise stored.cannot_dequantize(
+            f"it has shape {list(stored.shape)}, but a matrix is expected"
+        )
     grid = stored.grid(stored.shape, (1, 1))
     values = decoding.Scaled(
         numbers=decoding.Ternary(stored.table(0), stored.numbers.shape[0]),

@@ -49,14 +49,15 @@ def _decode(stored: SchemeTensors) -> Decoding:
     state = _read_state(stored, state_place)
     block = state.get("blocksize")
     if map_place is None or type(block) is not int or block <= 0:
-        raise stored.cannot_dequantize("the values of its codes are missing")
+        raise stored.cannot_dequantize("its `quant_map` or a valid `blocksize` is missing")
     count = -(-prod(stored.shape) // block)
     nested, is_bytes = None, stored.scales.encoding.name == "U8"
     if is_bytes:
         nested = _read_nested(stored, state, count)
     if stored.scales.size != count:
         raise stored.cannot_dequantize(
-            f"`{stored.scales.name}` has shape {list(stored.scales.shape)}"
+            f"`{stored.scales.name}` has shape {list(stored.scales.shape)}, but {count} scales "
+            f"are needed, one for each block of {block} values"
         )
     words = stored.numbers.size
     values = decoding.CodedRow(
@@ -79,7 +80,7 @@ def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> Ne
         or stored.tensors[place].info.size != -(-count // block)
     ):  # fmt: skip
         raise stored.cannot_dequantize(
-            "its scales are quantized, and the parameters for this are missing"
+            "its scales are quantized, but the tensors or settings to dequantize them are missing"
         )
     scales = stored.plain(place, stored.tensors[place].info.size)
     return decoding.NestedScales(stored.floats(map_place, 256), scales, block, float(offset))

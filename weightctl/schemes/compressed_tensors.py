@@ -70,7 +70,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
         else:
             if len(counts) != 2:
                 raise stored.cannot_dequantize(
-                    f"`{info.name}` is only supported for weights of two dimensions"
+                    f"packed zero points (`{info.name}`) are supported only for matrices"
                 )
             packed = stored.pack_numbers(place, layout, 0, grid.table)
             zero, zeros = 0, decoding.PerBlock(packed, grid)
@@ -96,7 +96,8 @@ def _check_shape(stored: SchemeTensors) -> None:
     ]
     if shape != list(stored.shape):
         raise stored.cannot_dequantize(
-            f"`{stored.tensors[place].info.name}` states the shape {shape}"
+            f"`{stored.tensors[place].info.name}` states the shape {shape}, but the other tensors "
+            f"have the shape {list(stored.shape)}"
         )
 
 
@@ -138,7 +139,11 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     # Its first versions split no number between two words, which no shard would tell either.
     if words == divide_up(length, _WORD_BITS // bits):
         return Along(axis, length, words)
-    raise stored.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
+    raise stored.cannot_dequantize(
+        f"`{info.name}` has shape {list(info.shape)}, which does not hold {length} {bits}-bit "
+        f"numbers "
+        f"along axis {axis}"
+    )
 
 
 SCHEME = Scheme(

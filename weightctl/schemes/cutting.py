@@ -84,7 +84,7 @@ def cut_upright(stored: SchemeTensors) -> list[Axes]:
 def refuse_other_axes(stored: SchemeTensors) -> None:
     """Raise `ConversionError` if the axes of numbers are not those of the weight."""
     if len(stored.numbers.shape) != len(stored.shape):
-        raise stored.cannot_dequantize("its values are stored with other axes")
+        raise stored.cannot_dequantize("the stored tensor has other axes than the weight")
 
 
 def cut_companion(stored: SchemeTensors, place: int) -> Axes:
@@ -103,7 +103,9 @@ def cut_blockwise(stored: SchemeTensors, place: int) -> Axes:
     """Return what a tensor with an element for each block of a weight has of its axes."""
     info, shape = stored.tensors[place].info, stored.shape
     if place > 1 and info.encoding.name == "I32":
-        raise stored.cannot_dequantize(f"`{info.name}` is packed")
+        raise stored.cannot_dequantize(
+            f"splitting the packed tensor `{info.name}` is not supported"
+        )
     counts = align_counts(info.shape, shape)
     # Where it has axes of a single element besides, it is one of the others that each stands on.
     own = [axis for axis, count in enumerate(info.shape) if count != 1]
@@ -135,7 +137,7 @@ def cut_beside(stored: SchemeTensors, info: TensorInfo) -> Axes:
         return whole
     if info.name.endswith(_OF_INPUTS) and info.shape == stored.shape[-1:]:
         return [*whole[:-1], Along(0)]
-    raise stored.cannot_dequantize(f"cutting `{info.name}` is not supported")
+    raise stored.cannot_dequantize(f"splitting `{info.name}` is not supported")
 
 
 def is_ordered(stored: SchemeTensors, ending: str) -> bool:

@@ -53,7 +53,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(".qzeros", ".g_idx")
     bits, version = stored.bits, stored.settings.text("checkpoint_format") or "gptq"
     if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
-        raise stored.cannot_dequantize(f"version `{version}` with {bits} bits is not supported")
+        raise stored.cannot_dequantize(
+            f"GPTQ `checkpoint_format` `{version}` with {bits} bits is "
+            f"not supported; formats are gptq and gptq_v2, with 2, 3, 4 or 8 bits"
+        )
     layout, (outputs, inputs) = decoding.PackingLayout(bits, 32), stored.shape
     groups = stored.scales.shape[0]
     grid = stored.ordered_grid(stored.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)

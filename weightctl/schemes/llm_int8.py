@@ -33,7 +33,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     place = stored.find(".weight_format")
     if place is not None and stored.raw(place).strip(b"\0"):
         raise stored.cannot_dequantize(
-            f"`{stored.tensors[place].info.name}` states a layout for one kind of GPU"
+            f"`{stored.tensors[place].info.name}` states a layout that only some GPUs can read"
         )
     grid = stored.grid(stored.shape, (stored.shape[0], 1))
     scales = stored.per_block(1, grid)

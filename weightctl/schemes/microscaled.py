@@ -88,7 +88,10 @@ def read_float_codes(stored: SchemeTensors) -> tuple[PackedNumbers, int]:
     info, size = stored.numbers, stored.numbers.encoding.size
     per_word = 2 * size
     if prod(info.shape) // info.encoding.block * per_word != prod(stored.shape):
-        raise stored.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
+        raise stored.cannot_dequantize(
+            f"`{info.name}` of shape {list(info.shape)} does not hold "
+            f"one 4-bit code for each of the {prod(stored.shape)} elements"
+        )
     layout = decoding.PackingLayout(4, 8 * size)
     is_along = len(info.shape) != len(stored.shape) or info.shape[-1] != stored.shape[-1]
     if is_along or info.encoding.name == "F4":

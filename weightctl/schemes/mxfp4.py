@@ -35,7 +35,7 @@ def decode(stored: SchemeTensors) -> Decoding:
     has_nan = stored.scales.encoding.name == "F8_E8M0"
     if not has_nan and stored.scales.encoding.name != "U8":
         raise stored.cannot_dequantize(
-            f"`{stored.scales.name}` is stored as {stored.scales.encoding}"
+            f"`{stored.scales.name}` is stored as {stored.scales.encoding} instead of F8_E8M0 or U8"
         )
     table = stored.table(1, grid.counts[-1])
     scales, steps = stored.per_block(1, grid), decoding.E2M1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
@@ -24,7 +25,8 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others()
     if stored.numbers.shape != stored.shape or stored.numbers.encoding.block != 1:
         raise stored.cannot_dequantize(
-            f"`{stored.numbers.name}` has shape {list(stored.numbers.shape)}"
+            f"`{stored.numbers.name}` of shape {list(stored.numbers.shape)} does not hold one "
+            f"number for each of the {prod(stored.shape)} elements"
         )
     grid = stored.grid(stored.shape, stored.scales.shape)
     scales = stored.per_block(1, grid, powers=True)

@@ -48,7 +48,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(*_ZERO_ENDINGS, ".comfy_quant")
     _check_comfy(stored)
     if numbers.encoding.block != 1:
-        raise stored.cannot_dequantize(f"`{numbers.name}` is stored as {numbers.encoding}")
+        raise stored.cannot_dequantize(
+            f"`{numbers.name}` has the block encoding "
+            f"{numbers.encoding}; one number per element is required"
+        )
     grid = stored.grid(shape, align_counts(stored.scales.shape, shape))
     place, zeros = stored.find(*_ZERO_ENDINGS), None
     if place is not None:
@@ -74,7 +77,9 @@ def _check_comfy(stored: SchemeTensors) -> None:
         document = None
     kind = document.get("format") if is_object(document) else None
     if kind not in _COMFY:
-        raise stored.cannot_dequantize(f"`{stored.tensors[place].info.name}` states {kind!r}")
+        raise stored.cannot_dequantize(
+            f"`{stored.tensors[place].info.name}` states the unsupported format {kind!r}"
+        )
 
 
 SCHEME = Scheme(

@@ -180,7 +180,7 @@ def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str,
     """
     if weight.refusal and any(sharding.parts):
         raise ShardingError(
-            f"`{weight.name}` of shape {list(weight.shape)} cannot be cut: {weight.refusal}",
+            f"`{weight.name}` of shape {list(weight.shape)} cannot be split: {weight.refusal}",
             hint="to replicate it, use a plan file: --plan FILE (rules=FILE in Python)",
         )
     return {

@@ -164,7 +164,7 @@ def _rule(where: str, pattern: re.Pattern[str], content: object) -> CutRule:
         if "strategy" not in settings:
             raise ConversionError(
                 f"{where} is a table without a `strategy`",
-                hint="put a pattern with dots in quotes: 'mlp.up' = 'rowwise'; strategies are "
+                hint="put a pattern with dots in quotes: 'mlp.up' = 'rowwise'; the strategies are "
                 f"{', '.join(STRATEGIES)}",
             )
         name = settings.pop("strategy")

@@ -67,7 +67,7 @@ def shard_plan(
         format_module(format_name)
     if layout == VLLM and rules is not None:
         raise ShardingError(
-            "the layout of vLLM is fixed and does not use a plan file",
+            "the vLLM layout is fixed and does not use a plan file",
             hint='leave out --plan (rules in Python), or use --layout ranks (layout="ranks" in '
             "Python)",
         )

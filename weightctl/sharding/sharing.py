@@ -81,10 +81,10 @@ def _refuse_unlike(group: Sequence[PlacedWeight], ranks: int) -> None:
 def _too_few_heads(
     group: Sequence[PlacedWeight], heads: Heads, ranks: int, works: Sequence[int]
 ) -> ShardingError:
-    place, reason = group[0], f"it has {heads}"
+    place, reason = group[0], f"the model has {heads}"
     if heads.ranges(ranks) is not None:
         place = max(group, key=_block)
-        reason += f", in blocks of {_block(place)}"
+        reason += f", in blocks of {_block(place)} elements"
     return _cannot_cut(place, ranks, reason, ranks_that_work(works))
 
 
@@ -92,7 +92,7 @@ def _too_few_units(group: Sequence[PlacedWeight], ranks: int) -> ShardingError:
     first, unit = group[0].runs[0], lcm(*map(_block, group))
     size = first.stop - first.start
     units = -(-size // unit)
-    are = pluralize(units, "block") + f" of {unit}" if unit > 1 else "too few"
+    are = pluralize(units, "block") + f" of {unit} elements" if unit > 1 else "too few"
     works = ranks_that_work(range(1, units + 1))
     return _cannot_cut(max(group, key=_block), ranks, f"{size} elements are {are}", works)
 
@@ -104,7 +104,7 @@ def _block(place: PlacedWeight) -> int:
 def _cannot_cut(place: PlacedWeight, ranks: int, reason: str, hint: str) -> ShardingError:
     weight = place.weight
     return ShardingError(
-        f"`{weight.name}` of shape {list(weight.shape)} cannot be cut along axis {place.axis} "
-        f"for {ranks} ranks: {reason}",
+        f"`{weight.name}` of shape {list(weight.shape)} cannot be split along axis {place.axis} "
+        f"across {ranks} ranks: {reason}",
         hint=hint,
     )

@@ -37,7 +37,8 @@ def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     _refuse_grid(plan)
     if checkpoint.convention == "gguf":
         raise ShardingError(
-            f"{checkpoint.where} is a GGUF, whose rows and names differ from those of vLLM",
+            f"{checkpoint.where} is a GGUF file, whose tensor names and row order differ from "
+            f"those that vLLM expects",
             hint=_PLAIN,
         )
     if plan.format != "safetensors":
@@ -59,7 +60,7 @@ def _refuse_grid(plan: ShardPlan) -> None:
     ):
         if size > 1:
             raise ShardingError(
-                f"the layout of vLLM does not support {what}",
+                f"the vLLM layout does not support {what}",
                 hint=f"leave out --{name} ({name} in Python), or use --layout ranks "
                 '(layout="ranks" in Python)',
             )
@@ -94,7 +95,7 @@ def _family(checkpoint: RecognizedModel) -> VllmFamily:
         )
     vllm = VLLM_FAMILIES.get(family.name)
     if vllm is None:
-        raise ShardingError(f"the layout of vLLM does not support {family.name}", hint=_RANKS)
+        raise ShardingError(f"the vLLM layout does not support {family.name}", hint=_RANKS)
     classes = checkpoint.document.get("architectures")
     if not is_list(classes) or classes[:1] not in [[each] for each in vllm.classes]:
         raise ShardingError(

@@ -70,7 +70,12 @@ class FileReader:
             kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
             raise kind(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError(path, None, "not a regular file", hint="name a file or a directory")
+            raise FormatError(
+                path,
+                None,
+                "it is not a regular file (it is a pipe, a socket or a device)",
+                hint="use the path of a regular file or a directory",
+            )
         self.size = status.st_size
         self.written = status.st_mtime_ns
 

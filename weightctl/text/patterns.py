@@ -52,8 +52,9 @@ def regular_expression(text: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         shown = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
         raise ConversionError(
-            f"`{shown}` is not a regular expression: {error}",
-            hint="write a dot as `\\.`, and `.*` for any text",
+            f"`{shown}` is not a valid regular expression: {error}",
+            hint="escape special characters with a backslash, such as `\\.` or `\\(`; `.*` "
+            "matches any text",
         ) from error
 
 

@@ -69,7 +69,7 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
     if convention not in _TITLES:
         raise ArchitectureError(
             f"`{convention}` is not a naming convention",
-            hint=f"supported are {', '.join(_TITLES)}",
+            hint=f"use one of {', '.join(_TITLES)}",
         )
     checkpoint.check()
     if convention == checkpoint.convention:

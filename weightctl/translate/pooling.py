@@ -72,8 +72,8 @@ def _kind(config: Mapping[str, Any], path: str) -> int:
     chosen = [kind for key, kind in _KINDS.items() if config.get(key) is True]
     if len(chosen) != 1:
         raise ArchitectureError(
-            f"{path}: llama.cpp supports pooling by mean, first token or last token, "
-            "which the config does not select",
+            f"{path}: llama.cpp supports only pooling by mean, first token or last token, but the "
+            f"config selects none of these",
             hint=_HINT,
         )
     return chosen[0]

@@ -131,24 +131,27 @@ def _choose_checks(
     for name in (*(checks or ()), *skip):
         if name not in CHECKS:
             raise ConversionError(
-                f"there is no check `{name}`", hint=f"checks are {', '.join(CHECKS)}"
+                f"there is no check `{name}`", hint=f"the checks are {', '.join(CHECKS)}"
             )
     alone = request.reference is None
     for name in checks or ():
         if alone and CHECKS[name].needs_reference:
             raise ConversionError(
-                f"the check `{name}` needs a reference, and there is none",
-                hint="name a checkpoint that works: --against PATH",
+                f"the check `{name}` needs a reference checkpoint",
+                hint="give a checkpoint that works: --against PATH",
             )
         if request.compare and not CHECKS[name].compares:
             raise ConversionError(
-                f"the check `{name}` does not compare, and --compare only lists differences",
+                f"the check `{name}` does not compare checkpoints, but --compare only lists "
+                f"differences",
                 hint=f"leave out --compare, or --check {name}",
             )
     chosen = [name for name in CHECKS if name in checks] if checks else list(CHECKS)
     wanted = [name for name in chosen if name not in skip and _is_possible(name, request)]
     if not wanted:
-        raise ConversionError("every check is skipped", hint="leave out --skip, or skip fewer")
+        raise ConversionError(
+            "every check is skipped", hint="leave out --skip, or skip fewer checks"
+        )
     return wanted
 
 

@@ -111,19 +111,18 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
             continue
         if limit.needs_reference and request.reference is None:
             raise ConversionError(
-                f"{limit.option} limits a difference, and there is no reference",
-                hint="name a checkpoint that works: --against PATH",
+                f"{limit.option} limits a difference, but there is no reference checkpoint",
+                hint="give a checkpoint that works: --against PATH",
             )
         if name not in wanted:
             raise ConversionError(
-                f"{limit.option} is a limit of the check `{name}`, which --check or --skip "
-                "leaves out",
+                f"{limit.option} applies to the check `{name}`, which --check or --skip disables",
                 hint=f"leave out {limit.option}, or run `{name}`",
             )
         if limit.of_whole_model and last is not None and not request.has_layer(last):
             raise ConversionError(
-                f"{limit.option} is a limit for the whole model, and --layers leaves out its "
-                f"last layer, {last}",
+                f"{limit.option} applies to the whole model, but --layers leaves out its last "
+                f"layer, {last}",
                 hint=f"leave out {limit.option}, or --layers",
             )
 
@@ -133,11 +132,13 @@ def _require_comparison(request: Request) -> None:
     if not request.compare:
         return
     if request.reference is None:
-        raise ConversionError("--compare needs a second checkpoint", hint="name it: --against PATH")
+        raise ConversionError(
+            "--compare needs a second checkpoint", hint="give its path: --against PATH"
+        )
     for limit in [limit for each in CHECKS.values() for limit in each.limits]:
         if getattr(request, limit.field) is not None:
             raise ConversionError(
-                f"--compare and {limit.option} are both given, and --compare applies no limits",
+                f"--compare and {limit.option} are both given, but --compare applies no limits",
                 hint=f"leave out --compare, or {limit.option}",
             )
 
@@ -151,8 +152,8 @@ def _find_last_layer(request: Request) -> int | None:
     # Of ranges beyond all bounds no length can be had.
     if asked is not None and not (asked and {asked[0], asked[-1]} <= {*range(count)}):
         raise ConversionError(
-            f"{subject.path}: --layers names layers that do not exist: the model has "
+            f"{subject.path}: --layers lists layers that do not exist: the model has "
             f"{'only layer 0' if count == 1 else f'layers 0 to {count - 1}'}",
-            hint="name layers of the model: --layers N-M",
+            hint="use layers of the model: --layers N-M",
         )
     return count - 1

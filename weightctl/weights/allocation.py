@@ -75,7 +75,7 @@ class Allocations:
             raise GraphError(
                 f"`{name}` is already allocated as {before.request}, so it cannot be "
                 f"allocated as {request}",
-                hint="allocate it once, and cast it in the graph where another form is needed",
+                hint="allocate it once, and cast it in the graph where another dtype is needed",
             )
         return before.weight
 

@@ -197,7 +197,7 @@ def _is_ours(given: Sequence[Any]) -> bool:
 
 def _unwritable(function: str) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"{function} can only write into arrays",
+        f"{function} cannot write into a weight: its data is read-only",
         hint="`data.to_numpy()` is an array of the same memory, if NumPy has the dtype",
     )
 

@@ -23,9 +23,10 @@ def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.size != 0:
         raise EncodingError(
-            f"the rows of `{name}` of {shape.text} bytes are not whole {encoding} blocks",
-            hint=f"give the shape as (rows, bytes per row), with {encoding.size} bytes per block; "
-            "with a float dtype, give it in elements",
+            f"`{name}` has shape {shape.text} in bytes: a row is not a whole number of {encoding} "
+            f"blocks",
+            hint=f"give the shape as (rows, bytes per row), where a {encoding} block has "
+            f"{encoding.size} bytes; if the dtype is a float dtype, give the shape in elements",
         )
     return Shape([*shape[:-1], encoding.elements_of(shape[-1])])
 
@@ -38,7 +39,7 @@ def in_bytes(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     shape = Shape(shape)
     if not shape or shape[-1] % encoding.block != 0:
         raise EncodingError(
-            f"the rows of `{name}` of shape {shape.text} are not whole {encoding} blocks",
+            f"`{name}` has shape {shape.text}: a row is not a whole number of {encoding} blocks",
             hint=f"the row length of {encoding} must be a multiple of {encoding.block} elements",
         )
     return Shape([prod(shape[:-1], start=Dim(1)), encoding.row_bytes(shape[-1])])

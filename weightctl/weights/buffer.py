@@ -65,7 +65,7 @@ class Buffer(ArrayMethods):
         if not isinstance(unchecked, np.ndarray | np.generic):
             is_other = hasattr(unchecked, "__dlpack__")
             raise ArgumentTypeError(
-                f"a {type(unchecked).__name__} is not a NumPy array",
+                f"a NumPy array is expected, not {type(unchecked).__name__}",
                 hint="use `from_dlpack` for arrays of other libraries"
                 if is_other
                 else "use `np.asarray` to make an array of a list or a number",

@@ -50,7 +50,8 @@ def require_convertible(info: TensorInfo, target: Encoding) -> None:
         raise EncodingError(
             f"the rows of `{info.name}` have {info.row} elements, which is not a multiple of "
             f"the {target.called} block size",
-            hint=f"a {target.called} block has {target.block} elements of a row",
+            hint=f"choose a type whose block size divides {info.row}, or leave this tensor "
+            f"unquantized",
         )
     if before is None or after is None:
         _require_codecs(info, target)

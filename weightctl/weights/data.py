@@ -169,7 +169,7 @@ class WeightData(ArrayMethods):
         """
         if self.is_declared:
             raise MissingTensorError(
-                f"`{self.name}` is only declared and has no data yet",
+                f"`{self.name}` was declared without data",
                 hint="open a checkpoint that has the tensor, or create it from an array with "
                 "`from_numpy`",
             )
@@ -240,7 +240,7 @@ class WeightData(ArrayMethods):
         if self.quantization_encoding is not None:
             raise EncodingError(
                 f"`{self.name}` is stored in {self.quantization_encoding.name} blocks, so its "
-                "bytes are not values",
+                f"bytes are not its elements",
                 hint="use `.astype(DType.float32)` to dequantize it, or `.to_numpy()` to get "
                 "the bytes",
             )

@@ -89,7 +89,7 @@ class Absent:
     __slots__ = ()
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise BufferError("this tensor is only declared and has no data yet")
+        raise BufferError("this tensor was declared without data; load a checkpoint first")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from weightctl.weights.dlpack import CPU

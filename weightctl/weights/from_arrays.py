@@ -62,8 +62,9 @@ def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
     weights = as_checkpoint(given)
     if header_of(weights).format == "declared":
         raise ConversionError(
-            "the weights of this tree are only declared, so there are no values to store",
-            hint="store a checkpoint's tree, the `state_dict()` of a module, or arrays by name",
+            "the weights of this tree were declared without data, so there are no values to store",
+            hint="use the tree of a checkpoint, the `state_dict()` of a module, or a mapping from "
+            "names to arrays",
         )
     return weights
 

@@ -26,7 +26,9 @@ def read_json(
     `ValueError`.
     """
     if file.size > most:
-        raise FormatError(file.path, None, f"the file has {file.size} bytes; the limit is {most}")
+        raise FormatError(
+            file.path, None, f"the file has {file.size} bytes; the limit is {most} bytes"
+        )
     try:
         return json.loads(str(file.read(0, file.size), "utf-8"), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:

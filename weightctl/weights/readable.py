@@ -43,7 +43,7 @@ def refuse_expanded(source: Source, tensors: Sequence[TensorInfo]) -> None:
     raise EncodingError(
         f"`{largest.name}` of shape {list(largest.shape)} needs {format_size(largest.nbytes)}"
         + (f", and all tensors need {format_size(total)}" if total > largest.nbytes else "")
-        + f", but the files have only {format_size(held)}: the tensors repeat the same elements",
+        + f", but the files have only {format_size(held)}: the tensors share the same elements",
         hint="the file is damaged or malicious; leave the tensors out with --exclude (exclude "
         "in Python)",
     )

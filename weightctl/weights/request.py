@@ -73,11 +73,12 @@ def make_request(
         )
     if dtype is None or shape is None:
         lacking = " and ".join(
-            word for word, given in (("dtype", dtype), ("shape", shape)) if given is None
+            f"a {word}" for word, given in (("dtype", dtype), ("shape", shape)) if given is None
         )
         raise GraphError(
             f"`{name}` cannot be declared without {lacking}",
-            hint="this tree has no checkpoint that defines it; give it here, or use `open_weights`",
+            hint="no checkpoint is open that defines it: pass it here, or open a checkpoint with "
+            "`open_weights`",
         )
     if quantization is not None and dtype is DType.uint8:
         dtype, shape = DType.float32, in_elements(name, shape, quantization.encoding)

@@ -135,7 +135,8 @@ def _memory(info: TensorInfo, nbytes: int) -> memoryview:
     except (MemoryError, OverflowError) as error:
         raise EncodingError(
             f"there is not enough memory for `{info.name}`, which needs {nbytes} bytes",
-            hint="its file is smaller: the tensor repeats the same elements",
+            hint="the tensor repeats the same elements, so it is larger in memory than in its "
+            "file; store it without repeated elements, or use a machine with more memory",
         ) from error
 
 

@@ -287,8 +287,8 @@ def _weights_of(
     if format_name is not None or partial:
         name = "partial" if format_name is None else "source_format"
         raise ConversionError(
-            f"{name} applies to a path, and the source is already open",
-            hint=f"remove {name}, or give it to `open_weights`",
+            f"{name} only applies to a path, but the source is already open",
+            hint=f"remove {name}, or pass it to `open_weights`",
         )
     return loaded_checkpoint(source)
 
@@ -310,7 +310,7 @@ def _make_plan(
     if prefix and (rename is not None or weights_only):
         name = "weights_only" if rename is None else "rename"
         raise ConversionError(
-            f"{name} works on a whole checkpoint, and `{prefix}` is a part of one",
+            f"{name} works only on a whole checkpoint, but `{prefix}` is a part of one",
             hint="convert the root of the tree, with include",
         )
     if weights_only:
@@ -340,7 +340,7 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
     """Refuse what a plan has decided already."""
     if plan.format != where.format:
         raise ConversionError(
-            f"the plan is for {plan.format}, and {where.path} would be {where.format}",
+            f"the plan is for {plan.format}, but the format of {where.path} is {where.format}",
             hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
         )
     if _names(names) is not Names.AUTO or has_choice:

@@ -55,7 +55,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     index_name = where.index_name if len(parts) > 1 else None
     if index_name is not None and not is_text(index_name):
         raise ConversionError(
-            "the name of the output is not UTF-8, and an index cannot name such files",
+            "the name of the output is not UTF-8, and an index cannot refer to such files",
             hint="choose another name",
         )
     index = None if index_name is None else (index_name, index_of(parts, plan.tied))
@@ -82,7 +82,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     written = os.fspath(out)
     if not written.rstrip("/"):
         raise ConversionError(
-            f"`{written}` is not a valid name of an output", hint="name a directory"
+            f"`{written}` is not a valid name of an output", hint="use the path of a directory"
         )
     header = plan.source.header
     refuse_adapter(header, plan.format)
@@ -119,7 +119,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
 def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
     if format_name == "pytorch":
         raise ConversionError(
-            "the files of ranks are safetensors or GGUF",
+            "shards can only be written as safetensors or GGUF",
             hint="use --to safetensors or --to gguf (to in Python)",
         )
     infos = {info.name: info for rank in ranks for info in rank}

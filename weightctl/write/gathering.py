@@ -63,7 +63,7 @@ def gathering(
     if listing is None:
         raise ConversionError(
             f"{os.fspath(path)} is not a sharded checkpoint: it has no manifest",
-            hint="name the directory that `weightctl shard` wrote",
+            hint="use the path of the directory that `weightctl shard` wrote",
         )
     gathered = open_sharded(listing)
     plan = Plan.copy(Checkpoint(gathered), gathered.header.format)
@@ -75,7 +75,8 @@ def gathering(
             stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
             named = stem + FORMATS[format_name].suffix
         raise ConversionError(
-            f"the shards in {os.fspath(path)} are {plan.format}, and gathering keeps the format",
+            f"cannot gather the {plan.format} shards in {os.fspath(path)} as {asked}: --gather "
+            f"does not change the format",
             hint=f"to write {asked}, use `weightctl convert {os.fspath(path)} {named}`",
         )
     return Gathering(gathered, plan, describe(plan, target(os.fspath(out), plan.format)))

@@ -142,7 +142,7 @@ class Outcome:
         if self.where.is_stream:
             if len(self.parts) > 1:
                 raise ConversionError(
-                    f"{stream_name(self.where.path)} takes one file, and the output would be "
+                    f"{stream_name(self.where.path)} accepts one file, but the output would have "
                     f"{len(self.parts)} files",
                     hint="remove --max-shard-size (max_shard_size in Python), or write to a file",
                 )
@@ -157,7 +157,8 @@ class Outcome:
         if not force and (rivals := self.list_replaced()):
             raise OutputError(
                 f"{rivals[0]} belongs to another checkpoint of this name: programs would find both",
-                hint="choose another name; or use --force (force=True in Python) to replace it",
+                hint="choose another path for the output; or use --force (force=True in Python) "
+                "to replace it",
             )
         nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
         nbytes += sum(map(len, self.documents.values()))
@@ -174,7 +175,10 @@ class Outcome:
         path = self.path
         if not os.path.isdir(directory):
             if os.path.lexists(directory):
-                raise OutputError(f"{path} is not a directory", hint="choose another name")
+                raise OutputError(
+                    f"{path} exists and is not a directory, so the output cannot be written there",
+                    hint="choose another path for the output",
+                )
             return
         if not os.listdir(directory):
             return

@@ -267,7 +267,7 @@ def _range(shape: Sequence[int], box: Box) -> tuple[int, int]:
 def _refuse_other(content: Content, end: int, expected: int) -> None:
     if end != expected or end > content.nbytes:
         raise ConversionError(
-            f"`{content.places[0].name}` has become {end} bytes instead of {expected}",
+            f"`{content.places[0].name}` has {end} bytes instead of {expected}",
             hint="this is an error in weightctl; please report it",
         )
 

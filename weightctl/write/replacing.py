@@ -85,9 +85,10 @@ def complete(path: str, *, force: bool) -> None:
     wrong = [*missing, *switch.list_changed()]
     if wrong and not force:
         raise OutputError(
-            f"{switch.path_of(wrong[0])} was changed or removed after a run that replaced its set "
-            "was stopped",
-            hint="to replace the set, use --force (force=True in Python); to keep the files, "
+            f"{switch.path_of(wrong[0])} was changed or removed after the run that was replacing "
+            f"its checkpoint was stopped",
+            hint="to replace the checkpoint, use --force (force=True in Python); to keep the "
+            "files, "
             "remove "
             f"{record}",
         )

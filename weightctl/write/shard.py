@@ -139,8 +139,8 @@ def shard(
         weights = open_weights(source, source_format)
     elif source_format is not None:
         raise ConversionError(
-            "source_format applies to a path, and the source is already open",
-            hint="remove source_format, or give it to `open_weights`",
+            "source_format only applies to a path, but the source is already open",
+            hint="remove source_format, or pass it to `open_weights`",
         )
     else:
         weights = loaded_checkpoint(source)

@@ -90,7 +90,7 @@ def target(path: str, format_name: str | None = None) -> Target:
     stem = path.rstrip("/")
     if not stem:
         raise ConversionError(
-            f"`{path}` is not a valid name of an output", hint="name a file or directory"
+            f"`{path}` is not a valid name of an output", hint="use the path of a file or directory"
         )
     if path in _STDOUTS:
         # Where it is a file, that is the shell's, and is to be written as it is.
@@ -100,7 +100,7 @@ def target(path: str, format_name: str | None = None) -> Target:
     if path == stem and os.path.isdir(path) and format_by_suffix(path):
         raise ConversionError(
             f"{path} is a directory with the suffix of a file",
-            hint="to write into the directory, end it with a slash",
+            hint="to write into the directory, end the path with a slash",
         )
     if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
         return Target(path, _format_of_file(path, format_name))
@@ -139,12 +139,13 @@ def _format_of_file(path: str, format_name: str | None) -> str:
         )
     if format_by_index(path):
         raise ConversionError(
-            f"{path} has the name of an index, which weightctl writes beside the parts it lists",
+            f"{path} has the name of an index, which weightctl writes together with the parts "
+            f"that it lists",
             hint="remove .index.json from the name",
         )
     if is_part(path):
         raise ConversionError(
-            f"{path} has the name of one of several parts",
+            f"{path} has the name of one part of a multi-file checkpoint",
             hint="remove the numbers from the name; --max-shard-size (max_shard_size in Python) "
             "adds "
             "them",
@@ -152,14 +153,15 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     chosen = format_name or by_suffix
     if chosen is None and is_stream(path):
         raise ConversionError(
-            f"the format for {stream_name(path)} is not stated",
+            f"the output format for {stream_name(path)} is not specified",
             hint=f"use --to (to in Python) with one of {', '.join(FORMATS)}",
         )
     if chosen is None:
         suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)
         raise ConversionError(
-            f"{path}: the suffix does not state a format; suffixes: {suffixes}",
-            hint="for a directory, end it with a slash; for a file, use --to FORMAT (to in Python)",
+            f"{path}: the suffix is not that of a supported format; use one of {suffixes}",
+            hint="for a directory, end the path with a slash; for a file, use --to FORMAT (to in "
+            "Python)",
         )
     return chosen
 
@@ -180,8 +182,8 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
     # Some file systems do not tell: all their figures are zero.
     if disk.total and nbytes > disk.free:
         raise OutputError(
-            f"{path}: {format_size(nbytes)} are needed, and {format_size(disk.free)} are free on "
-            "its disk",
+            f"{path}: {format_size(nbytes)} are needed, but {format_size(disk.free)} are free on "
+            f"its disk",
             hint="free some space, or choose another disk",
         )
 

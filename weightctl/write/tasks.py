@@ -142,7 +142,7 @@ def _refuse_other_size(item: Item) -> None:
     made = made if item.is_copy else made * target.encoding.size
     if made != target.nbytes:
         raise ConversionError(
-            f"`{target.name}` has become {made} bytes instead of {target.nbytes}",
+            f"`{target.name}` has {made} bytes instead of {target.nbytes}",
             hint="this is an error in weightctl; please report it",
         )
 

@@ -30,40 +30,44 @@ def unsound(reason: str, offset: int | None = None) -> Case:
 
 
 ZIPS = {
-    "64-elsewhere": Case("the 64-bit end record of the zip file is missing", 492),
-    "64-lies": Case("the two end records of the zip file contradict each other", 436),
+    "64-elsewhere": Case("the zip64 end-of-central-directory record is missing", 492),
+    "64-lies": Case(
+        "the two end-of-central-directory records of the zip file contradict each other", 436
+    ),
     "behind": Case("4 bytes after the end of the zip file are not part of it", 436),
     "comment-cut": Case("the comment at the end of the zip file is truncated", 436),
     "compressed": Case("'m/data/0' is compressed, which torch does not do", 176),
     "count-huge": Case(
         "the directory of the zip file has 165 bytes, too few for 65535 members", 271
     ),
-    "count-lies": Case("the zip directory has more entries than the stated 2", 381),
+    "count-lies": Case("the zip central directory has more entries than the stated 2", 381),
     "cut": Case("the zip file is truncated", 428),
-    "directory-past-end": Case("the zip directory would end 4835 bytes after its end record", 436),
-    "directory-short": Case("the zip directory ends 46 bytes before its end record", 482),
-    "disks": Case("it is one part of a multi-part zip file", 436),
+    "directory-past-end": Case(
+        "the zip central directory would end 4835 bytes after the start of its end record", 436
+    ),
+    "directory-short": Case("the zip central directory ends 46 bytes before its end record", 482),
+    "disks": Case("the file is one part of a multi-part zip file", 436),
     "encrypted": Case("'m/data/0' is encrypted", 176),
-    "ends-twice": Case("the zip file has two end records", 436),
-    "huge-member": Case("the zip directory has an invalid offset for 'm/data/0'", 327),
+    "ends-twice": Case("the zip file has two end-of-central-directory records", 436),
+    "huge-member": Case("the zip central directory has an invalid offset for 'm/data/0'", 327),
     "name-twice": Case("the zip file has two members named 'm/data/0'", 435),
-    "names-differ": Case("the local header of 'm/data/0' has another name", 176),
+    "names-differ": Case("the local header of 'm/data/0' has a different name", 176),
     "overlap": Case("'m/data/0' overlaps the data after it", 176),
     "same-place": Case("two members of the zip file overlap", 0),
     "storage-missing": unsound("the zip file has no member `m/data/../0`", 129),
-    "storage-short": unsound("tensor `a` needs 16 bytes of its storage, which has 15"),
+    "storage-short": unsound("tensor `a` needs 16 bytes of its storage, but the storage has 15"),
 }
 _BELOW = "`torch._utils._rebuild_tensor_v2`"
 PICKLES = {
     "cut": Case("the file is truncated: the pickle is incomplete", 27),
     "deep": unsound("it is nested more than 100 levels deep"),
     "digits": unsound("an integer of 5000 digits", 2),
-    "id": unsound("an unexpected persistent id of type str", 23),
-    "long-name": unsound("a name of more than 512 characters", 2),
+    "id": unsound("a persistent id has the unexpected type str", 23),
+    "long-name": unsound("the module or name of a global has more than 512 characters", 2),
     "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
-    "no-arguments": unsound("a call with invalid arguments", 24),
+    "no-arguments": unsound("the arguments of a call are not a tuple", 24),
     "opcode": unsound("an opcode that is invalid, or whose operands are missing", 27),
-    "protocol-9": unsound("protocol 9 is newer than 5", 2),
+    "protocol-9": unsound("pickle protocol 9 is not supported; the newest is 5", 2),
     "text-lies": Case("the file is truncated: the pickle is incomplete", 2),
     "wrong-arguments": unsound(f"{_BELOW} is called with invalid arguments", 48),
 }
@@ -76,14 +80,16 @@ STREAMS = {
     "storage-twice": unsound(
         "storage 0 has two different descriptions: 4 elements of F32, and 5 elements of F32", 131
     ),
-    "unknown-key": unsound("its list of storages has a storage that its object does not have", 174),
+    "unknown-key": unsound("its list of storages has a storage that no tensor uses", 174),
 }
 TENSORS = {
-    "laughs": unsound("its objects refer to one another too many times"),
+    "laughs": unsound("its objects refer to the same objects too many times"),
     "huge": unsound("tensor `` has an invalid shape"),
-    "offset": unsound("tensor `` has an invalid offset"),
-    "past-end": unsound("tensor `` needs 4398046511108 bytes of its storage, which has 16"),
-    "stride": unsound("tensor `` has an invalid shape or invalid strides"),
+    "offset": unsound("tensor `` has an invalid storage offset"),
+    "past-end": unsound(
+        "tensor `` needs 4398046511108 bytes of its storage, but the storage has 16"
+    ),
+    "stride": unsound("tensor `` has an invalid shape or strides"),
 }
 CASES: dict[str, Case] = {
     **{f"zip-{name}.pt": case for name, case in ZIPS.items()},

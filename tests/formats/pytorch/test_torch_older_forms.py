@@ -222,7 +222,7 @@ def test_a_tar_that_names_a_storage_of_another_length_is_refused(tmp_path: Path)
         open_weights(path)
     path.write_bytes(raw.replace(b"cpu" + integer(4), b"cpu" + integer(5)))
     with pytest.raises(
-        FormatError, match="storage 0 is in the file with another name or type, or missing"
+        FormatError, match="storage 0 is missing, or has another type or length in the file"
     ):
         open_weights(path)
 

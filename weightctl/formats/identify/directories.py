@@ -90,7 +90,7 @@ def _describe_contents(
         return lines, hints[0]
     if names:
         return [f"it contains {few(names)}"], FORMATS_HINT
-    return ["it is empty"], "check that this is the directory of the download"
+    return ["it is empty"], "check that this is the directory that you downloaded to"
 
 
 def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:

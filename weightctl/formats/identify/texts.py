@@ -68,12 +68,12 @@ def pointer(file: Reader) -> NonCheckpointFile | None:
     if not head.startswith(b"version https://git-lfs"):
         return None
     size = re.search(rb"^size (\d{1,18})\s*$", head, re.MULTILINE)
-    more = f", which has {format_size(int(size[1]))}" if size else ""
+    size_of = f" ({format_size(int(size[1]))})" if size else ""
     return NonCheckpointFile(
-        "a Git LFS pointer, not the file itself",
-        "run `git lfs pull` in its repository (first run `git lfs install` if Git does "
-        "not have LFS)",
-        more,
+        "a Git LFS pointer",
+        "install Git LFS if you do not have it, then run `git lfs install` and `git lfs pull` in "
+        "the repository",
+        f", and the actual file{size_of} has not been downloaded",
     )
 
 

@@ -45,12 +45,17 @@ def read_importance(path: str) -> Importance:
     Raises `FormatError` if it is invalid, or is invalid; of its numbers only when they are read.
     """
     if os.path.isdir(path):
-        raise FormatError(path, None, "it is a directory", hint="use the file itself")
+        raise FormatError(
+            path,
+            None,
+            "an importance matrix is a file, not a directory",
+            hint="use the path of the file in this directory",
+        )
     if os.path.exists(path) and not os.path.isfile(path):
         raise FormatError(
             path,
             None,
-            "not a regular file",
+            "it is not a regular file",
             hint="the file is read several times: save it to a regular file and use that",
         )
     file = open_reader(path)

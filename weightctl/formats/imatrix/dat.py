@@ -52,14 +52,15 @@ def read(file: Reader) -> Recorded:
     count = cursor.integer("the number of entries")
     if count * _SMALLEST > file.size:
         raise FormatError(
-            file.path, 0, f"{count} entries do not fit into {file.size} bytes",
+            file.path, 0, f"the file states {count} entries, which do not fit into its "
+                f"{file.size} bytes",
             hint=rest_of(file.path),
         )  # fmt: skip
     if count > _MOST:
         raise FormatError(
             file.path,
             0,
-            f"the file states {count} entries, more than a model has matrices",
+            f"the file states {count} entries, which is more than any model has matrices",
             hint=_DAMAGED,
         )
     entries: dict[str, ImportanceEntry] = {}
@@ -67,7 +68,9 @@ def read(file: Reader) -> Recorded:
         at = cursor.offset
         entry = _entry(cursor)
         if entry.name in entries:
-            raise FormatError(file.path, at, f"`{entry.name}` appears twice", hint=_DAMAGED)
+            raise FormatError(
+                file.path, at, f"the entry `{entry.name}` appears twice", hint=_DAMAGED
+            )
         entries[entry.name] = entry
     found = tuple(entries.values())
     if cursor.offset == file.size:

@@ -153,7 +153,7 @@ def _choose(directory: str, format_name: str, names: Sequence[str]) -> PartSet:
     raise FormatError(
         directory,
         None,
-        f"the directory holds several {format_name} checkpoints: {several}",
+        f"the directory contains several {format_name} checkpoints: {several}",
         hint="give the path of one of them",
     )
 

@@ -45,12 +45,16 @@ def read_index(path: str) -> Index:
     """Read an index; raises `FormatError` if it is none, or names a file outside its directory."""
     file = open_reader(path)
     if file.size > _MAX_SIZE:
-        raise FormatError(path, None, f"{file.size} bytes are too many for an index", hint=_HINT)
+        raise FormatError(
+            path, None, f"the index has {file.size} bytes; the limit is {_MAX_SIZE}", hint=_HINT
+        )
     try:
         document = json.loads(str(file.read(0, file.size), "utf-8"))
     except (ValueError, RecursionError) as error:
         reason, hint = _no_json(file, error)
-        raise FormatError(path, None, f"the index is not JSON: {reason}", hint=hint) from error
+        raise FormatError(
+            path, None, f"the index is not valid JSON: {reason}", hint=hint
+        ) from error
     if not is_object(document):
         raise FormatError(path, None, "the index is not a JSON object", hint=_HINT)
     weight_map, metadata = document.get("weight_map"), document.get("metadata")
@@ -66,8 +70,9 @@ def read_index(path: str) -> Index:
     for name in index.parts:
         if os.path.basename(name) != name or name in {"", ".", ".."}:
             raise FormatError(
-                path, None, f"the index names `{name}`, which is outside its directory",
-                hint="do not trust this checkpoint",
+                path, None, f"the index refers to `{name}`, which is not a file in the directory "
+                    f"of the index",
+                hint="do not use this checkpoint unless you trust its source",
             )  # fmt: skip
     return index
 

@@ -91,7 +91,7 @@ def _check_split(headers: Sequence[Header], whole: Header, missing: Collection[i
                 raise FormatError(
                     header.files[0],
                     None,
-                    f"`{key}` is {value.content if value else 'missing'} instead of {right}",
+                    f"`{key}` is {value.content if value else 'missing'}, but {right} is expected",
                     hint=f"{_UNRELATED}, or this is a renamed part of a set; parts are named "
                     "NAME-00001-of-00003.gguf",
                 )

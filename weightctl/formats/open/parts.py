@@ -50,7 +50,7 @@ _ASIDE = (
     "to replace them"
 )
 _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Python)"
-_VERSIONS = "check that the download is complete and that all parts are of one version"
+_VERSIONS = "check that the download is complete and that all parts belong to the same version"
 
 
 def open_files(
@@ -114,7 +114,7 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
             raise FormatError(
                 path,
                 None,
-                f"it is an index of {listing} files",
+                f"it is an index of {listing} files, not of {format_name} files",
                 hint="leave out --from (source_format or format_name in Python), or use --from "
                 f"{listing}",
             )
@@ -188,7 +188,8 @@ def _read(
     problems: list[str] = []
     if missing and not is_partial:
         names = few(os.path.basename(part) for part in missing)
-        problems.append(f"{len(missing)} of {len(parts.paths)} parts are missing: {names}")
+        are = "is" if len(missing) == 1 else "are"
+        problems.append(f"{len(missing)} of {len(parts.paths)} parts {are} missing: {names}")
     problems += _reasons(failures, parts.format)
     if parts.listed is not None:
         extra = extra_parts(parts.listed)

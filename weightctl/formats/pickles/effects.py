@@ -58,7 +58,7 @@ def _read_sized(width: int, decode: Callable[[bytes], Any], *, signed: bool = Fa
     def effect(state: State, window: Window, _: int) -> None:
         length = window.number(width)
         if length >> (31 if signed else 63):
-            raise ValueError("a length that is negative or too large")
+            raise ValueError("a length is negative or too large")
         raw = window.take(length)
         state.push(decode(raw) if len(raw) == length else UNKNOWN)
 
@@ -95,7 +95,7 @@ def _line(decode: Callable[[bytes], Any], least: int = 0) -> Effect:
     def effect(state: State, window: Window, _: int) -> None:
         line = window.line()
         if len(line) < least:
-            raise ValueError("a line without an argument")
+            raise ValueError("the argument of an opcode is missing")
         # What only the start is known of may be anything.
         state.push(UNKNOWN if len(line) >= LONGEST_KEPT else decode(line))
 
@@ -104,14 +104,14 @@ def _line(decode: Callable[[bytes], Any], least: int = 0) -> Effect:
 
 def _integer_line(line: bytes) -> Any:
     if not is_integer(line):
-        raise ValueError("an invalid integer")
+        raise ValueError("an integer is not valid")
     digits = line.removesuffix(b"L")
     return int(digits) if digits.isdigit() and len(digits) < 16 else UNKNOWN
 
 
 def _float_line(line: bytes) -> Any:
     if not is_float(line):
-        raise ValueError("an invalid number")
+        raise ValueError("a float is not valid")
     return UNKNOWN
 
 
@@ -206,7 +206,7 @@ def _global(state: State, window: Window, start: int) -> None:
         state.name(module.decode(), cut.rest[:-1].decode(), start)
         raise
     if not module or not name:
-        raise ValueError("a global without a name")
+        raise ValueError("a global has no module or no name")
     errors = "replace" if max(len(module), len(name)) >= LONGEST_KEPT else "strict"
     state.name(module.decode("utf-8", errors), name.decode("utf-8", errors), start)
 
@@ -225,7 +225,7 @@ def _stack_global(state: State, _window: Window, start: int) -> None:
         return
     state.found.setdefault(MADE_UP, start)
     if not {type(module), type(name)} <= {str, type(UNKNOWN)}:
-        raise ValueError("a name that is not text")
+        raise ValueError("the module or name of a global is not a string")
     state.push(UNKNOWN)
 
 
@@ -233,7 +233,7 @@ def _extension(width: int) -> Effect:
     def effect(state: State, window: Window, start: int) -> None:
         code = int.from_bytes(window.take(width), "little", signed=width == 4)
         if code <= 0:
-            raise ValueError("the number of an extension is not positive")
+            raise ValueError("an extension code is not positive")
         state.name("copyreg", f"extension {code}", start)
 
     return effect

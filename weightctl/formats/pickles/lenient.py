@@ -51,7 +51,7 @@ def as_string(line: bytes) -> bytes:
     """
     line = line.strip(_SPACE)
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:
-        raise ValueError("a string without quotes")
+        raise ValueError("a string has no quotes")
     return _ESCAPE.sub(_unescape, line[1:-1])
 
 
@@ -66,5 +66,5 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     if octal:
         return bytes([int(octal, 8) & 0xFF])
     if wrong is not None:
-        raise ValueError("a string with an incomplete escape")
+        raise ValueError("a string has an incomplete escape sequence")
     return b"\\"

@@ -20,7 +20,7 @@ _ESCAPED = re.compile(
 def integer(line: bytes) -> int:
     """Return an integer; raises `ValueError` for an invalid value."""
     if len(line) > _MOST_DIGITS:
-        raise ValueError(f"an integer of {len(line)} digits")
+        raise ValueError(f"an integer has {len(line)} digits; the limit is {_MOST_DIGITS}")
     return int(line)
 
 
@@ -28,8 +28,8 @@ def parse_quoted(line: bytes) -> str:
     """Parse a Python 2 string, one character per byte; raises `ValueError` if it is invalid."""
     line = line.strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:
-        raise ValueError("a string without quotes")
+        raise ValueError("a string has no quotes")
     # Python warns of what it cannot decode, and decodes it in some other way.
     if _ESCAPED.fullmatch(line, 1, len(line) - 1) is None:
-        raise ValueError("a string with an invalid escape")
+        raise ValueError("a string has an invalid escape sequence")
     return escape_decode(line[1:-1])[0].decode("latin-1")

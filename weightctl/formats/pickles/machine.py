@@ -186,7 +186,7 @@ class Machine:
         at = self.begun
         if self._frame_end is not None and self.base + at >= self._frame_end:
             if self.base + at > self._frame_end:
-                raise ValueError("an opcode that extends past the end of its frame")
+                raise ValueError("an opcode extends past the end of its frame")
             self._frame_end = None
         if self.base + at >= self.size:
             raise ValueError("the pickle is incomplete")
@@ -211,7 +211,7 @@ class Machine:
     def begin_frame(self, length: int) -> None:
         """Begin a frame of this many bytes; `ValueError` within another, or past the end."""
         if self._frame_end is not None or length > self.size - self.base - self.at:
-            raise ValueError("a frame at an invalid position")
+            raise ValueError("a frame is inside another frame, or extends past the end of the file")
         self._frame_end = self.base + self.at + length
 
     def byte(self) -> int:
@@ -243,7 +243,7 @@ class Machine:
 
     def _skip(self, length: int) -> int:
         if length < 0:
-            raise ValueError("a negative length")
+            raise ValueError("a length is negative")
         end = self.at + length
         if self.base + end > self.size:
             self.at = self.size - self.base
@@ -287,7 +287,9 @@ class Machine:
         if found is None:
             # A pickle may put a long one before each of many others, and name that often.
             if len(module) > _LONGEST_NAME or len(name) > _LONGEST_NAME:
-                raise ValueError(f"a name of more than {_LONGEST_NAME} characters")
+                raise ValueError(
+                    f"the module or name of a global has more than {_LONGEST_NAME} characters"
+                )
             module = MODULES.get(module, module)
             make = self._constructors.get(f"{module}.{name}")
             found = self._named[key] = Global(module, name, make)

@@ -34,7 +34,7 @@ class Memo:
     def put(self, index: int, value: Any) -> None:
         """Keep an object; raises `ValueError` for an index below zero."""
         if index < 0:
-            raise ValueError("a negative index")
+            raise ValueError("a memo index is negative")
         if value is not UNKNOWN and (len(self._kept) < _MOST_KEPT or index in self._kept):
             self._kept[index] = value
         else:

@@ -207,7 +207,7 @@ def _extend(target: Any, elements: list[Any]) -> None:
     if isinstance(target, PickledCall):
         target = target.elements
     if not is_list(target):
-        raise TypeError("elements for an object that is not a list")
+        raise TypeError("elements are appended to an object that is not a list")
     target.extend(elements)
 
 
@@ -233,7 +233,7 @@ def _dict(machine: Machine) -> None:
 
 def _put(target: Any, flat: list[Any]) -> None:
     if not isinstance(target, Pairs | PickledCall) or len(flat) % 2:
-        raise TypeError("items for an object that is not a mapping")
+        raise TypeError("items are set on an object that is not a mapping")
     target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -293,7 +293,7 @@ def _global(machine: Machine) -> None:
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
-        raise TypeError("a name that is not text")
+        raise TypeError("the module or name of a global is not a string")
     machine.stack.append(machine.find_global(module, name))
 
 
@@ -359,7 +359,7 @@ def _binpersid(machine: Machine) -> None:
 def _proto(machine: Machine) -> None:
     version = machine.byte()
     if version > 5:
-        raise ValueError(f"protocol {version} is newer than 5")
+        raise ValueError(f"pickle protocol {version} is not supported; the newest is 5")
 
 
 def _frame(machine: Machine) -> None:
@@ -367,7 +367,7 @@ def _frame(machine: Machine) -> None:
 
 
 def _buffer(_: Machine) -> None:
-    raise ValueError("buffers that are stored outside of the pickle")
+    raise ValueError("it refers to buffers that are stored outside of the pickle")
 
 
 OPCODES: dict[int, Callable[[Machine], None]] = {

@@ -87,7 +87,7 @@ class Built:
 def record_call(function: Any, arguments: Any) -> Any:
     """Return the record of a call; raises `ValueError` for one that cannot be."""
     if not is_tuple(arguments):
-        raise ValueError("a call with invalid arguments")
+        raise ValueError("the arguments of a call are not a tuple")
     if not isinstance(function, Global) or function.make is None:
         return PickledCall(function, arguments)
     if len(arguments) > _MOST_ARGUMENTS:

@@ -233,7 +233,7 @@ class _Scanner:
             self.window.take(nbytes)
             return
         if self._depth == _MOST_NESTED:
-            raise ValueError("pickles that are nested too deeply")
+            raise ValueError("it contains pickles that are nested too deeply")
         inner = _Scanner(
             self._data, self.window.at, self._base, self._reading, depth=self._depth + 1
         )

@@ -109,7 +109,7 @@ class Window:
         Raises `ValueError` for a length that no program accepts.
         """
         if length >> 63:
-            raise ValueError("a frame that is too large")
+            raise ValueError("a frame is too large")
         end = self.at + length
         if self.at < self._frame_end:
             self.crossed = True

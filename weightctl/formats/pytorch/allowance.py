@@ -65,7 +65,11 @@ class Allowance:
         """Count bytes that are copied."""
         self._held -= nbytes
         if self._held < 0:
-            raise UnsoundTreeError("its tensors share their bytes too many times")
+            raise UnsoundTreeError(
+                "too many tensors share the same storage: reading them would need far more "
+                "memory "
+                "than the size of the file"
+            )
 
     def enter(self, record: Any) -> None:
         """Begin with what a record holds."""
@@ -85,4 +89,4 @@ class Allowance:
 
     def _require_rest(self) -> None:
         if self._visits < 0 or self._letters < 0 or self._repeated < 0:
-            raise UnsoundTreeError("its objects refer to one another too many times")
+            raise UnsoundTreeError("its objects refer to the same objects too many times")

@@ -81,14 +81,18 @@ class Archive:
             place = at - base
             record = _CENTRAL_RECORD.unpack_from(window, place) if at + size_of_one <= end else ()
             if not record or record[0] != _CENTRAL:
-                raise self._refuse(at, "an entry of the zip directory is missing")
+                raise self._refuse(
+                    at,
+                    "the zip central directory has fewer entries than its end record states "
+                    f"({count})",
+                )
             flags, method, packed, nbytes = record[3], record[4], record[8], record[9]
             name_length, extra_length, comment_length = record[10:13]
             start = place + size_of_one
             after = start + name_length + extra_length
             following = base + after + comment_length
             if following > end:
-                raise self._refuse(at, "an entry of the zip directory is truncated")
+                raise self._refuse(at, "an entry of the zip central directory is truncated")
             name = str(window[start : start + name_length], "utf-8", "surrogateescape")
             offset = record[16]
             if _MAX_32 in {nbytes, packed, offset}:
@@ -97,7 +101,8 @@ class Archive:
                 if wide is None:
                     raise self._refuse(
                         at,
-                        f"the size or offset of {_shorten(name)} in the zip directory is ambiguous",
+                        f"the zip central directory has an ambiguous size or offset for "
+                        f"{_shorten(name)}",
                     )
                 nbytes, packed, offset = wide
             if self._key(name) in taken:
@@ -105,12 +110,15 @@ class Archive:
             taken.add(self._key(name))
             if offset + _LOCAL_RECORD.size > self._directory or packed > self._directory - offset:
                 raise self._refuse(
-                    at, f"the zip directory has an invalid offset for {_shorten(name)}"
+                    at, f"the zip central directory has an invalid offset for {_shorten(name)}"
                 )
             members[name] = DirectoryMember(name, offset, nbytes, method, flags, packed)
             at = following
         if at != end:
-            raise self._refuse(at, f"the zip directory has more entries than the stated {count}")
+            raise self._refuse(
+                at,
+                f"the zip central directory has more entries than its end record states ({count})",
+            )
         return members
 
     def _around(self, at: int, end: int, base: int, window: bytes) -> tuple[int, bytes]:
@@ -136,33 +144,44 @@ class Archive:
         """Return where a member's bytes start; raises `FormatError` if they are not usable."""
         if member.flags & _ENCRYPTED:
             raise self._refuse(
-                member.header, f"{_shorten(member.name)} is encrypted", "decrypt it first"
+                member.header,
+                f"the zip member {_shorten(member.name)} is encrypted",
+                "decrypt the file first",
             )
         if member.method != 0:
             raise self._refuse(
                 member.header,
-                f"{_shorten(member.name)} is compressed, which torch does not do",
-                "unzip the file, then zip it again with `zip -0 -r`",
+                f"the zip member {_shorten(member.name)} is compressed, but torch stores members "
+                "uncompressed",
+                "unzip the file, then pack it again with `zip -0 -r`",
             )
         name = member.name.encode("utf-8", "surrogateescape")
         start = member.header + _LOCAL_RECORD.size + len(name)
         if start > self._directory or member.packed != member.nbytes:
             raise self._refuse(
-                member.header, f"{_shorten(member.name)} is not at the offset in the zip directory"
+                member.header,
+                f"the zip member {_shorten(member.name)} is not at the offset that the central "
+                f"directory "
+                "states",
             )
         head = self._file.read(member.header, _LOCAL_RECORD.size + len(name))
         magic, method, name_length, extra_length = _LOCAL_PARTS.unpack_from(head)
         if magic != _LOCAL or method != member.method:
             raise self._refuse(
-                member.header, f"{_shorten(member.name)} is not at the offset in the zip directory"
+                member.header,
+                f"the zip member {_shorten(member.name)} is not at the offset that the central "
+                f"directory "
+                "states",
             )
         if name_length != len(name) or head[_LOCAL_RECORD.size :] != name:
             raise self._refuse(
-                member.header, f"the local header of {_shorten(member.name)} has another name"
+                member.header, f"the local header of {_shorten(member.name)} has a different name"
             )
         start += int(extra_length)
         if start + member.nbytes > self._nexts[member.header]:
-            raise self._refuse(member.header, f"{_shorten(member.name)} overlaps the data after it")
+            raise self._refuse(
+                member.header, f"the zip member {_shorten(member.name)} overlaps the next one"
+            )
         return start
 
     def content(self, name: str) -> FileRange:

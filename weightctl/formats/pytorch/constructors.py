@@ -124,7 +124,7 @@ def _size(sizes: Any = ()) -> Size:
 def _device(kind: Any, number: Any = None) -> Device:
     is_numbered = type(number) is int and abs(number) < 1 << 31
     if not is_name(kind) or len(kind) > _LONGEST_DEVICE or not (is_numbered or number is None):
-        raise ValueError("a device without a name")
+        raise ValueError("a `torch.device` has no valid name or number")
     return Device(kind if number is None else f"{kind}:{number}")
 
 

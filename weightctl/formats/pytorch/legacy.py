@@ -57,7 +57,7 @@ class Stream(NamedTuple):
     def locate(self, storage: Storage) -> tuple[int, int]:
         """Return where a storage's bytes start, and how many they are."""
         if storage.key not in self.places:
-            raise UnsoundPickleError(self.base, f"storage {storage.key} is not in the file")
+            raise UnsoundPickleError(self.base, f"the file has no data for storage {storage.key}")
         return self.places[storage.key]
 
 
@@ -71,7 +71,7 @@ def is_stream(head: bytes) -> bool:
 
 def no_storage(identity: Any) -> Any:
     """Refuse a persistent id: `ValueError`."""
-    raise ValueError(f"an unexpected persistent id of type {type(identity).__name__}")
+    raise ValueError(f"a persistent id has the unexpected type {type(identity).__name__}")
 
 
 def read_pickle(whole: ByteRange) -> Stream:
@@ -109,9 +109,7 @@ def read_stream(whole: ByteRange) -> Stream:
     for key in keys:
         storage = _find_root(roots, key)
         if storage is None:
-            raise UnsoundPickleError(
-                at, "its list of storages has a storage that its object does not have"
-            )
+            raise UnsoundPickleError(at, "its list of storages has a storage that no tensor uses")
         nbytes = nbytes_of(storage)
         raw = whole.read(at, _LENGTH.size)
         stored = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else storage.length
@@ -158,18 +156,18 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if type(identity) is str:
         identity = identity_of(identity)
     if not is_tuple(identity) or not identity:
-        raise ValueError("a persistent id that is not a tuple")
+        raise ValueError("a persistent id is not a tuple")
     if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
         return identity[1]
     if identity[0] != "storage" or len(identity) != 6:
-        raise ValueError("a persistent id that is not a storage")
+        raise ValueError("a persistent id does not describe a storage")
     _, kind, key, _location, count, view = identity
     root = register_storage(storage_of(kind, key, count), roots)
     if view is None:
         return root
     _, start, length = view
     if type(start) is not int or type(length) is not int:
-        raise ValueError(f"a view of storage {root.key} with invalid fields")
+        raise ValueError(f"a view of storage {root.key} has invalid fields")
     if not 0 <= start <= start + length <= count:
-        raise ValueError(f"a view that is outside of storage {root.key}")
+        raise ValueError(f"a view extends past the end of storage {root.key}")
     return root._replace(start=start)

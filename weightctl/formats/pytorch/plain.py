@@ -51,15 +51,15 @@ def attributes(content: Any) -> PickledCall:
     try:
         document = json.loads(_exactly(str)(content))
     except RecursionError as error:
-        raise ValueError("too many levels") from error
+        raise ValueError("the value is nested too deeply") from error
     if not is_object(document):
-        raise ValueError("not an object")
+        raise ValueError("the value is not a JSON object")
     return make_ordered_dict((name, _from_json(each, _DEEPEST)) for name, each in document.items())
 
 
 def _from_json(content: Any, depth: int) -> Any:
     if not depth:
-        raise ValueError("too many levels")
+        raise ValueError("the value is nested too deeply")
     if is_object(content):
         return {key: _from_json(each, depth - 1) for key, each in content.items()}
     if is_list(content):
@@ -69,14 +69,16 @@ def _from_json(content: Any, depth: int) -> Any:
 
 def _fitting(content: int) -> int:
     if content.bit_length() >= 8 * LONGEST_INTEGER:
-        raise ValueError("an integer that is too long")
+        raise ValueError("an integer is too long")
     return content
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
     def check_type(content: Any) -> Any:
         if type(content) is not kind:
-            raise ValueError(f"not a {kind.__name__}")
+            raise ValueError(
+                f"a value of type {kind.__name__} is expected, not {type(content).__name__}"
+            )
         return content
 
     return check_type
@@ -85,20 +87,20 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 def _integer(content: Any) -> int:
     made = integer(content) if isinstance(content, str) else content
     if type(made) is not int:
-        raise ValueError("not an integer")
+        raise ValueError("the value is not an integer")
     return _fitting(made)
 
 
 def _complex(content: Any) -> PickledCall:
     parts = _list(content)
     if list(map(type, parts)) != [float, float]:
-        raise ValueError("not a complex number")
+        raise ValueError("the value is not a complex number")
     return PickledCall(Global("__builtin__", "complex"), tuple(parts))
 
 
 def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
     if not is_sequence(content) or not depth:
-        raise ValueError("not an array")
+        raise ValueError("the value is not an array, or is nested too deeply")
     return [
         _list(element, depth - 1) if is_sequence(element) else _element(element)
         for element in content
@@ -107,21 +109,21 @@ def _list(content: Any, depth: int = _DEEPEST) -> list[Any]:
 
 def _element(content: Any) -> Any:
     if type(content) not in {int, float, bool, str}:
-        raise ValueError("an array with an element of another type")
+        raise ValueError("an array element is not a number, a bool or a string")
     return _fitting(content) if type(content) is int else content
 
 
 def _size(content: Any) -> PickledCall:
     sizes = tuple(_list(content))
     if not all(type(size) is int for size in sizes):
-        raise ValueError("a size that is not an integer")
+        raise ValueError("a dimension of a `torch.Size` is not an integer")
     return PickledCall(Global("torch", "Size"), (sizes,))
 
 
 def _dtype(content: Any) -> Global:
     module, _, name = str(content).partition(".")
     if module != "torch" or encoding_by_id("pytorch", name) is None:
-        raise ValueError("not a torch dtype")
+        raise ValueError("the value is not a torch dtype")
     return Global(module, name)
 
 
@@ -154,5 +156,5 @@ def parse_value(kind: str, value: MetadataValue) -> Stated:
             return Stated(kind, PLAIN[kind](value.content))
     own = "list" if element_type(value.type) is not None else _KINDS.get(value.type, "")
     if own not in PLAIN:
-        raise ValueError("not a supported type")
+        raise ValueError("the type of the value is not supported")
     return Stated(own, PLAIN[own](value.content))

@@ -84,7 +84,7 @@ def _read_zip(file: Reader) -> Header:
     def persistent(identity: Any) -> Any:
         identity = identity_of(identity) if type(identity) is str else identity
         if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
-            raise ValueError("a persistent id that is not a storage")
+            raise ValueError("a persistent id does not describe a storage")
         storage = storage_of(identity[1], identity[2], identity[4])
         if not is_script:
             # torch takes the first description for all; in TorchScript each tensor has its own.

@@ -43,10 +43,10 @@ def identity_of(text: str) -> tuple[Any, ...]:
     if named is not None:
         return ("module", _global(named["kind"]), "", "")
     if len(text) > _LONGEST_IDENTITY:
-        raise ValueError("a persistent id that is too long")
+        raise ValueError("a persistent id is too long")
     found = _STORAGE.fullmatch(text)
     if found is None:
-        raise ValueError("a persistent id that is not a storage")
+        raise ValueError("a persistent id does not describe a storage")
     view = () if found["view"] is None else (None,)
     return ("storage", _global(found["kind"]), found["key"], "", int(found["count"]), *view)
 
@@ -60,16 +60,16 @@ def key_of(key: Any) -> str:
     """Return a storage's key as a text; raises `ValueError` for what cannot be one."""
     is_text = type(key) is str and len(key) <= _LONGEST_KEY
     if not is_text and not (type(key) is int and abs(key) < _LARGEST):
-        raise ValueError("a storage without a key")
+        raise ValueError("a storage key is not a valid string or integer")
     return str(key)
 
 
 def storage_of(kind: Any, key: Any, count: Any) -> Storage:
     """Return the storage of a class, such as `torch.FloatStorage`; may raise `ValueError`."""
     if not isinstance(kind, Global) or kind.path not in STORAGE_NAMES:
-        raise ValueError("a storage of an unsupported kind")
+        raise ValueError("a storage has an unsupported type")
     if type(count) is not int or not 0 <= count < _LARGEST:
-        raise ValueError("a storage without a length")
+        raise ValueError("the length of a storage is not valid")
     return Storage(ENCODINGS.get(_STORAGES[kind.name]), key_of(key), count)
 
 

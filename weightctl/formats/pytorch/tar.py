@@ -74,7 +74,7 @@ def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
         # Long names, links and the like are read in many ways, and torch wrote none.
         if not is_any_tar(head) or head[156:157] not in _PLAIN or head[345:500].strip(b"\0"):
             raise UnsoundPickleError(
-                at, f"the tar file has a member {name!r}, which torch does not write"
+                at, f"the tar file has the member {name!r}, which torch does not write"
             )
         if name in members:
             raise UnsoundPickleError(at, f"the tar file has two members named {name!r}")
@@ -143,14 +143,14 @@ def _find_named_storage(identity: Any, storages: Mapping[str, Storage]) -> Any:
     stored = storages.get(wanted.key)
     if stored != wanted:
         raise ValueError(
-            f"storage {wanted.key} is in the file with another name or type, or missing"
+            f"storage {wanted.key} is missing, or has another type or length in the file"
         )
     return stored
 
 
 def _count(value: Any, at: int) -> int:
     if type(value) is not int or value < 0:
-        raise UnsoundPickleError(at, "an invalid number of entries")
+        raise UnsoundPickleError(at, "the number of entries is not an integer of at least 0")
     return value
 
 
@@ -199,9 +199,9 @@ def _tar_storages(
         target, root, start, length = _fields(view, 4, at)
         whole_one = storages.get(_key(root, at))
         if whole_one is None or type(start) is not int or type(length) is not int:
-            raise UnsoundPickleError(at, "a view without a storage")
+            raise UnsoundPickleError(at, "a view refers to no storage, or has an invalid range")
         if not 0 <= start <= start + length <= whole_one.length:
-            raise UnsoundPickleError(at, f"a view that is outside of storage {root}")
+            raise UnsoundPickleError(at, f"a view extends past the end of storage {root}")
         storages[_key(target, at)] = whole_one._replace(start=start)
     _require_end(at, end)
     return storages
@@ -223,7 +223,9 @@ def _tar_tensors(
         storage = storages.get(_key(storage_key, at))
         rank = _number(_RANK, data, at)[0]
         if storage is None or not 0 <= rank <= _MAX_DIMENSIONS:
-            raise UnsoundPickleError(at, "a tensor without a storage or a shape")
+            raise UnsoundPickleError(
+                at, "a tensor has no storage, or an invalid number of dimensions"
+            )
         numbers = _number(Struct(f"<{2 * rank + 1}q"), data, at + _RANK.size)
         at += _RANK.size + 8 * len(numbers)
         shape, strides = numbers[:rank], numbers[rank:-1]
@@ -236,7 +238,7 @@ def _tar_tensors(
 
 def _require_end(at: int, end: int) -> None:
     if at != end:
-        raise UnsoundPickleError(at, f"{end - at} bytes after the last entry are not used")
+        raise UnsoundPickleError(at, f"{end - at} bytes after the last entry belong to no entry")
 
 
 def _number(kind: Struct, data: ByteRange, at: int) -> tuple[int, ...]:
@@ -248,5 +250,5 @@ def _number(kind: Struct, data: ByteRange, at: int) -> tuple[int, ...]:
 
 def _fields(entry: Any, count: int, at: int) -> tuple[Any, ...]:
     if not is_tuple(entry) or len(entry) != count:
-        raise UnsoundPickleError(at, f"an entry without its {count} fields")
+        raise UnsoundPickleError(at, f"an entry does not have {count} fields")
     return entry

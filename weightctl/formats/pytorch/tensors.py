@@ -85,9 +85,9 @@ def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
         return None
     shape, strides = tensor.shape, tensor.strides
     if not _is_sizes(shape) or not _is_sizes(strides) or len(shape) != len(strides):
-        raise UnsoundTensorError("has an invalid shape or invalid strides")
+        raise UnsoundTensorError("has an invalid shape or strides")
     if not _is_sizes((tensor.offset,)):
-        raise UnsoundTensorError("has an invalid offset")
+        raise UnsoundTensorError("has an invalid storage offset")
     layout = _layout(shape, strides)
     width, first = encoding.size, storage.start + tensor.offset
     start, nbytes = locate(storage)
@@ -101,7 +101,8 @@ def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
         layout = _Layout(encoding.nbytes(shape), encoding.nbytes(shape), is_whole=True)
     if layout.size and (first + layout.span) * width > nbytes:
         raise UnsoundTensorError(
-            f"needs {(first + layout.span) * width} bytes of its storage, which has {nbytes}"
+            f"needs {(first + layout.span) * width} bytes of its storage, but the storage has "
+            f"{nbytes}"
         )
     offset = start + first * width if layout.size else start
     steps = None if layout.is_whole else tuple(stride * width for stride in strides)
@@ -156,7 +157,7 @@ def place_array(
         raise UnsoundTensorError("has an invalid shape")
     nbytes = encoding.nbytes(shape)
     if len(raw) != nbytes:
-        raise UnsoundTensorError(f"needs {nbytes} bytes; the pickle has {len(raw)}")
+        raise UnsoundTensorError(f"needs {nbytes} bytes, but the pickle has {len(raw)}")
     strides = None
     if array.is_fortran and len(shape) > 1:
         strides = tuple(encoding.size * prod(shape[:axis]) for axis in range(len(shape)))

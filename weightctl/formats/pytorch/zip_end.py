@@ -42,23 +42,34 @@ def directory_of(file: Reader) -> tuple[int, int, int]:
         is_there = at + _END_64_RECORD.size == locator
         record = file.read(at, _END_64_RECORD.size) if is_there else b""
         if not record.startswith(_END_64):
-            raise _refuse(file, locator, "the 64-bit end record of the zip file is missing")
+            raise _refuse(file, locator, "the zip64 end-of-central-directory record is missing")
         wide = _END_64_RECORD.unpack(record)
         disk, first_disk = wide[4:6]
         small, large = (count, size, offset), wide[7:10]
         limits = (_MAX_16, _MAX_32, _MAX_32)
         if any(n not in {m, limit} for n, m, limit in zip(small, large, limits, strict=True)):
-            raise _refuse(file, at, "the two end records of the zip file contradict each other")
+            raise _refuse(
+                file,
+                at,
+                "the two end-of-central-directory records of the zip file contradict each other",
+            )
         count, size, offset = large
     if disk or first_disk:
-        raise _refuse(file, at, "it is one part of a multi-part zip file", "join the parts first")
+        raise _refuse(
+            file, at, "the file is one part of a multi-part zip file", "join the parts first"
+        )
     past = offset + size - at
     if past > 0:
         raise _refuse(
-            file, at, f"the zip directory would end {past} bytes after its end record", _CUT
+            file,
+            at,
+            f"the zip central directory would end {past} bytes after the start of its end record",
+            _CUT,
         )
     if past:
-        raise _refuse(file, at, f"the zip directory ends {-past} bytes before its end record")
+        raise _refuse(
+            file, at, f"the zip central directory ends {-past} bytes before its end record"
+        )
     return count, size, offset
 
 
@@ -68,7 +79,9 @@ def _end_record(file: Reader) -> int:
     start = file.size - len(tail)
     found = place = tail.rfind(_END)
     if place < 0 or place + _END_RECORD.size > len(tail):
-        raise _refuse(file, None, "the directory at the end of the zip file is missing", _CUT)
+        raise _refuse(
+            file, None, "the end-of-central-directory record of the zip file is missing", _CUT
+        )
     behind = _behind(tail, place)
     if behind < 0:
         raise _refuse(
@@ -81,7 +94,9 @@ def _end_record(file: Reader) -> int:
     # Some programs take the first that could be it, and others the last.
     while (found := tail.rfind(_END, 0, found)) >= 0:
         if found + _END_RECORD.size <= place and not _behind(tail, found):
-            raise _refuse(file, start + found, "the zip file has two end records")
+            raise _refuse(
+                file, start + found, "the zip file has two end-of-central-directory records"
+            )
     return start + place
 
 

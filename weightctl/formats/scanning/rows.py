@@ -164,9 +164,9 @@ def _storages(found: PickleNames) -> int:
         if is_tuple(fields) and fields[:1] == ("module",):
             continue
         if not is_tuple(fields) or len(fields) < 5 or fields[0] != "storage":
-            raise ValueError("a persistent id that is not a storage")
+            raise ValueError("a persistent id does not describe a storage")
         kind, key, count = fields[1], fields[2], fields[4]
         if not isinstance(kind, Global) and type(key) not in {str, int}:
-            raise ValueError("a storage without a key")
+            raise ValueError("a storage key is not a string or integer")
         storages[str(key)] = _LENGTH + storage_nbytes(kind, key, count)
     return sum(storages.values())

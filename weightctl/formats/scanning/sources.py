@@ -150,7 +150,7 @@ class _Stream(io.RawIOBase):
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at}.get(whence)
         self._at = (self._source.size() if start is None else start) + offset
         if self._at < 0:
-            raise ValueError("a negative position")
+            raise ValueError("a position is negative")
         return self._at
 
     def readinto(self, buffer: Any) -> int:

@@ -122,14 +122,14 @@ class _Part:
         """Refuse what follows the last entry."""
         behind = self._place.source.size() - self.at
         if behind > 0:
-            raise ValueError(f"{behind} bytes after its end")
+            raise ValueError(f"{behind} bytes follow its last entry")
 
     def count(self) -> int:
         """Return the last pickle's content, which is a number."""
         if self.at == self._place.source.size():
             return 0
         if type(self._result) is not int or self._result < 0:
-            raise ValueError("the number of its entries is invalid")
+            raise ValueError("its number of entries is not an integer of at least 0")
         return self._result
 
     def skip(self, part: str) -> None:
@@ -137,14 +137,14 @@ class _Part:
         source = self._place.source
         if part == "storages":
             if not is_tuple(self._result) or len(self._result) != 3:
-                raise ValueError("an entry without its 3 fields")
+                raise ValueError("an entry does not have 3 fields")
             length = int.from_bytes(source.read(self.at, _LENGTH), "little", signed=True)
             key, _location, kind = self._result
             self.at += _LENGTH + storage_nbytes(kind, key, length)
         else:
             rank = int.from_bytes(source.read(self.at, 4), "little", signed=True)
             if not 0 <= rank <= _MAX_DIMENSIONS:
-                raise ValueError("a tensor without a shape")
+                raise ValueError("a tensor has an invalid number of dimensions")
             self.at += 8 + 8 * (2 * rank + 1)
         if self.at > source.size():
             raise ValueError("the file is incomplete")

@@ -82,7 +82,9 @@ class _Search:
                 passed += 1
             self._left -= 1 + len(there)
             if self._left < 0:
-                raise ValueError("its ranges are too many and too irregular for ranks")
+                raise ValueError(
+                    "its shards have more, and more irregular, ranges than any sharding produces"
+                )
             inner = self.gap(place + 1, tuple(sorted(there)))
             if inner is not None:
                 return (at, *inner)

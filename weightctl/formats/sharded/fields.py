@@ -20,7 +20,7 @@ def object_at(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     content = entry.get(key)
     if is_object(content):
         return content
-    raise ValueError(f"`{key}` is not an object")
+    raise ValueError(f"`{key}` is not a JSON object")
 
 
 def objects_at(entry: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -28,7 +28,7 @@ def objects_at(entry: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     content = list_at(entry, key)
     if all(map(is_object, content)):
         return content
-    raise ValueError(f"`{key}` is not a list of objects")
+    raise ValueError(f"`{key}` is not a list of JSON objects")
 
 
 def list_at(entry: Mapping[str, Any], key: str) -> list[Any]:
@@ -46,7 +46,7 @@ def text_at(entry: Mapping[str, Any], key: str) -> str:
         if not content.isascii():
             require_text(content)
         return content
-    raise ValueError(f"`{key}` is not text")
+    raise ValueError(f"`{key}` is not a string")
 
 
 def count_at(entry: Mapping[str, Any], key: str) -> int:

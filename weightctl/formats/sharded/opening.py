@@ -81,7 +81,7 @@ def _open_ranks(listing: str, format_name: str | None) -> GatheredSource:
         raise FormatError(
             listing,
             None,
-            f"the ranks' files are {manifest.format}",
+            f"the shards are {manifest.format} files, not {format_name}",
             hint="leave out --from (source_format or format_name in Python), or use --from "
             f"{manifest.format}",
         )
@@ -120,7 +120,9 @@ def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
     file = open_reader(path)
     header = format_module(recognise(file, manifest.format)).read(file)
     if header.big_endian:
-        raise FormatError(path, None, "it is big-endian, but rank files are little-endian")
+        raise FormatError(
+            path, None, "the file is big-endian, but the files of ranks are always little-endian"
+        )
     return file, header
 
 

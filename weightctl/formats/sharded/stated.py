@@ -60,7 +60,7 @@ def parse_manifest(document: Mapping[str, Any]) -> Manifest:
     for entry in objects_at(document, "tensors"):
         info = _info(entry)
         if info.name in tensors:
-            raise ValueError(f"`{info.name}` appears twice among the tensors")
+            raise ValueError(f"the manifest lists the tensor `{info.name}` twice")
         tensors[info.name] = info
         strategies[info.name] = text_at(entry, "strategy")
     ranks = objects_at(document, "ranks")
@@ -83,7 +83,7 @@ def parse_manifest(document: Mapping[str, Any]) -> Manifest:
 def _grid(entry: Mapping[str, Any]) -> Grid:
     grid = Grid(*(count_at(entry, key) for key in Grid._fields))
     if min(grid) < 1 or grid.ranks > _MOST_RANKS:
-        raise ValueError(f"a grid of {grid.tp} x {grid.ep} x {grid.pp} ranks is not valid")
+        raise ValueError(f"tp {grid.tp} x ep {grid.ep} x pp {grid.pp} is not a valid grid of ranks")
     return grid
 
 
@@ -119,7 +119,7 @@ def _file(entry: Mapping[str, Any], rank: int, tensors: _Tensors, layout: str) -
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from error
     if not _is_below(path):
-        raise ValueError(f"the path of rank {rank}, `{path}`, is outside of the directory")
+        raise ValueError(f"the path of rank {rank}, `{path}`, is not inside the directory")
     shards: list[Shard] = []
     for each in entries:
         try:
@@ -144,14 +144,16 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
         raise ValueError("`sha256` is not a SHA-256 digest")
     sources = [tensors[piece.source] for piece in pieces]
     if any(source.encoding != info.encoding for source in sources):
-        raise ValueError("its encoding differs from the encoding of its pieces")
+        raise ValueError(
+            "its encoding differs from the encoding of the tensors that it is a part of"
+        )
     shapes = [
         _part_shape(source.shape, piece.part) for source, piece in zip(sources, pieces, strict=True)
     ]
     if layout == "ranks" and shapes != [info.shape]:
-        raise ValueError(f"its shape {list(info.shape)} differs from the shape of its piece")
+        raise ValueError(f"its shape {list(info.shape)} differs from the shape of its cuts")
     if shapes != [info.shape] and sum(map(info.encoding.nbytes, shapes)) > info.nbytes:
-        raise ValueError("it is smaller than its pieces")
+        raise ValueError("it has fewer bytes than its pieces need")
     return Shard(info, pieces, text_at(entry, "strategy"), sha256)
 
 
@@ -159,13 +161,13 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
     name = text_at(entry, "source")
     info = tensors.get(name)
     if info is None:
-        raise ValueError(f"its piece `{name}` is not a tensor of the manifest")
+        raise ValueError(f"its source `{name}` is not a tensor of the manifest")
     part = tuple([_cut(each, info) for each in objects_at(entry, "cuts")])
     if len(part) > 1:
         if len({cut.axis for cut in part}) < len(part):
-            raise ValueError(f"`{name}` is cut twice along one axis")
+            raise ValueError(f"`{name}` is split twice along one axis")
         if prod(len(cut.ranges) for cut in part) > _MOST_RANGES:
-            raise ValueError(f"`{name}` is cut into too many pieces")
+            raise ValueError(f"`{name}` is split into too many pieces")
     return SourceShard(name, part)
 
 
@@ -174,7 +176,7 @@ def _cut(entry: Mapping[str, Any], info: TensorInfo) -> Cut:
     shape, block = info.shape, info.encoding.block
     # Blocks that go on in the next row cannot be cut at all.
     if axis >= len(shape) or shape[-1] % block:
-        raise ValueError(f"`{info.name}` cannot be cut along axis {axis}")
+        raise ValueError(f"`{info.name}` of shape {list(shape)} cannot be split along axis {axis}")
     if axis < len(shape) - 1:
         block = 1
     ranges: list[Range] = []
@@ -183,16 +185,15 @@ def _cut(entry: Mapping[str, Any], info: TensorInfo) -> Cut:
         start, stop = _range(each)
         if not end <= start < stop <= shape[axis]:
             raise ValueError(
-                f"the range from {start} to {stop} of axis {axis} is empty, overlaps the "
-                f"range before it, or is outside of the {shape[axis]} elements of "
-                f"`{info.name}`"
+                f"the range from {start} to {stop} of axis {axis} of `{info.name}` is empty, "
+                f"overlaps the range before it, or exceeds the {shape[axis]} elements of the axis"
             )
         if start % block or stop % block:
             raise ValueError(f"the range from {start} to {stop} splits blocks of {block} elements")
         ranges.append((start, stop))
         end = stop
     if not ranges and shape[axis]:
-        raise ValueError(f"`{info.name}` is cut along axis {axis} into no elements")
+        raise ValueError(f"the list of ranges along axis {axis} of `{info.name}` is empty")
     return Cut(axis, tuple(ranges))
 
 
@@ -201,7 +202,7 @@ def _range(content: Any) -> Range:
         start, stop = content
         if type(start) is int and type(stop) is int:
             return start, stop
-    raise ValueError("a range is not a pair of integers")
+    raise ValueError("a range is not a list of two integers")
 
 
 def _shardings(
@@ -210,7 +211,8 @@ def _shardings(
     least = 64 * sum(len(file.shards) for file in files)
     if len(tensors) * len(files) > least + _MOST_UNSTATED:
         raise ValueError(
-            f"{len(tensors)} tensors on {len(files)} ranks are more than the listed shards allow"
+            f"{len(tensors)} tensors on {len(files)} ranks are too many for the number of listed "
+            "shards"
         )
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):
@@ -226,7 +228,8 @@ def _shardings(
             parts[rank] = several[0] if len(several) == 1 else join_parts(several)
             if parts[rank] is None:
                 raise ValueError(
-                    f"the pieces of `{name}` on rank {rank} overlap, or do not form one slice"
+                    f"the pieces of `{name}` on rank {rank} overlap, or cannot be joined into one "
+                    f"slice"
                 )
         key = tensors[name].shape, tuple(parts)
         if key not in known:
@@ -257,7 +260,9 @@ def _info(entry: Mapping[str, Any]) -> TensorInfo:
     if {type(size) for size in shape} - {int}:
         raise ValueError(f"the shape of `{name}` has a size that is not an integer")
     if not _is_shape(shape, encoding.name):
-        raise ValueError(f"shape {list(shape)} of `{name}` is not possible with {encoding}")
+        raise ValueError(
+            f"`{name}` is stored as {encoding}, which does not support the shape {list(shape)}"
+        )
     return TensorInfo(name, shape, encoding)
 
 

@@ -99,8 +99,9 @@ def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
     """Raise `GraphError` for a mask of another dtype, or one that does not broadcast to scores."""
     if mask.dtype not in {DType.bool, dtype}:
         raise GraphError(
-            f"a mask of dtype {mask.dtype.value} cannot be used with {dtype.value}",
-            hint="use bool, or the dtype of the query",
+            f"an attention mask of dtype {mask.dtype.value} cannot be used with a query of dtype "
+            f"{dtype.value}",
+            hint="use a mask of dtype bool, or of the dtype of the query",
         )
     require_broadcast("the mask", mask.shape, scores)
 
@@ -213,7 +214,8 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
     for table in (cos, sin):
         if table.dtype not in {x.dtype, DType.float32}:
             raise GraphError(
-                f"cos and sin of dtype {table.dtype.value} cannot be used with {x.dtype.value}",
+                f"cos and sin of dtype {table.dtype.value} cannot be used with a tensor of dtype "
+                f"{x.dtype.value}",
                 hint="use float32",
             )
     if cos.shape != sin.shape or not cos.rank:
@@ -224,7 +226,7 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
     half, dim = cos.shape[-1], x.shape[-1]
     if 2 * half != dim and not (half.is_static and dim.is_static and 2 * int(half) < int(dim)):
         raise GraphError(
-            f"{half} angles rotate {2 * half} elements, but there are {dim}",
+            f"{half} angles rotate {2 * half} elements, but the head has {dim}",
             hint="cos and sin need one angle per pair of elements",
         )
     return x

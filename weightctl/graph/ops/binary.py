@@ -226,9 +226,7 @@ def clamp(
     value = current_graph().value_of(x)
     if min is None and max is None:
         with refusing("clamp", value):
-            raise GraphError(
-                "one of min and max is needed", hint="for example `ops.clamp(x, min=0)`"
-            )
+            raise GraphError("clamp needs min or max", hint="for example `ops.clamp(x, min=0)`")
     if min is not None:
         value = maximum(value, min)
     return value if max is None else minimum(value, max)

@@ -118,7 +118,7 @@ def infer_call(
         )
     if len(types) != len(expected):
         raise GraphError(
-            f"subgraph `{subgraph.name}` takes {len(expected)} values, not {len(types)}"
+            f"subgraph `{subgraph.name}` has {len(expected)} inputs, but {len(types)} were given"
         )
     dims: dict[str, Dim] = {}
     for given, wanted in zip(types, expected, strict=True):

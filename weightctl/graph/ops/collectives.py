@@ -104,8 +104,8 @@ def infer_allgather(
     if sizes is None:
         if count > len(values):
             raise GraphError(
-                f"the sizes of the {count - len(values)} ranks in other processes are not given",
-                hint="`sizes` needs the size of every rank along the axis",
+                f"the sizes for the {count - len(values)} ranks in other processes are missing",
+                hint="pass `sizes`, with the size of every rank along the axis",
             )
         sizes = Shape([value.shape[place] for value in values])
     own = [value.shape[place] for value in values]
@@ -184,9 +184,8 @@ def infer_reduce_scatter(
     if first is None:
         if count > len(values) and any(size != sizes[0] for size in sizes):
             raise GraphError(
-                f"the shards {sizes.text} have different sizes, and the ranks of this "
-                "process are not given",
-                hint="`first` is the number of the first rank in this process",
+                f"the shard sizes {sizes.text} differ, so `first` is required",
+                hint="pass `first=`, the number of the first rank of this process",
             )
         first = 0
     return tuple(
@@ -253,7 +252,8 @@ def _divide_evenly(size: Dim, count: int) -> Shape:
     """Return the sizes of parts, of which the first ones get one more."""
     if not size.is_static:
         raise GraphError(
-            f"{size} cannot be divided among {count} ranks before the size is defined",
-            hint="`sizes` may be expressions of names that add up to it",
+            f"the dimension `{size}` cannot be divided evenly among {count} ranks, because its "
+            f"size is not defined yet",
+            hint=f"pass `sizes`: one expression per rank, which add up to `{size}`",
         )
     return Shape([stop - start for start, stop in shares(int(size), count)])

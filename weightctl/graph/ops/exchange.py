@@ -51,14 +51,14 @@ def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | N
     given: Any = count_ranks(types, ranks)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1 or given % len(types):
         raise GraphError(
-            f"{given!r} ranks with {len(types)} in this process are not a whole number of "
-            "processes",
+            f"{given!r} ranks cannot be divided into processes with {len(types)} ranks each",
             hint="`ranks` is the number of ranks in all processes; each process has the same "
             "number",
         )
     if first is not None and first not in range(0, given, len(types)):
         raise GraphError(
-            f"rank {first} of {given} cannot be the first of {len(types)} in a process"
+            f"a process with {len(types)} of the {given} ranks cannot start at rank {first}",
+            hint=f"`first` must be a multiple of {len(types)}, and less than {given}",
         )
     return given
 
@@ -186,8 +186,9 @@ def _exchange(
                 )
             if int(note[1]) != kind:
                 raise EngineError(
-                    f"process {process} of {count} has another shape, dtype or step than "
-                    f"this process, which is at {described}",
+                    f"process {process} of {count} sends a different shape or dtype, or is at a "
+                    f"different "
+                    f"step; this process: {described}",
                     hint="give every process the same inputs and the same graph, apart from "
                     "its ranks",
                 )

@@ -39,7 +39,7 @@ def infer_rms_norm(
         require_same_dtype(x, weight)
         if weight.shape != x.shape[-1:]:
             raise GraphError(
-                f"the shape of the weight is not [{x.shape[-1]}]",
+                f"the shape of the weight must be [{x.shape[-1]}]",
                 hint="the weight needs one element for each element of the last dimension",
             )
     return x
@@ -85,7 +85,7 @@ def infer_layer_norm(x: TensorType, *scales: TensorType, epsilon: float) -> Tens
         require_same_dtype(x, scale)
         if scale.shape != x.shape[-1:]:
             raise GraphError(
-                f"the shapes of weight and bias are not [{x.shape[-1]}]",
+                f"the shapes of weight and bias must be [{x.shape[-1]}]",
                 hint="both need one element for each element of the last dimension",
             )
     return x

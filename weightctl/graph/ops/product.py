@@ -97,8 +97,10 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
         for letter, size in zip(letters, operand.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise GraphError(
-                    f"`{letter}` has size {sizes[letter]} in one operand and {size} in another",
-                    hint="dimensions with the same letter must have the same size",
+                    f"einsum index `{letter}` has size {sizes[letter]} in one operand and {size} "
+                    f"in another",
+                    hint="a dimension with the same letter must have the same size in every "
+                    "operand",
                 )
     unknown = [letter for letter in right if letter not in sizes]
     if unknown or len({*right}) != len(right):

@@ -79,7 +79,8 @@ def infer_dequantize(
     """Return the type of the numbers."""
     if not dtype.is_float:
         raise GraphError(
-            f"the values of {blocks} in {encoding.name} are floats, not {dtype.value}",
+            f"dequantizing {blocks} from {encoding.name} gives floats, so the result "
+            f"cannot be {dtype.value}",
             hint="dequantize to float32, then cast the result",
         )
     return TensorType(dtype, shape, device)

@@ -138,7 +138,7 @@ def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
     order = [resolve_axis(x.rank, axis) for axis in axes]
     if sorted(order) != list(range(x.rank)):
         raise GraphError(
-            f"axes {axes} do not name each of the {x.rank} dimensions once",
+            f"axes {axes} do not contain each of the {x.rank} dimensions once",
             hint=f"use each of 0 to {x.rank - 1} once",
         )
     return replace(x, shape=Shape([x.shape[axis] for axis in order]))

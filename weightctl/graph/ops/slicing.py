@@ -66,7 +66,7 @@ def infer_concat(*values: TensorType, axis: int) -> TensorType:
     for value in values:
         if value.rank != first.rank or _list_others(value, place) != _list_others(first, place):
             raise GraphError(
-                f"their shapes differ in other axes than {axis}",
+                f"the shapes of the values differ along an axis other than {axis}",
                 hint="reshape or broadcast them first",
             )
         total += value.shape[place]
@@ -116,7 +116,7 @@ def chunk(
             raise GraphError(
                 f"dimension {place} is {value.shape[place]}, so the sizes of its chunks "
                 "are not defined",
-                hint="use `ops.split`, which takes sizes with names",
+                hint="use `ops.split`, which accepts named sizes",
             )
         # It may be anything: a caller's types are not checked.
         count: Any = chunks

@@ -144,7 +144,7 @@ class SchemeTensors:
         for tensor in self.tensors[2:]:
             if not tensor.info.name.endswith((*endings, *ACTIVATIONS)):
                 raise self.cannot_dequantize(
-                    f"it also has `{tensor.info.name}`, which is not supported"
+                    f"its additional tensor `{tensor.info.name}` is not supported"
                 )
 
     def cannot_dequantize(self, why: str) -> ConversionError:
@@ -159,7 +159,10 @@ class SchemeTensors:
         """Return what a tensor holds, which is small."""
         tensor = self.tensors[place]
         if tensor.info.nbytes > _MOST_READ:
-            raise self.cannot_dequantize(f"`{tensor.info.name}` has {tensor.info.nbytes} bytes")
+            raise self.cannot_dequantize(
+                f"`{tensor.info.name}` has {tensor.info.nbytes} bytes; "
+                f"at most {_MOST_READ} are expected"
+            )
         made = bytearray(tensor.info.nbytes)
         tensor.read_into(0, memoryview(made))
         return bytes(made)
@@ -169,7 +172,8 @@ class SchemeTensors:
         info = self.tensors[place].info
         if info.encoding.name != "F32" or info.size != count:
             raise self.cannot_dequantize(
-                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}, but "
+                f"{count} F32 values are expected"
             )
         return np.frombuffer(self.raw(place), np.float32).copy()
 
@@ -178,7 +182,9 @@ class SchemeTensors:
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
-            raise self.cannot_dequantize(f"`{info.name}` is stored as {info.encoding}")
+            raise self.cannot_dequantize(
+                f"`{info.name}` is stored as {info.encoding}, which is not supported here"
+            )
         if columns is None:
             columns = (info.shape[-1] if info.shape else 1) // info.encoding.block
         return Table(place, columns, word)
@@ -189,7 +195,10 @@ class SchemeTensors:
         dtype = info.encoding.dtype
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
         if dtype is None or not is_readable or info.encoding.block != 1:
-            raise self.cannot_dequantize(f"`{info.name}` is stored as {info.encoding}")
+            raise self.cannot_dequantize(
+                f"`{info.name}` is stored as {info.encoding}, but floats "
+                f"or 8-bit integers are expected"
+            )
         table = self.table(place, columns)
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
@@ -201,7 +210,8 @@ class SchemeTensors:
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
             raise self.cannot_dequantize(
-                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}, but "
+                f"{prod(words)} words of {layout.word} bits are expected"
             )
         return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
 
@@ -212,7 +222,9 @@ class SchemeTensors:
         then what divides the length. `axis` is where the settings' groups are.
         """
         if len(shape) != len(counts):
-            raise self.cannot_dequantize(f"scales of shape {[*counts]} do not match its dimensions")
+            raise self.cannot_dequantize(
+                f"its scales have shape {[*counts]}, but the weight has {len(shape)} dimensions"
+            )
         blocks: list[int] = []
         for place, (length, count) in enumerate(zip(shape, counts, strict=True)):
             distance = place - len(shape)
@@ -237,7 +249,10 @@ class SchemeTensors:
         """Return a tensor as the numbers of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
-            raise self.cannot_dequantize(f"`{info.name}` has shape {list(info.shape)}")
+            raise self.cannot_dequantize(
+                f"`{info.name}` has shape {list(info.shape)}, but "
+                f"{prod(grid.counts)} elements are expected, one for each block"
+            )
         return PerBlock(self.plain(place, grid.counts[-1], powers=powers), grid)
 
     def input_factors(self) -> PerBlock | None:
@@ -270,7 +285,8 @@ class SchemeTensors:
         is_fit = info.encoding.name in {"I32", "I64"} and info.shape == (shape[axis],)
         if not is_fit or len(shape) != 2:
             raise self.cannot_dequantize(
-                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}"
+                f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}, but one "
+                f"group index for each of {shape[axis]} inputs of a matrix is expected"
             )
         order = np.frombuffer(self.raw(place), f"i{info.encoding.size}")
         if bool((order == -1).all()):

@@ -66,7 +66,7 @@ def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
             raise ConversionError(
                 f"`{name}` looks like a part of a quantized weight, but the shape of the "
                 "weight cannot be determined",
-                hint="check that config.json is beside the checkpoint; otherwise use the "
+                hint="put config.json in the directory of the checkpoint, or use the "
                 "unquantized model as input",
             )
 

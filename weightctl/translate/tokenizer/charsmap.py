@@ -53,8 +53,8 @@ class Charsmap:
         start = self._unit(place) & _VALUE
         if start >= len(self._texts):
             raise self._report_damage(
-                f"the replacement at byte {start} is outside of the {len(self._texts)} bytes "
-                "of texts"
+                f"the replacement at byte {start} is past the end of the {len(self._texts)} bytes "
+                f"of texts"
             )
         found = bytes(self._texts[start:]).split(b"\0", 1)[0]
         return found.decode("utf-8", "replace")
@@ -62,7 +62,8 @@ class Charsmap:
     def _unit(self, place: int) -> int:
         if place * _WORD.size >= len(self._units):
             raise self._report_damage(
-                f"entry {place} is outside of the {len(self._units) // _WORD.size} entries"
+                f"entry {place} does not exist: the table has {len(self._units) // _WORD.size} "
+                f"entries"
             )
         unit: int = _WORD.unpack_from(self._units, place * _WORD.size)[0]
         return unit

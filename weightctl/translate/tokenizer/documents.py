@@ -34,9 +34,9 @@ def to_documents(
     """
     if tokenizer.model not in WRITERS:
         raise TokenizerError(
-            f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be written as "
-            "tokenizer.json",
-            hint=f"supported are {', '.join(WRITERS)}; {KEEP_HINT}",
+            f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
+            f"tokenizer.json",
+            hint=f"supported tokenizer types: {', '.join(WRITERS)}; {KEEP_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
@@ -97,7 +97,7 @@ def _format_json(document: Any, indent: int | None = None) -> bytes:
         return f"{json.dumps(document, ensure_ascii=False, indent=indent)}\n".encode()
     except RecursionError as error:
         raise TokenizerError(
-            "the tokenizer in the GGUF metadata is nested too deeply", hint=KEEP_HINT
+            "the tokenizer JSON in the GGUF metadata is nested too deeply", hint=KEEP_HINT
         ) from error
     except UnicodeEncodeError as error:
         raise TokenizerError(

@@ -97,7 +97,8 @@ def _data(path: str) -> bytes | None:
         file = open_reader(path)
         if file.size > _MAX_SIZE:
             raise TokenizerError(
-                f"{path}: {file.size} bytes are too many for a tokenizer file", hint=_UNREADABLE
+                f"{path}: the file has {file.size} bytes, too many for a tokenizer file",
+                hint=_UNREADABLE,
             )
         return file.read(0, file.size)
     except FormatError as error:
@@ -109,7 +110,9 @@ def _text(path: str) -> str | None:
     try:
         return None if data is None else str(data, "utf-8")
     except ValueError as error:
-        raise TokenizerError(f"{path}: it is not UTF-8: {error}", hint=_UNREADABLE) from error
+        raise TokenizerError(
+            f"{path}: the file is not valid UTF-8: {error}", hint=_UNREADABLE
+        ) from error
 
 
 def _document(path: str) -> dict[str, Any] | None:
@@ -119,7 +122,9 @@ def _document(path: str) -> dict[str, Any] | None:
     try:
         document = json.loads(written)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: it is not JSON: {error}", hint=_UNREADABLE) from error
+        raise TokenizerError(
+            f"{path}: the file is not valid JSON: {error}", hint=_UNREADABLE
+        ) from error
     if not is_object(document):
-        raise TokenizerError(f"{path}: it is not a JSON object", hint=_UNREADABLE)
+        raise TokenizerError(f"{path}: the file is not a JSON object", hint=_UNREADABLE)
     return document

@@ -129,7 +129,8 @@ def _special(metadata: Mapping[str, MetadataValue], count: int, where: str) -> d
             continue
         if not 0 <= token < count:
             raise TokenizerError(
-                f"{where}: `{key}` is {token}, but there are only {count} tokens", hint=_HINT
+                f"{where}: `{key}` is token id {token}, but the vocabulary has only {count} tokens",
+                hint=_HINT,
             )
         word = key.removeprefix(_PREFIX).removesuffix("_token_id")
         made.setdefault(_OLD_WORDS.get(word, word), token)
@@ -201,7 +202,8 @@ def _array(value: MetadataValue, key: str, where: str) -> Sequence[Any]:
 def _check_count(found: Sequence[Any], count: int, key: str, where: str) -> None:
     if len(found) != count:
         raise TokenizerError(
-            f"{where}: `{key}` has {len(found)} elements for {count} tokens", hint=_HINT
+            f"{where}: `{key}` has {len(found)} elements, but the vocabulary has {count} tokens",
+            hint=_HINT,
         )
 
 

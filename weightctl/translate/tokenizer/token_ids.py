@@ -115,7 +115,7 @@ def _entries(document: Mapping[str, Any], directory: str, name: str) -> dict[str
             raise TokenizerError(
                 f"{os.path.join(directory, name)}: `{key}` is {value!r:.200}; it must be "
                 f"{expected}",
-                hint="correct the file; transformers does not load it either",
+                hint="correct the file; transformers cannot load it either",
             )
     return found
 

@@ -58,7 +58,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
         raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
     if model.get("continuing_subword_prefix", _CONTINUATION) != _CONTINUATION:
         raise TokenizerError(
-            f"{where}: the prefix of word continuations is not `##`", hint=KEEP_HINT
+            f"{where}: the prefix of tokens that continue a word is not `##`", hint=KEEP_HINT
         )
     flags = _flags(document, where)
     texts, types = order_tokens(vocabulary, read_added(document, where), where)
@@ -89,8 +89,8 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     for word in _DEFAULTS:
         if special[word] >= len(tokens):
             raise TokenizerError(
-                f"`tokenizer.ggml.{word}_token_id` is missing, and its usual value "
-                f"{special[word]} is not a token",
+                f"`tokenizer.ggml.{word}_token_id` is missing, and its default value "
+                f"{special[word]} is not a token id of the vocabulary",
                 hint=KEEP_HINT,
             )
     named = {word: (tokens[token], token) for word, token in special.items()}

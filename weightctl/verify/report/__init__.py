@@ -37,9 +37,11 @@ def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bo
             continue
         real = os.path.realpath(path)
         if [os.path.realpath(other) for other in paths].count(real) > 1:
-            raise OutputError(f"{path} is named twice", hint="name each report once")
+            raise OutputError(f"{path} is given twice", hint="give each report a different path")
         if os.path.isdir(real):
-            raise OutputError(f"{path} is a directory", hint="name a file for the report")
+            raise OutputError(
+                f"{path} is a directory", hint="use the path of a file for the report"
+            )
         refuse_inputs(real, read)
         refuse_what_is_there([real], force=force)
         check_place(os.path.dirname(real), path, 0)
@@ -70,8 +72,9 @@ def _find_renderer(path: str) -> Callable[[Report], str]:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in REPORTS:
         raise OutputError(
-            f"{path}: unknown kind of report; the suffix must be one of {', '.join(REPORTS)}",
-            hint="name it report.html for a page with charts",
+            f"{path}: the report format is not supported; the suffix must be one of "
+            f"{', '.join(REPORTS)}",
+            hint="for an HTML page with charts, use a name such as report.html",
         )
     maker: Callable[[Report], str] = load(REPORTS[suffix])
     return maker

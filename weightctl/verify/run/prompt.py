@@ -99,7 +99,7 @@ def make_prompt(request: Request, *subjects: Subject) -> Prompt:
 def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
     checkpoint = _require_known(subjects[0])
     if not tokens:
-        raise ConversionError("no tokens were given", hint=_TOKENS_HINT)
+        raise ConversionError("--tokens is empty (tokens in Python)", hint=_TOKENS_HINT)
     if strange := _name_unknown(tokens, checkpoint):
         raise ConversionError(f"the tokens {strange}", hint=_TOKENS_HINT)
     try:
@@ -118,7 +118,8 @@ def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Enc
         raise ConversionError("the text has no tokens", hint="give a longer text")
     if strange := _name_unknown([*encoder.first, *ids, *encoder.last], checkpoint):
         raise TokenizerError(
-            f"the tokenizer's tokens {strange}", hint="the tokenizer may be that of another model"
+            f"the tokenizer's tokens {strange}",
+            hint="check that the tokenizer belongs to this model",
         )
     source = "the built-in text" if given is None else "the text"
     around = (encoder.first, encoder.last)
@@ -127,7 +128,7 @@ def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Enc
 
 def _require_known(subject: Subject) -> RecognizedModel:
     if subject.checkpoint is None:
-        raise ValueError("a prompt needs a model of a known family")
+        raise ValueError("running text through the model requires a supported model family")
     return subject.checkpoint
 
 
@@ -138,8 +139,8 @@ def _find_length(checkpoint: RecognizedModel) -> int:
 def _require_text(text: str) -> None:
     if find_spec("tokenizers") is None:
         raise ConversionError(
-            "a text needs the library `tokenizers`, which is not installed",
-            hint=f"pip install 'weightctl[verify]', or {_TOKENS_HINT}",
+            "text input needs the package `tokenizers`, which is not installed",
+            hint=f"install it with: pip install 'weightctl[verify]', or {_TOKENS_HINT}",
         )
     try:
         text.encode()

@@ -86,8 +86,8 @@ class RowRange:
         (info,) = inputs
         if not info.shape or not 0 <= self.start <= self.stop <= info.shape[0]:
             raise ConversionError(
-                f"`{info.name}` has shape {list(info.shape)}, and therefore no rows "
-                f"{self.start} to {self.stop}",
+                f"`{info.name}` has shape {list(info.shape)}: rows {self.start} to "
+                f"{self.stop} do not exist",
                 hint="check that the config belongs to this checkpoint",
             )
         return (self.stop - self.start, *info.shape[1:]), info.encoding
@@ -114,7 +114,7 @@ class StackedEntry:
         (info,) = inputs
         if len(info.shape) < 2 or not 0 <= self.index < info.shape[0]:
             raise ConversionError(
-                f"`{info.name}` has shape {list(info.shape)}, and therefore no entry {self.index}",
+                f"`{info.name}` has shape {list(info.shape)}: entry {self.index} does not exist",
                 hint="check that the config belongs to this checkpoint",
             )
         return info.shape[1:], info.encoding

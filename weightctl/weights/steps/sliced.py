@@ -46,7 +46,7 @@ class Sliced:
         if problem := unfit(info, self.part):
             raise ConversionError(
                 f"`{info.name}`, stored as {info.encoding} of shape {list(info.shape)}, "
-                f"cannot be cut: {problem}"
+                f"cannot be split: {problem}"
             )
         return part_shape(info.shape, self.part), info.encoding
 

@@ -46,8 +46,8 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
                     size += len(token)
                     if size > _MOST_TEXT:
                         raise TokenizerError(
-                            f"tokens such as {token!r:.50} can be built from other tokens "
-                            "in too many ways",
+                            f"tokens such as {token!r:.50} can be merged from other tokens in too "
+                            f"many ways",
                             hint=f"`tokenizer.ggml.tokens` is damaged; {KEEP_HINT}",
                         )
         if len(equal) > 1:  # the pairs of one token are in order already

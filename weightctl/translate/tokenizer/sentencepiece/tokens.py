@@ -59,7 +59,7 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
     tokens = model.get("vocab")
     if not is_object(tokens) or not all(isinstance(index, int) for index in tokens.values()):
         raise TokenizerError(
-            f"{path}: its vocabulary is not an object from tokens to ids", hint=KEEP_HINT
+            f"{path}: its vocabulary is not a JSON object that maps tokens to ids", hint=KEEP_HINT
         )
     if len({*tokens.values()}) != len(tokens):
         raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)

@@ -99,7 +99,9 @@ class Degraded:
         """Return the shape, and F32."""
         for info in inputs:
             if not can_decode(info.encoding):
-                raise ConversionError(f"`{info.name}` is {info.encoding}, which cannot be decoded")
+                raise ConversionError(
+                    f"`{info.name}` is {info.encoding}, which weightctl cannot decode"
+                )
             if not info.encoding.fits(info.shape[-1:]):
                 raise ConversionError(f"the rows of `{info.name}` are not whole blocks")
         return AsFloat32().infer(inputs[:1])

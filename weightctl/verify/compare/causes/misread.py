@@ -67,7 +67,7 @@ class _Reading(NamedTuple):
         """Return the shape, and what the bits are read as."""
         (info,) = inputs
         if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
-            raise ConversionError(f"`{info.name}` is {info.encoding}, not {self.held}")
+            raise ConversionError(f"`{info.name}` is stored as {info.encoding}, not as {self.held}")
         return info.shape, self.meant
 
     def read_into(
