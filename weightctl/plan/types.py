@@ -17,6 +17,7 @@ from weightctl.plan.type_names import (
     is_plain,
     list_recipes,
     normalize_type_name,
+    single_types,
     type_named,
 )
 
@@ -68,7 +69,7 @@ def type_of(
 def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Recipe:
     """Return the recipe or the encoding that is meant by a name, a path, a dtype or a block type.
 
-    Text is the name of a recipe where there is one, as `Q4_K_M` and `Q4_K` are, else of a type; a
+    Text is the name of a recipe where there is one, as `Q4_K_M` and `Q4_0` are, else of a type; a
     path that ends in `.toml` is a recipe's file. Raises `ConversionError` for what is none of them
     and for a type that weightctl cannot make, but for an `Encoding`, which the plan refuses.
     """
@@ -89,7 +90,7 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
     near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
     raise ConversionError(
         f"weightctl cannot quantize to {encoding}",
-        hint=f"{near}block types: {', '.join(block_types())}; recipes: {', '.join(list_recipes())}",
+        hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}",
     )
 
 
@@ -118,6 +119,6 @@ def _parse_type(text: str) -> Encoding:
         near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type",
-            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(block_types())}; "
+            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; "
             "a path that ends in .toml is a recipe of your own",
         ) from error

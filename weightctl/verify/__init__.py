@@ -95,7 +95,7 @@ CHECKS: dict[str, Check] = {
     ),
     "finite": Check(
         "weightctl.verify.checks.finite:check",
-        "no value or scale is NaN, infinite or implausible",
+        "no value is NaN or infinite, and no block scale is implausible",
         "no NaN and no infinity; no block scale that is NaN, infinite or implausible; no "
         "matrix with all values equal; no rows that were never written",
         FiniteFigures,
@@ -125,7 +125,7 @@ CHECKS: dict[str, Check] = {
     ),
     "values": Check(
         "weightctl.verify.checks.values:check",
-        "each tensor equals that of B, except for encoding errors",
+        "with --against: each tensor matches that of OTHER, within the error of its encoding",
         "with `--against`: each tensor equals that of B, except for the error of its "
         "encoding; tensors are paired across naming conventions, and changes by conversion "
         "are undone",
@@ -137,7 +137,7 @@ CHECKS: dict[str, Check] = {
     ),
     "forward": Check(
         "weightctl.verify.checks.forward:check",
-        "the model runs and predicts text",
+        "the model runs, and its predictions are plausible",
         "the model runs: the output of every layer is finite, and the predictions are "
         "plausible; with `--against` each layer is compared with that of B on the same input",
         ForwardFigures,
