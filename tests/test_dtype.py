@@ -181,7 +181,7 @@ def test_an_unknown_spelling_gets_the_nearest_known_ones() -> None:
 def test_a_spelling_near_to_none_gets_examples() -> None:
     with pytest.raises(EncodingError) as caught:
         parse_encoding("%%%")
-    assert caught.value.hint == "examples: f32, bf16, q8_0, q4_k"
+    assert caught.value.hint == "for example f32, bf16, q8_0 or q4_k"
 
 
 @given(st.text())
@@ -223,7 +223,7 @@ def test_blocks_of_ggml_never_cross_rows(encoding: Encoding) -> None:
     half = encoding.block // 2
     assert not encoding.fits((2, half))
     assert not encoding.fits(())
-    with pytest.raises(EncodingError, match=f"not a whole number of {encoding} blocks"):
+    with pytest.raises(EncodingError, match=f"whole {encoding} blocks of {encoding.block}"):
         encoding.nbytes((2, half))
 
 

@@ -25,14 +25,7 @@ PACKAGE = ROOT / "weightctl"
 
 # Text that is still to be rewritten: remove a line when its text is done.
 TO_DO = {
-    "weightctl/plan/",
-    "weightctl/write/",
     "weightctl/verify/",
-    "weightctl/cli/",
-    "README.md",
-    "docs/",
-    "CHANGELOG.md",
-    "--help",
 }
 
 # Each pattern of the old style, and what to write instead.

@@ -27,7 +27,7 @@ def test_numbers_too_large_for_their_type_are_counted(weightctl: Run, tmp_path: 
     source = stored(tmp_path / "in.safetensors", a=large, b=np.ones((2, 2), np.float32))
     done = weightctl("convert", source, tmp_path / "out.safetensors", "--dtype", "f16")
     assert done.returncode == 0
-    assert "2 numbers in `a` were too large for their new type; a type with" in done.stderr
+    assert "2 values in `a` were too large for their new type; a type with" in done.stderr
     found = open_weights(tmp_path / "out.safetensors").a.data().to_numpy()
     assert found.tolist() == [[1.0, 65504.0, np.inf, -np.inf, np.inf]]
 

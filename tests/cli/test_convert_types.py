@@ -75,8 +75,10 @@ def test_fp8_goes_into_safetensors_and_back_out(
 ) -> None:
     out = tmp_path / "f8.safetensors"
     assert weightctl("convert", tiny_llama, out, "--dtype", "f8_e4m3").returncode == 0
+    assert open_weights(out).header.tensors["lm_head.weight"].encoding.name != "F8_E4M3"
     refused = weightctl("convert", out, tmp_path / "out.gguf")
-    assert "`lm_head.weight` is stored as F8_E4M3, which GGUF does not support" in refused.stderr
+    stored = "`model.layers.0.mlp.down_proj.weight` is stored as F8_E4M3"
+    assert f"{stored}, which GGUF does not support" in refused.stderr
     assert "--dtype bf16" in refused.stderr
     assert weightctl("convert", out, tmp_path / "x.gguf", "--dtype", "bf16").returncode == 0
     assert weightctl("convert", out, tmp_path / "b.safetensors", "--dtype", "bf16").returncode == 0

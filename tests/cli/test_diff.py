@@ -48,7 +48,7 @@ def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[-1] == "23 of 23 tensors differ: 23 in encoding"
-    assert re.match(r"  +layers\.\[0-2\]  x3 +3 x 7 tensors$", lines[5])
+    assert re.match(r"  +layers\.\[0-2\]  x3 +3 x 7 tensors$", lines[6])
     assert re.match(r"~ +down_proj\.weight +256x512 +BF16 -> Q8_0$", lines[8])
 
 

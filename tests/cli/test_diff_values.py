@@ -300,7 +300,7 @@ def test_a_damaged_file_is_an_error_without_figures(
 ) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(gguf.read_bytes()[:-1000])
-    with pytest.raises(WeightctlError, match="past the file"):
+    with pytest.raises(WeightctlError, match="ends 1000 bytes after the end of the file"):
         app(["diff", str(tiny_llama), str(damaged), "--values"], standalone_mode=False)
     assert capsys.readouterr().out == ""
 

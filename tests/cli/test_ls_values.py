@@ -56,7 +56,7 @@ def test_an_object_of_an_unknown_class_is_named(
 ) -> None:
     done = weightctl("ls", saved({"a": Unknown()}))
     name = f"{Unknown.__module__}.Unknown"
-    assert f"note: an object of classes that are named and never imported: {name}" in done.stderr
+    assert f"note: an object of a class that weightctl does not import: {name}" in done.stderr
     assert done.stdout.splitlines()[4:] == [
         f"a         1 tensor  object  24 B  {name}",
         "  kernel       2x3  F32     24 B",

@@ -46,7 +46,7 @@ def test_zero_takes_their_place_and_is_reported(
     done = weightctl("convert", damaged, out, "--quant", encoding, "--nonfinite", "zero", "--quiet",
                      "--report", report)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "note: `a_weight`: 3 numbers that are not finite became 0\n" in done.stderr
+    assert "note: `a_weight`: 3 values that are not finite became 0\n" in done.stderr
     made = open_weights(out)["a_weight"].data().view()
     assert made.tobytes() == ggml_quantize(encoding, REPAIRED, None).tobytes()
     entries = json.loads(report.read_text())["tensors"]
@@ -63,7 +63,7 @@ def test_several_tensors_are_reported_together(weightctl: Run, tmp_path: Path) -
     done = weightctl("convert", source, tmp_path / "out.gguf", "--quant", "Q8_0", "--nonfinite",
                      "zero")  # fmt: skip
     assert (
-        "2 tensors: 4 numbers that are not finite became 0, 3 of them in `a_weight`" in done.stderr
+        "2 tensors: 4 values that are not finite became 0, 3 of them in `a_weight`" in done.stderr
     )
 
 

@@ -205,7 +205,7 @@ def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path
         ("{tiny} --tp 2", "OUT is missing\n  hint: weightctl shard MODEL OUT --tp N"),
         (
             "{tiny} out --tp 0",
-            "--tp 0 is not a number of ranks\n  hint: use a whole number, 1 or more, or auto",
+            "--tp 0 is not a number of ranks\n  hint: use an integer of at least 1, or auto",
         ),
         ("{tiny} out --tp two", "--tp two is not a number of ranks"),
         ("{tiny} out --tp 99999999999", "99,999,999,999 ranks are too many"),

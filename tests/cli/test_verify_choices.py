@@ -42,7 +42,7 @@ def test_devices_are_called_as_torch_calls_them() -> None:
 def test_a_device_that_is_not_there_is_reported_before_anything_is_read() -> None:
     error = refusal("nowhere", "--device", "cuda:9999")
     assert isinstance(error, ConversionError)
-    assert error.message.startswith("cuda:9999 was asked for")
+    assert error.message.startswith("cuda:9999 is not available: ")
     assert error.hint == "use --device cpu"
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_not_a_checkpoint_is_a_verdict(
     (tmp_path / "page.html").write_text("<!doctype html><html>")
     assert verify(tmp_path / "page.html", "-q") == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"structure: {tmp_path / 'page.html'}: no checkpoint")
+    assert line.startswith(f"structure: {tmp_path / 'page.html'}: not a checkpoint")
     assert line.count("page.html") == 1
 
 

@@ -96,7 +96,7 @@ def test_more_ends_than_gguf_has_keys_for_are_refused_before_anything_is_written
     )  # fmt: skip
     done = weightctl("convert", source, tmp_path / "model.gguf")
     assert done.returncode == 2
-    assert "llama.cpp would not stop there" in done.stderr
+    assert "llama.cpp would not stop at these tokens" in done.stderr
     assert not (tmp_path / "model.gguf").exists()
 
 

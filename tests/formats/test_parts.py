@@ -375,5 +375,5 @@ def test_a_whole_set_says_nothing_of_parts(split: Path) -> None:
 def test_parts_that_exist_must_be_sound_and_in_their_place(split: Path) -> None:
     (split / GGUF_PARTS[0]).unlink()
     (split / GGUF_PARTS[2]).rename(split / GGUF_PARTS[1])
-    with pytest.raises(FormatError, match=r"`split\.no` is 2, where 1 belongs"):
+    with pytest.raises(FormatError, match=r"`split\.no` is 2 instead of 1"):
         open_weights(split, partial=True)

@@ -15,9 +15,11 @@ def test_a_weight_that_is_changed_after_its_use_stays_what_it_was_in_that_graph(
     weight = Weight("w", DType.float32, (2,))
     with Graph("before") as graph:
         graph.output(weight + 1.0)
-        with pytest.warns(UserWarning, match="keeps `w` with dtype DType.float32; DType.float64"):
+        with pytest.warns(
+            UserWarning, match="keep `w` with dtype DType.float32; .* use DType.float64"
+        ):
             weight.dtype = DType.float64
-        with pytest.warns(UserWarning, match=r"keeps `w` with shape \[2\]; \[3, 2\] counts"):
+        with pytest.warns(UserWarning, match=r"keep `w` with shape \[2\]; .* use \[3, 2\]"):
             weight.shape = (3, 2)
         assert (weight + 1.0).type == TensorType(DType.float32, [2])
     weight.name = "v"
@@ -34,7 +36,7 @@ def test_a_weight_that_a_graph_has_is_not_called_otherwise_there() -> None:
     with Graph("g") as graph:
         graph.add_weight(weight)
         weight.name = "v"
-        with pytest.raises(GraphError, match="weight `w`, which is called `v` now"):
+        with pytest.raises(GraphError, match="weight `w`, which was renamed to `v`"):
             _ = weight + 1.0
 
 

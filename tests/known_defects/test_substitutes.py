@@ -73,6 +73,6 @@ def test_substitutes_can_be_refused(weightctl: Run, smollm2: Path, tmp_path: Pat
         "--no-fallback",
     )
     assert done.returncode == 2
-    assert re.search(r"error: 181 .*tensors cannot get the type that was asked for", done.stderr)
+    assert re.search(r"error: 181 .*tensors cannot have the requested type", done.stderr)
     assert "has rows of 576, which do not divide into blocks of Q4_K" in done.stderr
     assert os.listdir(tmp_path) == []

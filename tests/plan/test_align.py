@@ -45,4 +45,4 @@ def test_the_boundary_goes_along_through_formats(tmp_path: Path) -> None:
 def test_what_is_not_a_boundary_is_refused(boundary: int) -> None:
     with pytest.raises(ConversionError, match=f"cannot be aligned to {boundary} bytes") as caught:
         align(Plan.copy(sample(), "gguf"), boundary)
-    assert "use a power of two, 8 or more" in caught.value.hint
+    assert "use a power of two of at least 8" in caught.value.hint

@@ -93,7 +93,7 @@ def test_the_order_of_the_others_stays() -> None:
         ("words=" + "[" * 99999, "is not a valid array"),
         ("general.alignment:u32=3", r"`general\.alignment` cannot be 3"),
         ("general.alignment=32", r"`general\.alignment` cannot be 32 \(string\)"),
-        ("split.count:u16=3", "numbers the parts of a checkpoint"),
+        ("split.count:u16=3", "it numbers the parts of a checkpoint"),
     ],
 )
 def test_what_is_not_a_value_is_refused(written: str, says: str) -> None:
@@ -138,7 +138,7 @@ def test_a_pattern_leaves_what_weightctl_writes_itself() -> None:
     kept = {"head": text("embed"), "other": text("x")}
     plan = Plan(weights.source, "gguf", (), kept, {"head": "embed"})
     assert change_metadata(plan, [], ["*"]).metadata.keys() == {"head"}
-    with pytest.raises(ConversionError, match="is the name of a tied tensor"):
+    with pytest.raises(ConversionError, match="it is the name of a tied tensor"):
         change_metadata(plan, [], ["he*"])
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_a_value_is_refused(tmp_path: Path, name: str, says: 
 def test_tied_names_are_not_metadata_to_change() -> None:
     weights = held({})
     plan = Plan(weights.source, "gguf", (), {"head": text("embed")}, {"head": "embed"})
-    with pytest.raises(ConversionError, match="is the name of a tied tensor"):
+    with pytest.raises(ConversionError, match="it is the name of a tied tensor"):
         change_metadata(plan, [], ["head"])
 
 

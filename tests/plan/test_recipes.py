@@ -219,7 +219,7 @@ def test_rules_win_over_a_recipe_and_leave_its_number() -> None:
 
 def test_a_substitute_in_a_recipe_can_be_refused() -> None:
     described = Shaped.of("llama 30 layers, tied, rows of 576 (SmolLM2 shape)")
-    with pytest.raises(ConversionError, match="181 tensors cannot get the type that was asked for"):
+    with pytest.raises(ConversionError, match="181 tensors cannot have the requested type"):
         cast(described.plan(), LLAMA_RECIPES["Q4_K_M"], fallback=False)
 
 

@@ -70,7 +70,7 @@ def test_a_rule_that_is_found_in_no_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_an_earlier_one_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="or earlier rules apply to all"):
+    with pytest.raises(ConversionError, match="or earlier rules rename all"):
         renamed(tmp_path, "[rename]\nencoder = 'e'\nquery = 'q'")
 
 

@@ -379,7 +379,7 @@ def test_no_block_or_head_is_cut_whatever_the_sizes(
 def test_ranks_share_heads_of_keys_where_these_are_fewer(tp: int, kv_heads: int) -> None:
     weights = gguf_llama(heads=8, kv_heads=kv_heads, head_dim=32)
     if tp > kv_heads and tp % kv_heads:
-        with pytest.raises(ShardingError, match=f"8 heads of 32, which share {kv_heads}"):
+        with pytest.raises(ShardingError, match=f"8 query heads of 32, with {kv_heads} KV"):
             shard_plan(weights, Grid(tp))
         return
     plan = shard_plan(weights, Grid(tp))

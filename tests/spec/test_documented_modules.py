@@ -102,7 +102,7 @@ def test_without_a_module_the_names_collide() -> None:
     linears = [Linear(5, 10), Linear(5, 10)]
     with Graph("g", [X]) as graph:
         linears[0](graph.inputs[0])
-        with pytest.raises(ValueError, match="two weights of graph `g` are called `weight`"):
+        with pytest.raises(ValueError, match="two weights of graph `g` are named `weight`"):
             linears[1](graph.inputs[0])
 
 

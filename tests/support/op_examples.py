@@ -320,47 +320,132 @@ INFERRED: list[Inferred] = [
 ]  # fmt: skip
 
 REFUSED: list[Refused] = [
-    Refused("arithmetic", (f32(2, 3), f32(2, 4)), "dimension -1 is 3 on one side and 4", ADD),
-    Refused("arithmetic", (f32("n", 3), f32("m", 3)), "dimension -2 is n on one side and m", ADD),
-    Refused("arithmetic", (f32("n"), f32(3)), "dimension -1 is n on one side and 3", ADD),
-    Refused("arithmetic", (f32(2), i64(2)), "float32 and int64 do not mix", ADD),
-    Refused("arithmetic", (bools(2), bools(2)), "bool is not computed with", ADD),
+    Refused(
+        "arithmetic",
+        (f32(2, 3), f32(2, 4)),
+        "dimension -1 is 3 in one operand and 4 in the other",
+        ADD,
+    ),
+    Refused(
+        "arithmetic",
+        (f32("n", 3), f32("m", 3)),
+        "dimension -2 is n in one operand and m in the other",
+        ADD,
+    ),
+    Refused(
+        "arithmetic", (f32("n"), f32(3)), "dimension -1 is n in one operand and 3 in the other", ADD
+    ),
+    Refused("arithmetic", (f32(2), i64(2)), "float32 and int64 cannot be combined", ADD),
+    Refused("arithmetic", (bools(2), bools(2)), "the operation does not support bool", ADD),
     Refused("arithmetic", (i64(2), i64(2)), "use `//`", {"function": "div"}),
-    Refused("comparison", (f32(2), f32(3)), "2 on one side and 3", {"function": "less"}),
-    Refused("comparison", (bools(2), bools(2)), "bool is not computed with", {"function": "less"}),
-    Refused("comparison", (f32(2), f32(2)), "not a truth value", {"function": "logical_and"}),
-    Refused("unary", (i64(2),), "not a floating-point number", {"function": "exp"}),
-    Refused("unary", (f32(2),), "not a truth value", {"function": "logical_not"}),
-    Refused("unary", (TensorType(DType.uint8, (2,)),), "no negative", {"function": "neg"}),
+    Refused(
+        "comparison",
+        (f32(2), f32(3)),
+        "dimension -1 is 2 in one operand and 3 in the other",
+        {"function": "less"},
+    ),
+    Refused(
+        "comparison",
+        (bools(2), bools(2)),
+        "the operation does not support bool",
+        {"function": "less"},
+    ),
+    Refused(
+        "comparison",
+        (f32(2), f32(2)),
+        "the operation needs bool, not float32",
+        {"function": "logical_and"},
+    ),
+    Refused(
+        "unary", (i64(2),), "the operation needs a float dtype, not int64", {"function": "exp"}
+    ),
+    Refused(
+        "unary", (f32(2),), "the operation needs bool, not float32", {"function": "logical_not"}
+    ),
+    Refused(
+        "unary",
+        (TensorType(DType.uint8, (2,)),),
+        "uint8 cannot hold negative values",
+        {"function": "neg"},
+    ),
     Refused(
         "unary", (TensorType(DType.float8_e4m3fn, (2,)),), "DType.float32", {"function": "abs"}
     ),
-    Refused("gelu", (i64(2),), "not a floating-point number", {"approximate": "none"}),
-    Refused("gelu", (f32(2),), "no approximation 'erf'", {"approximate": "erf"}),
+    Refused(
+        "gelu", (i64(2),), "the operation needs a float dtype, not int64", {"approximate": "none"}
+    ),
+    Refused("gelu", (f32(2),), "'erf' is not a supported approximation", {"approximate": "erf"}),
     Refused("cast", (TensorType(DType.complex64, (2,)),), "complex64", {"dtype": F32}),
     Refused("cast", (f32(2),), "float4_e2m1fn", {"dtype": DType.float4_e2m1fn}),
-    Refused("where", (f32(2), f32(2), f32(2)), "not a truth value"),
-    Refused("where", (bools(2), f32(2), i64(2)), "float32 and int64 do not mix"),
-    Refused("where", (bools(3), f32(2), f32(2)), "3 on one side and 2"),
-    Refused("einsum", (f32(2),), "for 2 operands, and 1 were given", {"equation": "i,i->"}),
-    Refused("einsum", (f32(2, 3),), "is for 1 dimensions", {"equation": "i->i"}),
-    Refused("einsum", (f32(2), f32(3)), "`i` is 2 in one place and 3", {"equation": "i,i->i"}),
-    Refused("einsum", (f32(2),), "that the left side lacks", {"equation": "i->j"}),
-    Refused("einsum", (f32(2),), "not letters, commas", {"equation": "...i->i"}),
-    Refused("einsum", (TensorType(DType.int64, [2]),), "not a floating-point", {"equation": "i->"}),
-    Refused("matmul", (f32(2, 3), f32(2, 3)), "inner dimensions are 3 and 2"),
-    Refused("matmul", (f32(2, "n"), f32("m", 3)), "inner dimensions are n and m"),
-    Refused("matmul", (f32(), f32(2, 3)), "at least a dimension"),
-    Refused("matmul", (f32(2, 2, 3), f32(3, 3, 4)), "dimension -1 is 2 on one side and 3"),
-    Refused("matmul", (i64(2, 3), i64(3, 4)), "not a floating-point number"),
-    Refused("matmul", (f32(2, 3), TensorType(BF16, (3, 4))), "float32 and bfloat16 do not mix"),
-    Refused("reduce", (i64(2),), "not a floating-point number", MEAN),
-    Refused("reduce", (bools(2),), "bool is not computed with", MAX),
-    Refused("reduce", (f32(2, 3),), "no axis 2", MEAN | {"axis": 2}),
-    Refused("reduce", (f32(0, "n"),), "of no elements", MAX),
+    Refused("where", (f32(2), f32(2), f32(2)), "the operation needs bool, not float32"),
+    Refused("where", (bools(2), f32(2), i64(2)), "float32 and int64 cannot be combined"),
+    Refused(
+        "where", (bools(3), f32(2), f32(2)), "dimension -1 is 3 in one operand and 2 in the other"
+    ),
+    Refused("einsum", (f32(2),), "`i,i->` has 2 operands, but 1 were given", {"equation": "i,i->"}),
+    Refused(
+        "einsum",
+        (f32(2, 3),),
+        "`i` has 1 letters, but float32[2, 3] has 2 dimensions",
+        {"equation": "i->i"},
+    ),
+    Refused(
+        "einsum",
+        (f32(2), f32(3)),
+        "`i` has size 2 in one operand and 3 in another",
+        {"equation": "i,i->i"},
+    ),
+    Refused(
+        "einsum",
+        (f32(2),),
+        "the right side of `i->j` has a repeated letter, or a letter that is not on the left side",
+        {"equation": "i->j"},
+    ),
+    Refused(
+        "einsum",
+        (f32(2),),
+        "`...i->i` is not a valid equation: it needs letters, commas and one `->`",
+        {"equation": "...i->i"},
+    ),
+    Refused(
+        "einsum",
+        (TensorType(DType.int64, [2]),),
+        "the operation needs a float dtype, not int64",
+        {"equation": "i->"},
+    ),
+    Refused("matmul", (f32(2, 3), f32(2, 3)), "the inner dimensions 3 and 2 differ"),
+    Refused("matmul", (f32(2, "n"), f32("m", 3)), "the inner dimensions n and m differ"),
+    Refused(
+        "matmul",
+        (f32(), f32(2, 3)),
+        "the operation needs a tensor of at least one dimension, not 0",
+    ),
+    Refused(
+        "matmul",
+        (f32(2, 2, 3), f32(3, 3, 4)),
+        "dimension -1 is 2 in one operand and 3 in the other",
+    ),
+    Refused("matmul", (i64(2, 3), i64(3, 4)), "the operation needs a float dtype, not int64"),
+    Refused(
+        "matmul", (f32(2, 3), TensorType(BF16, (3, 4))), "float32 and bfloat16 cannot be combined"
+    ),
+    Refused("reduce", (i64(2),), "the operation needs a float dtype, not int64", MEAN),
+    Refused("reduce", (bools(2),), "the operation does not support bool", MAX),
+    Refused(
+        "reduce",
+        (f32(2, 3),),
+        "axis 2 does not exist: a tensor of rank 2 has axes -2 to 1",
+        MEAN | {"axis": 2},
+    ),
+    Refused("reduce", (f32(0, "n"),), "an empty axis has no largest or smallest element", MAX),
     Refused("top_k", (f32(2, 3),), "3 elements, fewer than 4", {"k": Dim(4), "axis": -1}),
-    Refused("softmax", (f32(2, 3),), "no axis -3", {"axis": -3}),
-    Refused("softmax", (i64(2, 3),), "not a floating-point number", {"axis": -1}),
+    Refused(
+        "softmax",
+        (f32(2, 3),),
+        "axis -3 does not exist: a tensor of rank 2 has axes -2 to 1",
+        {"axis": -3},
+    ),
+    Refused("softmax", (i64(2, 3),), "the operation needs a float dtype, not int64", {"axis": -1}),
 ]
 
 # The ops that change shapes, those of whole layers and those of several ranks have their own files.

@@ -130,7 +130,10 @@ def test_parts_that_diverge_too_far_and_those_with_nan_are_marked() -> None:
     drawn = pictures(render_page(faulty()))
     for title, reported in (
         (DIVERGENCES, "layers.7: 170 %, expected 8 %"),
-        (ACTIVATIONS, "layers.24: rms 41, greatest 43, 31 numbers NaN or infinite"),
+        (
+            ACTIVATIONS,
+            "layers.24: root mean square 41, largest value 43, 31 values NaN or infinite",
+        ),
     ):
         marked = [each for each in of_class(drawn[title], "bad") if each.tag == "circle"]
         assert len(marked) == 1

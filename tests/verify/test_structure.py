@@ -105,7 +105,7 @@ def test_an_encoding_that_nobody_knows_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "strange.gguf"
     path.write_bytes(build.Gguf().file([build.Tensor("a", (4,), 99, bytes(32))]))
     found = dict(list_problems(checked(path)))
-    assert "which weightctl does not support" in found["a"]
+    assert "that weightctl does not support (gguf type 99)" in found["a"]
     assert "`gguf.GGUFReader` refuses the file" in found[str(path)]
 
 

@@ -69,7 +69,9 @@ def test_what_is_not_an_encoding_or_device_is_refused(
 def test_an_encoding_is_taken_by_its_name(weights: Weights) -> None:
     weight = weights.embed.weight.allocate(quantization_encoding="q8_0")
     assert weight.quantization_encoding is QuantizationEncoding.Q8_0
-    with pytest.raises(TypeError, match="is a QuantizationEncoding, not 'Q9_0'"):
+    with pytest.raises(
+        TypeError, match="'Q9_0' is not a block encoding; use a QuantizationEncoding"
+    ):
         weights.embed.weight.allocate(quantization_encoding="Q9_0")
 
 
@@ -79,6 +81,6 @@ def test_a_dtype_is_taken_in_any_spelling(dtype: Any, weights: Weights) -> None:
 
 
 def test_what_is_not_a_dtype_is_refused(weights: Weights) -> None:
-    with pytest.raises(TypeError, match="a dtype is a DType, not 'float31'"):
+    with pytest.raises(TypeError, match="'float31' is not a dtype; use a DType"):
         weights.embed.weight.allocate("float31")
     assert not weights.allocated_weights

@@ -36,7 +36,8 @@ Lines = list[list[Cell]]
 def behaviour(report: Report, columns: int, room: int | None, *, plain: bool = False) -> Lines:
     """Return the lines that show the errors of values and the figures of the model's run.
 
-    Charts are at most `columns` wide. Sentences and tables fit into `room`; None is no limit.
+    Charts are at most `columns` wide. Sentences and tables fit into `room`; without `room` they are
+    not wrapped.
     """
     values, forward = report.figures(ValuesFigures), report.figures(ForwardFigures)
     # A comparison lists its tensors as differences.

@@ -30,7 +30,7 @@ __all__ = ["Contents", "Totals", "kind", "label"]
 
 
 class Totals(NamedTuple):
-    """Sums over entries: parameters, bytes, the bytes behind the parameters, bytes by kind."""
+    """Sums over entries: parameters, all bytes, bytes of the parameters, bytes by kind."""
 
     parameters: int
     nbytes: int

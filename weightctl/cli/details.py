@@ -98,10 +98,11 @@ def _find_licence(contents: Contents) -> str | None:
     """Return the licence that the header states, else the one in the head of the README."""
     header = header_of(contents.weights)
     values = [header.metadata[key].content for key in _LICENCES if key in header.metadata]
-    if not values and (contents.config or contents.adapter):
+    is_model = bool(header.files) and bool(contents.config or contents.adapter)
+    readme = os.path.join(os.path.dirname(header.files[0]), _README) if is_model else ""
+    if not values and os.path.isfile(readme):
         from weightctl.translate.card.front_matter import read_front_matter
 
-        readme = os.path.join(os.path.dirname(header.files[0]), _README)
         with suppress(ValueError):  # a README that cannot be read states no licence
             card = read_front_matter(readme, ("license_name", "license"))
             values = [card[key] for key in ("license_name", "license") if key in card]

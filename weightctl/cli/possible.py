@@ -1,4 +1,4 @@
-"""For which numbers of ranks a checkpoint can be cut, and why not for others."""
+"""`shard --tp auto`: the numbers of ranks that a checkpoint can be cut for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan and the outcome of a conversion, for people and for scripts."""
+"""The plan and the outcome of a conversion, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SOUGHT = ("config.json", "tokenizer.json")
 
 
 def plan_kind(item: Item) -> tuple[object, int, int]:
-    """Return what makes two rows of a plan alike, their number, and the bytes of one."""
+    """Return the key that equal rows of a plan share, their number, and the bytes of one."""
     info = item.info
     kind = (info.shape, item.stored.encoding.name, info.encoding.name, item.asked, item.line,
             item.part, item.steps)  # fmt: skip
@@ -99,7 +99,7 @@ def _reason(item: Item) -> Cell:
 def summary(
     path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> list[list[Cell]]:
-    """Return the lines that tell of a conversion; `saved` is None where none took place."""
+    """Return the lines that describe a conversion; `saved` is None if nothing was written."""
     before = _count_stored_bytes(plan)
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
@@ -123,7 +123,7 @@ def summary(
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
-    """Yield the lines that say what a run has kept of one that was stopped, or why nothing."""
+    """Yield the lines that report what was kept from a stopped run, or why it started over."""
     if saved.kept_bytes:
         kept = format_size(saved.kept_bytes)
         yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
@@ -132,7 +132,7 @@ def resumption(saved: Saved) -> Iterator[list[Cell]]:
 
 
 def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
-    """Return the lines that say of a plan what it would keep of a run that was stopped."""
+    """Return the lines that report what a plan would keep from a stopped run."""
     if not kept_bytes:
         return []
     kept = format_size(kept_bytes)
@@ -140,13 +140,13 @@ def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
 
 
 def pace(nbytes: int) -> str:
-    """Return how long the command took to write so many bytes, and how many a second that is."""
+    """Return how long the command took to write the bytes, and the bytes per second."""
     seconds = seconds_elapsed()
     return f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
 
 
 def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
-    """Return what a document says of the time in which so many bytes were written."""
+    """Return the time and the speed of writing the bytes, as JSON has them."""
     if saved is None:
         return {"seconds": None, "bytes_per_second": None}
     seconds = seconds_elapsed()
@@ -179,7 +179,7 @@ def _documents(outcome: Outcome) -> Iterator[str]:
 
 
 def beside(names: Iterable[str]) -> str:
-    """Return what tells of files that stand beside others, first what people look for."""
+    """Return a text that names the other files of an output, the most important first."""
     sought = sorted(names, key=lambda name: (name not in _SOUGHT, name))
     return f"with {join_names(sought, 2)} beside"
 
@@ -223,7 +223,7 @@ def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
     shown, rest = lossy[:_WORST], lossy[_WORST:]
     names = [printable(item.info.name) for item in shown]
     changes = [f"{item.source.encoding} -> {item.info.encoding}" for item in shown]
-    lines = [[Cell("relative RMSE of what was rounded, worst first:")]]
+    lines = [[Cell("relative RMSE of the rounded tensors, worst first:")]]
     for item, name, change in zip(shown, names, changes, strict=True):
         loss = saved.losses[item.info.name]
         padded = f"  {name.ljust(max(map(len, names)))}  {change.ljust(max(map(len, changes)))}"
@@ -262,7 +262,7 @@ def _percent(share: float) -> str:
 
 
 def overflow_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield what must be said of numbers that are gone, however quiet it should be."""
+    """Yield a note on values too large for their new type; it is shown with -q too."""
     over = {name: loss for name, loss in saved.losses.items() if loss.overflows} if saved else {}
     if over:
         name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
@@ -270,24 +270,24 @@ def overflow_notes(saved: Saved | None) -> Iterator[str]:
         inside = f"`{name}`" if len(over) == 1 else f"{len(over)} tensors"
         most = f", {worst.overflows} of them in `{name}`" if len(over) > 1 else ""
         yield (
-            f"1 number in {inside} was too large for its new type; a type with a larger exponent "
+            f"1 value in {inside} was too large for its new type; a type with a larger exponent "
             "holds it"
             if total == 1
-            else f"{total} numbers in {inside} were too large for their new type{most}; a type "
+            else f"{total} values in {inside} were too large for their new type{most}; a type "
             "with a larger exponent holds them"
         )
 
 
 def nonfinite_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield what must be said of numbers that 0 has taken the place of."""
+    """Yield a note on values that were replaced by 0."""
     zeroed = {name: loss.nonfinite for name, loss in saved.losses.items()} if saved else {}
     zeroed = {name: count for name, count in zeroed.items() if count}
     if zeroed:
         total, worst = sum(zeroed.values()), max(zeroed, key=lambda name: zeroed[name])
-        numbers = "1 number that is" if total == 1 else f"{total} numbers that are"
+        values = "1 value that is" if total == 1 else f"{total} values that are"
         inside = f"`{worst}`" if len(zeroed) == 1 else f"{len(zeroed)} tensors"
         most = f", {zeroed[worst]} of them in `{worst}`" if len(zeroed) > 1 else ""
-        yield f"{inside}: {numbers} not finite became 0{most}"
+        yield f"{inside}: {values} not finite became 0{most}"
 
 
 def document(
@@ -346,7 +346,7 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
 
 
 def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
-    """Refuse, before anything is written, a report where none can or must be."""
+    """Refuse the path of a report before anything is written, if it cannot be written there."""
     real = os.path.realpath(path)
     if is_stream(path):
         if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):
@@ -367,7 +367,7 @@ def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
 
 @contextmanager
 def note_when_stopped(where: Target) -> Generator[None, None, None]:
-    """Say, where a signal ends the block, what stays and what to do with it."""
+    """Report what a stopped run leaves and how to continue, if a signal ends the block."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -378,7 +378,7 @@ def note_when_stopped(where: Target) -> Generator[None, None, None]:
 
 
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
-    """Keep a document as indented JSON in a file that appears whole, or write it into a pipe."""
+    """Write a document as indented JSON, into a file that is complete or unchanged, or a pipe."""
     from weightctl.write.partial import write_files
     from weightctl.write.save import open_stream
 

@@ -1,4 +1,4 @@
-"""Options of a run of a model, as people write them: a device, a text, tokens, layers."""
+"""Options for running a model: a device, a text, tokens, layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _STDIN = "-"
 
 
 def device_named(name: str) -> DeviceRef:
-    """Return the device that `cpu`, `cuda` or `cuda:1` means.
+    """Return the device with the name `cpu`, `cuda` or `cuda:1`.
 
-    Raises `ConversionError` for another name, and where there is no such device.
+    Raises `ConversionError` for another name, or if this machine does not have the device.
     """
     match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
     if match is None or (match[1] == "cpu" and int(match[2] or 0)):
@@ -61,9 +61,9 @@ def parse_tokens(written: str) -> tuple[int, ...]:
 
 
 def text_of(path: str) -> str:
-    """Return the text in a file, `-` for stdin, or of a long one its first megabyte.
+    """Return the text in a file, `-` for stdin; of a longer text, the first megabyte.
 
-    Raises `OSError` where there is no such file, and `ConversionError` where it is not text.
+    Raises `OSError` if the file cannot be read, and `ConversionError` if it is not text.
     """
     source = 0 if path == _STDIN else path
     with open(source, "rb", closefd=source != 0) as file:

@@ -68,7 +68,7 @@ class ScanChoices(NamedTuple):
 
 
 def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
-    """Print what the pickles at paths name; return the exit code.
+    """Print the globals that the pickles at some paths name; return the exit code.
 
     A path is a file, any part of a set, an index, or a directory, whose files are read at all
     levels. The code is 0 if all globals are known, 1 if not or if a file cannot be judged, and 2

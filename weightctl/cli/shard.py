@@ -286,7 +286,7 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
             more = ", or auto" if name == "--tp" else ""
             raise ConversionError(
                 f"{name} {text} is not a number of ranks",
-                hint=f"use a whole number, 1 or more{more}",
+                hint=f"use an integer of at least 1{more}",
             )
     grid = Grid(*map(int, numbers.values()))
     if grid.ranks > _MOST:

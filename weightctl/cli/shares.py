@@ -1,4 +1,4 @@
-"""The shards of a checkpoint that is cut for several ranks, for people and for scripts."""
+"""The shards of a checkpoint that is cut for several ranks, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _Shapes = tuple[tuple[int, ...] | None, ...]
 
 
 def grid_text(grid: Grid) -> str:
-    """Return how ranks are laid out, as it is asked for: `2 ranks: tp 2`."""
+    """Return the arrangement of ranks: `2 ranks: tp 2`."""
     ranks = pluralize(grid.ranks, "rank")
     return f"{ranks}: {grid.degrees}" if grid.degrees else ranks
 
@@ -51,18 +51,18 @@ def _cells(whole: tuple[int, ...], sharding: Sharding) -> tuple[Cell, ...]:
 
 
 def strategy_name(sharding: Sharding) -> str:
-    """Return what people call the way it is cut; `whole` where one rank alone has all of it."""
+    """Return the usual name of a tensor's cut; `whole` if a single rank has all of it."""
     is_whole = [part for part in sharding.parts if part is not None] == [()]
     return "whole" if is_whole and sharding.strategy == "replicate" else sharding.strategy
 
 
 def brief(strategy: str) -> str:
-    """Return what a narrow terminal has room for of a strategy's name."""
+    """Return the short name of a strategy, for narrow terminals."""
     return strategy.rpartition(", ")[2].replace("head_aware_columnwise", "head_aware")
 
 
 def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
-    """Return the shapes of the ranks' parts, and where they are not on all ranks, of which."""
+    """Return the shapes of the shards; ranks are named if their shapes differ or some have none."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for rank, shape in enumerate(shapes):
         if shape is not None:

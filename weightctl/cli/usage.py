@@ -28,7 +28,7 @@ _DIFF = (
 _VERIFY = "`weightctl verify MODEL` checks that a checkpoint works"
 _CONVERT = "`weightctl convert MODEL OUT` writes another format or type"
 _QUANTIZE = "`weightctl convert MODEL OUT.gguf --quant Q4_K_M` quantizes"
-_DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes plain numbers"
+_DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes unquantized values"
 _RENAME = "`weightctl convert MODEL OUT --rename 'REGEX=NEW'` renames tensors"
 _EDIT = "`weightctl convert MODEL OUT --set KEY=VALUE` changes metadata"
 _JOIN = (
@@ -68,7 +68,7 @@ _MEANINGS: dict[str, str] = {
 
 
 def unknown_command_error(name: str, commands: list[str]) -> WeightctlError:
-    """Return the error for a command that does not exist, with what may be meant."""
+    """Return the error for a command that does not exist, with a suggestion."""
     import difflib  # only on an error
 
     listed = f"commands: {', '.join(commands)}; `weightctl --help` describes them"

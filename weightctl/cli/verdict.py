@@ -1,4 +1,4 @@
-"""The problems of a checkpoint, or that it has none, for people."""
+"""The result of `verify` as text: problems, or that none were found."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
 
 
 def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
-    """Return what is wrong, a line for problems alike, and each check asked for in vain."""
+    """Return a line for each group of equal problems and each requested check that was skipped."""
     skipped: Lines = []
     listed = [*report.problems, *report.differences]
     for check, found in groupby(listed, key=lambda problem: problem.check):

@@ -1,4 +1,4 @@
-"""`weightctl verify`: whether a checkpoint works, and which tensor is wrong where it does not."""
+"""`weightctl verify`: check that a checkpoint works, and name the tensor that is wrong."""
 
 from __future__ import annotations
 
@@ -235,11 +235,9 @@ def _require_limits(limits: Mapping[str, float | None]) -> None:
 def _require_one(prompts: Mapping[str, str | None]) -> None:
     given = [option for option, value in prompts.items() if value is not None]
     if len(given) > 1:
-        raise ConversionError(f"{' and '.join(given)} are both given", hint="give one of them")
+        raise ConversionError(f"{' and '.join(given)} are both given", hint="use only one of them")
     if prompts["--text"] is not None and not prompts["--text"].strip():
-        raise ConversionError(
-            "--text is empty", hint="without it the model runs on the built-in text"
-        )
+        raise ConversionError("--text is empty", hint="without --text the built-in text is used")
 
 
 def _require_there(subject: Subject) -> None:

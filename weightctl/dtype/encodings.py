@@ -111,7 +111,8 @@ class Encoding(NamedTuple):
             return prod(shape) * self.size
         if not self.fits(shape):
             raise EncodingError(
-                f"shape {tuple(shape)} does not consist of whole {self.name} blocks"
+                f"shape {tuple(shape)} does not consist of whole {self.name} blocks "
+                f"of {self.block} elements"
             )
         return prod(shape) // self.block * self.size
 

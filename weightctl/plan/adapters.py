@@ -1,4 +1,4 @@
-"""Refuses LoRA adapters as GGUF: the metadata that llama.cpp needs would be missing."""
+"""Refuses LoRA adapters as GGUF, because the metadata that llama.cpp needs would be missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["refuse_adapter"]
 
 
 def refuse_adapter(header: Header, format_name: str) -> None:
-    """Raise `ConversionError` for a LoRA adapter without GGUF's metadata that is to become GGUF."""
+    """Raise `ConversionError` for a LoRA adapter to GGUF, unless it has GGUF's metadata."""
     if format_name != "gguf" or header.format == "gguf" or ARCHITECTURE in header.metadata:
         return
     document = config(header.files, ADAPTER_CONFIG)

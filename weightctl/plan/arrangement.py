@@ -1,4 +1,4 @@
-"""Which tensors an output has, in which file each is, and where they start."""
+"""Selects the tensors of an output, divides them among files, and aligns them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _MOST_PARTS = 65_535  # GGUF counts them in 16 bits
 
 
 def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
-    """Keep the tensors that match a pattern of `include`, or all, and none of `exclude`.
+    """Keep the tensors that match `include` and do not match `exclude`.
 
-    The patterns are those of `weightctl.text.patterns`, for values in the tree too; a tied name is
-    chosen like any other, and becomes the name of the tensor where that one's own is left out.
-    Raises `ConversionError` where nothing is left, or a pattern matches nothing.
+    An empty `include` selects every tensor. Patterns are those of `weightctl.text.patterns`; they
+    also apply to values in the tree. Tied names are selected like any other name. If a tied name
+    stays and its tensor does not, the tensor gets that name. Raises `ConversionError` if no tensor
+    is left, or if a pattern matches nothing.
     """
     if not include and not exclude:
         return plan
@@ -52,10 +53,11 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
 
 
 def split(plan: Plan, most: int) -> Plan:
-    """Spread the tensors, in their order, over files of at most `most` bytes, headers included.
+    """Divide the tensors, in their order, among files of at most `most` bytes, headers included.
 
-    A tensor that is larger has a file of its own; what fits into one file stays one. Raises
-    `ConversionError` for more files than their names can count, and as `Plan.layouts` does.
+    A larger tensor has a file of its own. If everything fits into one file, there is one file.
+    Raises `ConversionError` if there are more files than file names can count, and as
+    `Plan.layouts` does.
     """
     whole = plan.with_items(tuple(replace(item, part=0) for item in plan.items))
     if whole.layouts()[0].nbytes <= most:
@@ -80,7 +82,8 @@ def split(plan: Plan, most: int) -> Plan:
         number, start = number + 1, stop
     if number > _MOST_PARTS:
         raise ConversionError(
-            f"files of at most {most} bytes would be {number:,}, more than their names can count",
+            f"there would be {number:,} files of at most {most} bytes, but file names can number "
+            f"only {_MOST_PARTS:,}",
             hint="allow larger files, such as 5GB",
         )
     items = (replace(item, part=part) for item, part in zip(plan.items, parts, strict=True))
@@ -88,16 +91,17 @@ def split(plan: Plan, most: int) -> Plan:
 
 
 def align(plan: Plan, boundary: int) -> Plan:
-    """Start every tensor on a multiple of `boundary` bytes, as far as the format can.
+    """Start every tensor at a multiple of `boundary` bytes, as far as the format allows.
 
-    In GGUF each tensor does; safetensors forbids gaps, so there the first does, and the others
-    start on a multiple of their element's size. The boundary is kept in the metadata, so that a
-    copy has it too. Raises `ConversionError` for what is not a power of two from 8 on.
+    In GGUF this applies to each tensor. Safetensors does not allow gaps: only the first tensor is
+    aligned, and the others start at a multiple of their element size. The metadata records the
+    boundary, so that a copy is aligned in the same way. Raises `ConversionError` if `boundary` is
+    not a power of two of at least 8.
     """
     value = MetadataValue("u32", boundary)
     if boundary < LEAST_ALIGNMENT or not is_alignment(value):
         raise ConversionError(
             f"tensors cannot be aligned to {boundary} bytes",
-            hint="use a power of two, 8 or more; 4096 is a page of memory",
+            hint="use a power of two of at least 8, such as 4096",
         )
     return replace(plan, metadata={**plan.metadata, ALIGNMENT_KEY: value})

@@ -1,4 +1,4 @@
-"""Other encodings for the tensors of a plan: dtypes and block quantization."""
+"""Changes the encodings of a plan's tensors: dtypes and block quantization."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_RULE", "TypeRule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
-# What the `line` of an item begins with whose encoding a rule has chosen, and no recipe.
+# The `line` of an item begins with this if a rule, and not a recipe, chose the encoding.
 BY_RULE = "--tensor-type "
 
 
 def is_lossy(encoding: Encoding) -> bool:
-    """Whether numbers have been rounded to fewer than 16 bits to get here."""
+    """Whether an encoding stores values in fewer than 16 bits, so that they are rounded."""
     dtype = encoding.dtype
     return encoding.quantization is not None or (
         dtype is not None and dtype.is_float and encoding.size == 1
@@ -46,7 +46,7 @@ def is_lossy(encoding: Encoding) -> bool:
 
 
 class TypeRule(NamedTuple):
-    """The encoding for tensors in whose name a pattern is found; None keeps what they have."""
+    """An encoding for the tensors whose name contains a pattern; None keeps their encoding."""
 
     pattern: re.Pattern[str]
     encoding: Encoding | None
@@ -75,25 +75,31 @@ def cast(
     requantize: bool = False,
     weighted: bool = False,
 ) -> Plan:
-    """Store what holds fractions in other encodings; all other numbers stay.
+    """Store the floating-point tensors of a plan in other encodings.
 
     `target` is a dtype of weightctl, NumPy or torch, a `QuantizationEncoding`, an `Encoding`, a
-    recipe, its file, or the name of any of them; `rules` may be types by pattern.
-    A tensor gets the encoding of the first rule whose pattern is found in its name, else that of
-    `target`, else it keeps its own. A rule applies to every tensor, except that tensors without
-    rows get no blocks. `target`'s blocks apply to the matrices that llama.cpp would quantize; a
-    recipe chooses a type for each, with the whole model in view even if the plan is for a part of
-    it. In a GGUF of a model that llama.cpp runs, any other `target` applies to the same matrices:
-    vectors become F32, since llama.cpp computes with no other, and norms, routers and positions
-    keep their type. Buffers keep theirs everywhere. 8-bit floats are stored without scales, and
-    apply to the matrices within layers: norms, biases, routers, embeddings and the output
-    projection keep their type. `weighted` means that an importance matrix will choose the blocks;
-    some recipes then give other types.
+    recipe, the path of a recipe, or the name of any of them. `rules` can also be a mapping from
+    patterns to types.
 
-    A recipe whose name is also a type's means that type if the roles of tensors are not known; any
-    other recipe is a `ConversionError` there. If rows do not divide into blocks, llama.cpp's
-    substitute is used; with `fallback=False` that is a `ConversionError`. A rule that matches
-    nothing is one too and, without `requantize`, a second loss on top of a first (Q4_1 to Q8_0).
+    The first rule whose pattern is found in a tensor's name decides; else `target` decides; else
+    the tensor keeps its encoding. A rule applies to every tensor, except that tensors without rows
+    are never stored in blocks. A block type as `target` applies to the matrices that llama.cpp
+    would quantize. A recipe chooses a type for each of these matrices; it considers the whole
+    model, even if the plan is for a part of it.
+
+    In a GGUF of a model that llama.cpp runs, any other `target` applies to the same matrices.
+    Vectors become F32, the only type in which llama.cpp computes with them; norms, routers and
+    positions keep their type. Buffers always keep their type. 8-bit floats are stored without
+    scales and apply to the matrices within layers: norms, biases, routers, embeddings and the
+    output projection keep their type. `weighted` states that an importance matrix will be used;
+    some recipes then choose other types.
+
+    If a recipe needs the roles of tensors and these cannot be determined, a recipe with the name of
+    a type means that type. If rows do not divide into blocks, the substitute of llama.cpp is used.
+
+    Raises `ConversionError` if the roles for any other recipe cannot be determined, if a rule
+    matches no tensor, if rows do not divide into blocks and `fallback` is False, and, without
+    `requantize`, if values that were already rounded would be rounded again (Q4_1 to Q8_0).
     """
     given: Any = plan  # a caller's types are not checked
     if not isinstance(given, Plan):
@@ -264,7 +270,7 @@ def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
     verb = "becomes" if len(made) == 1 else "become"
     yield (
         f"{pluralize(len(made), 'tensor')} {verb} {name} without scales: each value is rounded by "
-        "itself. Engines that run scaled FP8 models read them as plain numbers, not as such a model"
+        "itself. Engines do not treat the output as an FP8 model with scales"
     )
     others = [
         item.info
@@ -275,10 +281,9 @@ def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
         and not is_buffer(item.info)
     ]
     if others:
-        verb = "keeps its" if len(others) == 1 else "stay in a"
         yield (
-            f"{pluralize(len(others), 'tensor')} {verb} wider type, such as norms, biases, "
-            "routers, embeddings and the output projection. To convert more of them, use "
+            "norms, biases, routers, embeddings, the output projection and similar tensors keep a "
+            f"wider type ({pluralize(len(others), 'tensor')}). To convert more of them, use "
             f"--tensor-type 'REGEX={name.lower()}' (tensor_types in Python)"
         )
 
@@ -295,7 +300,7 @@ def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
 
 
 def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
-    """Whether a tensor is a vector of a model for llama.cpp in an encoding it does not add with."""
+    """Whether a tensor is a vector that llama.cpp needs as F32 and that is not F32."""
     dtype = item.info.encoding.dtype
     return (
         plan.format == "gguf"
@@ -357,7 +362,7 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
     if substituted:
         first = substituted[0]
         raise ConversionError(
-            f"{len(substituted)} tensors cannot get the type that was asked for: "
+            f"{len(substituted)} tensors cannot have the requested type: "
             f"`{first.info.name}` has rows of {first.info.row}, which do not divide into blocks of "
             f"{first.asked}",
             hint="without --no-fallback (fallback=False in Python) it becomes "

@@ -1,4 +1,4 @@
-"""llama.cpp's number for what a file is mostly of: `general.file_type` (llama.h, `llama_ftype`)."""
+"""llama.cpp's number for the main type of a file: `general.file_type`, from `llama_ftype`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHERS = {
 
 
 class FileType(NamedTuple):
-    """A file type: its name, the encodings that most matrices have, and all that it may have."""
+    """A file type: its name, the usual encodings of its matrices, and all allowed encodings."""
 
     name: str
     usual: frozenset[str]
@@ -40,7 +40,7 @@ class FileType(NamedTuple):
 
 
 def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> int:
-    """Return the number of an encoding, or of what most of the numbers of some tensors are in."""
+    """Return the number of an encoding, by default of the one that stores the most values."""
     if encoding is None:
         sizes: Counter[Encoding] = Counter()
         for info in infos:
@@ -51,7 +51,7 @@ def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> 
 
 
 def read_file_type(metadata: Mapping[str, MetadataValue]) -> int | None:
-    """Return `general.file_type` of a GGUF; None where it has none, or where a tool guessed it."""
+    """Return `general.file_type` of a GGUF, None if it is missing or was guessed by a tool."""
     value = metadata.get(_KEY)
     if value is None or not isinstance(value.content, int) or isinstance(value.content, bool):
         return None
@@ -59,7 +59,7 @@ def read_file_type(metadata: Mapping[str, MetadataValue]) -> int | None:
 
 
 def find_file_type(number: int) -> FileType | None:
-    """Return the file type of a number of llama.cpp's, None where the number is unknown."""
+    """Return the file type for a number of llama.cpp's, None if the number is unknown."""
     plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
     recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
     other_name, others = _OTHERS.get(number, ("", ()))

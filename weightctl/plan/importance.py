@@ -1,9 +1,9 @@
-"""The importance of each column's errors, for block encodings that can use it.
+"""Applies an importance matrix: how much an error in each column of a matrix matters.
 
 The importance of all columns of a matrix can be 0, or so small that float32 loses it: older files
-have it for experts that the text never reached. llama.cpp's quantize makes blocks of zeros of such
-a matrix in most encodings, without a message. Here it is quantized as a matrix without an entry,
-and a note says so: the bytes deliberately differ from llama.cpp's.
+have such entries for experts that the text never reached. For these matrices llama.cpp's quantize
+writes blocks of zeros in most encodings, without a message. weightctl quantizes such a matrix as if
+it had no entry, and adds a note: the bytes deliberately differ from llama.cpp's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS}
 def apply_importance(plan: Plan, importance: Importance) -> Plan:
     """Let an importance matrix weight the search for blocks, as llama.cpp's quantize does.
 
-    It is for the tensors that become a block encoding whose search can be weighted, by name; the
-    plan's notes say which of them have no entry, or one of 0, and how many entries have no tensor.
-    All numbers that will be used are read once, matrix by matrix, and none is kept. Raises
-    `ConversionError` where no tensor becomes blocks, no name is a tensor's, or an entry is of
-    another size than its tensor; and `FormatError` where a number is not finite or negative.
+    Entries apply by name, to tensors that become a block encoding whose search can be weighted.
+    Notes of the plan name the tensors without an entry or with an entry of 0, and count the entries
+    without a tensor. All values that will be used are read once, one matrix at a time, and are not
+    kept in memory. Raises `ConversionError` if no tensor becomes a block encoding, if no entry has
+    the name of a tensor, or if an entry does not have the size of its tensor; and `FormatError` if
+    a value is negative or not finite.
     """
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
@@ -54,9 +55,9 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     names = {item.info.name for item in plan.items}
     if not names & values.keys():
         raise ConversionError(
-            f"{path} has no entry for any tensor: an entry is `{next(iter(values), '')}`, and "
-            f"a tensor is `{plan.items[0].info.name}`",
-            hint="use the importance matrix of this model, in a conversion to GGUF's names",
+            f"{path} has no entry for any tensor: its first entry is `{next(iter(values), '')}`, "
+            f"and the first tensor is `{plan.items[0].info.name}`",
+            hint="use the importance matrix of this model, and convert to GGUF's names",
         )
     items = tuple(_add_importance(item, importance) for item in plan.items)
     idle = {item.info.name: count for item in items if (count := _idle_matrices(item))}
@@ -92,9 +93,9 @@ def _add_importance(item: Item, importance: Importance) -> Item:
     if name in _LOOKED_UP:
         return item
     raise ConversionError(
-        f"`{name}` has {matrices} x {item.info.row} columns, and {importance.path} has "
+        f"`{name}` has {matrices} x {item.info.row} columns, but {importance.path} has "
         f"{values.size} values for it" if matrices > 1
-        else f"`{name}` has {item.info.row} columns, and {importance.path} has {values.size} "
+        else f"`{name}` has {item.info.row} columns, but {importance.path} has {values.size} "
         "values for it",
         hint="the importance matrix belongs to another model: use that of this model",
     )  # fmt: skip

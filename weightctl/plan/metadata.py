@@ -1,4 +1,4 @@
-"""Other metadata for the output."""
+"""Changes the metadata of an output."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _SPELLINGS = {
 
 
 class Setting(NamedTuple):
-    """A metadata value as a person writes it; without a `type` it keeps the one that it has.
+    """A metadata value as text; without a `type` it keeps the type of the existing value.
 
-    `otherwise` is the type of a new value in GGUF where no `type` is stated. `path` is the file
-    that the text was read from, empty where it was written out.
+    `otherwise` is the type of a new value in GGUF if `type` is None. `path` is the file that the
+    text was read from; it is empty if the text was given directly.
     """
 
     key: str
@@ -52,10 +52,10 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, key: str, value: object) -> Setting:
-        """Return what sets a key to a Python value, or to a `MetadataValue`, whose type is stated.
+        """Return the setting of a key to a Python value, or to a `MetadataValue` with its type.
 
-        A new integer is a u32 where it fits, else an i64; a new float is an f32; a new list has
-        elements of such a type. Raises `ConversionError` for any other value.
+        A new integer is a u32 if it fits, else an i64. A new float is an f32. The elements of a new
+        list have these types too. Raises `ConversionError` for any other value.
         """
         if isinstance(value, MetadataValue):
             return cls(key, value.type, _format_content(value.content))
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
     def parse(cls, written: str) -> Setting:
         """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else.
 
-        `KEY=@FILE` takes the whole text of a file, and `KEY=@@VALUE` is a text that begins with @.
+        `KEY=@FILE` reads the value from a file. `KEY=@@VALUE` is a value that begins with @.
         """
         name, equals, content = written.partition("=")
         key, colon, kind = name.rpartition(":")
@@ -142,11 +142,11 @@ def _type_for(value: object) -> str | None:
 
 
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
-    """Set metadata values and remove others; a value keeps its type unless another is stated.
+    """Set metadata values and remove others; an existing value keeps its type unless one is stated.
 
-    A new one without a type is a string. `removed` are keys, or patterns of keys. Raises
-    `ConversionError` for a value that is not of its type, a key or pattern to remove that nothing
-    is called by, and the keys that weightctl itself keeps.
+    A new value without a type is a string. `removed` are keys or patterns of keys. Raises
+    `ConversionError` if a value is not of its type, if no key has the name or matches the pattern
+    to remove, and for keys that weightctl writes itself.
     """
     settings = tuple(settings)
     gone = {key for pattern in removed for key in _keys_to_remove(plan, pattern)}
@@ -168,7 +168,7 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
         if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):
             raise ConversionError(
                 f"`{ALIGNMENT_KEY}` cannot be {content} ({kind})",
-                hint="it is a power of two, 8 or more, as u32; use --align (align in Python)",
+                hint="use --align (align in Python) with a power of two of at least 8",
             )
     files = {each.path: f"the value of `{each.key}`" for each in settings if each.path}
     return replace(plan, metadata=metadata, consulted={**plan.consulted, **files})
@@ -187,8 +187,8 @@ def _keys_to_remove(plan: Plan, pattern: str) -> Sequence[str]:
         near = difflib.get_close_matches(pattern, plan.metadata, n=3)
         raise ConversionError(
             f"there is no metadata key `{pattern}` to remove",
-            hint=f"did you mean {' or '.join(near)}?" if near
-            else "`weightctl ls --meta` lists what there is",
+            hint=f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near
+            else "`weightctl ls --meta` lists all keys",
         )  # fmt: skip
     free = [key for key in found if key not in SPLIT_KEYS and key not in plan.tied]
     if not free:
@@ -205,11 +205,12 @@ def _type_of(plan: Plan, setting: Setting) -> str:
 def _refuse_kept(plan: Plan, key: str) -> None:
     if key in SPLIT_KEYS:
         raise ConversionError(
-            f"the metadata key `{key}` numbers the parts of a checkpoint, and weightctl writes it",
+            f"weightctl writes the metadata key `{key}` itself: it numbers the parts of a "
+            "checkpoint",
             hint="to write several parts, use --max-shard-size (max_shard_size in Python)",
         )
     if key in plan.tied:
         raise ConversionError(
-            f"the metadata key `{key}` is the name of a tied tensor, and weightctl writes it",
+            f"weightctl writes the metadata key `{key}` itself: it is the name of a tied tensor",
             hint=f"to leave the tensor out, use --exclude {key} (exclude in Python)",
         )

@@ -1,4 +1,4 @@
-"""A conversion as data: what each output tensor is made of; no tensor is read for it."""
+"""A conversion as data: what each output tensor is made from. No tensor is read."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _NEGLIGIBLE = 1e-30
 class Item:
     """An output tensor, and the tensor of the source that it is made from.
 
-    `asked` is the encoding that was asked for, if its blocks do not fit and another was chosen.
-    `importance` says how much an error in each column of rows of n matters to a block encoding:
-    shape (matrices, n), a row for each matrix of the leading dimensions, or (1, n), one for all;
-    importance in a file is read matrix by matrix. `part` is the number of the file that gets the
-    tensor. `line` is the line of a recipe, or the rule, that chose the encoding. `origin` says how
-    the source makes the tensor, if no file contains it.
+    `asked` is the requested encoding, if its blocks do not fit and another encoding was chosen.
+    `importance` weights the errors of each column in rows of n values: its shape is (matrices, n),
+    with a row for each matrix of the leading dimensions, or (1, n) for all matrices. Importance in
+    a file is read one matrix at a time. `part` is the number of the file that gets the tensor.
+    `line` is the line of a recipe, or the rule, that chose the encoding. `origin` describes how the
+    source computes the tensor, if no file contains it.
     """
 
     info: TensorInfo
@@ -61,26 +61,26 @@ class Item:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the bytes go through unchanged."""
+        """Whether the bytes are copied unchanged."""
         return self.info.encoding == self.source.encoding
 
     @property
     def sources(self) -> tuple[TensorInfo, ...]:
-        """The stored tensors that it is made of; none for what a config says."""
+        """The stored tensors that the tensor is made from; empty if a config gives its values."""
         return (self.source,) if self.origin is None else self.origin.sources
 
     @property
     def stored(self) -> TensorInfo:
-        """The first of those, packed numbers before their scales; else what it is made from."""
+        """The first stored tensor that it is made from; packed values come before their scales."""
         return self.sources[0] if self.sources else self.source
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """How it is made of those, as text."""
+        """The steps that make the tensor from its stored tensors, as text."""
         return () if self.origin is None else self.origin.steps
 
     def importance_of(self, matrix: int) -> F32 | None:
-        """Return the weights of a matrix's columns; None where there are none, or all are 0."""
+        """Return the weights of a matrix's columns, None if there are none or all are 0."""
         if self.importance is None:
             return None
         weights = self.importance[matrix]
@@ -88,7 +88,7 @@ class Item:
 
 
 class Described(NamedTuple):
-    """The names that llama.cpp has for the tensors of a plan, and the metadata that it reads.
+    """llama.cpp's names for the tensors of a plan, and the metadata that llama.cpp reads.
 
     Recipes that depend on roles use them if the output has another naming convention.
     """
@@ -99,17 +99,19 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """The rows of a conversion and the metadata around them.
+    """The output tensors of a conversion, and their metadata.
 
-    A transform is a function from plan to plan. `tied` are further names of output tensors.
+    A transform is a function from plan to plan. `tied` maps further names to output tensors.
     `unkept` are leaves of the source that the output cannot store; a plan with tensors among them
-    is refused. `consulted` are the files beside the source that the plan was made with: the kind of
-    each by path; they are never an output. `notes` are messages for the user about the plan. With
-    `zero_nonfinite` a block encoding stores 0 for values that are not finite; otherwise they are an
-    error. `recipe` is the name of the recipe that chose the encodings. `documents` are files, by
-    name, that are written into a model's directory instead of those beside the source; if the plan
-    is for another naming convention, which `translation` describes, licences are the only files
-    that are copied. `described` has GGUF's names and metadata for recipes, if the plan has others.
+    is refused. `consulted` maps the paths of other files that were read to descriptions of them;
+    the output never replaces these files. `notes` are messages for the user. With `zero_nonfinite`,
+    block encodings store 0 for values that are not finite; otherwise these values are an error.
+    `recipe` is the name of the recipe that chose the encodings.
+
+    `documents` are files, by name, that are written into a model directory instead of the files
+    beside the source. `translation` describes the change to another naming convention; then only
+    licences are copied from the source. `described` has GGUF's names and metadata for recipes, if
+    the plan has other names.
     """
 
     source: Source
@@ -132,7 +134,7 @@ class Plan:
 
     @property
     def names_hint(self) -> str:
-        """How to list the names that patterns apply to."""
+        """A hint that says how to list the names that patterns apply to."""
         if self.translation or any(map(_is_renamed, self.items)):
             return (
                 "patterns apply to the names in the output, after --rename and --names; "
@@ -142,10 +144,10 @@ class Plan:
 
     @classmethod
     def copy(cls, weights: Weights | Mapping[str, Any], format_name: str) -> Plan:
-        """Plan to store every tensor of a tree, or array by name, as it is in a container format.
+        """Plan to store every tensor of a tree, or every array of a mapping, in a container format.
 
-        Raises `ConversionError` for what is neither, for weights that are only declared, and for a
-        LoRA adapter to GGUF; `MissingTensorError` for a node of a tree where nothing exists.
+        Raises `ConversionError` if `weights` is neither of these, if weights are only declared, and
+        for a LoRA adapter to GGUF; `MissingTensorError` for a node of a tree where nothing exists.
         """
         weights = loaded_checkpoint(weights)
         if weights.name and not weights:
@@ -166,17 +168,17 @@ class Plan:
 
     @property
     def unread(self) -> dict[str, Leaf]:
-        """The tensors among `unkept`: of types that weightctl does not know, or without data."""
+        """The tensors in `unkept`: weightctl does not support their type, or they have no data."""
         return {name: leaf for name, leaf in self.unkept.items() if leaf.kind == _UNREAD}
 
     def with_items(self, items: tuple[Item, ...]) -> Plan:
-        """Return the plan with other rows."""
+        """Return the plan with other items."""
         return replace(self, items=items)
 
     def only(self, names: Collection[str]) -> Plan:
-        """Return the plan for just these of its tensors, tied names and other leaves.
+        """Return the plan with only the named tensors, tied names and other leaves.
 
-        Where a tied name stays and its tensor does not, the tensor is stored under that name.
+        If a tied name stays and its tensor does not, the tensor is stored under that name.
         """
         renamed: dict[str, str] = {}
         for name, tensor in self.tied.items():
@@ -205,8 +207,8 @@ class Plan:
     def layouts(self) -> tuple[Layout, ...]:
         """Describe the files that this plan makes, to the byte.
 
-        Raises `ConversionError`, for all tensors at once, if the format cannot store one or
-        weightctl cannot make it.
+        Raises `ConversionError` that lists all tensors that the format cannot store or weightctl
+        cannot encode.
         """
         written = format_module(self.format)
         tensors = [item.info for item in self.items]
@@ -263,14 +265,14 @@ class Plan:
         }
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return (
-                "choose another format, or another type by --dtype or --quant (dtype, quant in "
+                "choose another format, or another type with --dtype or --quant (dtype or quant in "
                 "Python)"
             )
         together = list_scheme_tensors(self.source.header) if unheld else set[str]()
         if any(i.info.encoding in unheld and i.source.name in together for i in self.items):
             return (
-                "the weights are quantized in a way that this format lacks: start from another "
-                "model"
+                "the format of the output cannot store this quantization: start from the "
+                "unquantized model"
             )
         if any(encoding.quantization for encoding in unheld):
             return "to dequantize, use --dtype bf16, f16 or f32 (dtype in Python)"

@@ -1,4 +1,4 @@
-"""Recipes that people write for themselves, as TOML: patterns of names, and types."""
+"""Reads recipes from TOML files of the user: patterns of names, and types."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FORM = (
 
 
 def read_recipe(path: str) -> Recipe:
-    """Read a recipe: `[types]` of patterns and types, and a `base` or a `default` for the rest.
+    """Read a recipe: `[types]` maps patterns to types; `base` or `default` applies to the rest.
 
-    The first pattern that is found in a name decides; `keep` leaves a tensor what it is. `base` is
-    a recipe of llama.cpp's, `default` a type. Raises `ConversionError` for any other file.
+    The first pattern that is found in a name decides; `keep` keeps the tensor's type. `base` is a
+    recipe of llama.cpp's, `default` is a type. Raises `ConversionError` for any other file.
     """
     content = read_toml(
         path,

@@ -1,4 +1,4 @@
-"""Recipes: which type each matrix of a model gets, as a table that is read from the top."""
+"""Recipes: a table of rules that gives each matrix of a model its type."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
     "list_unmatched",
 ]
 
-# What is said of a tensor that no line of a recipe is for.
+# The line that is reported for a tensor that no line of a recipe applies to.
 OTHERWISE = "otherwise"
 
 
 class RecipeLine(NamedTuple):
-    """A line of a recipe: the type for some tensors, None to keep what they have.
+    """A line of a recipe: the type for some tensors, None to keep their types.
 
-    `tensors` is a role, or a pattern that is found in the name. `when` names conditions that must
-    all hold, with commas between them; `not` before one turns it around.
+    `tensors` is a role, or a pattern that is found in the name. `when` lists conditions, separated
+    by commas, that must all be true; `not` before a condition negates it.
     """
 
     tensors: str | re.Pattern[str]
@@ -50,11 +50,11 @@ class RecipeLine(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Types for the matrices of a model: that of the first line that is for a tensor, else another.
+    """Types for the matrices of a model: the first line that applies to a tensor decides.
 
-    `otherwise` is None where the others keep what they have. `file_type` is the recipe's number in
-    llama.cpp (llama.h, `llama_ftype`), None where it has none. `path` is the file it is from.
-    llama.cpp makes one that `wants_importance` only with an importance matrix.
+    `otherwise` is the type of the other matrices, None to keep their types. `file_type` is the
+    recipe's number in llama.cpp (`llama_ftype` in llama.h), None if it has none. `path` is the file
+    of the recipe. If `wants_importance` is True, llama.cpp requires an importance matrix.
     """
 
     name: str
@@ -66,15 +66,15 @@ class Recipe(NamedTuple):
 
     @property
     def encodings(self) -> list[Encoding]:
-        """Every encoding that the recipe may ask for, each once."""
+        """All encodings that the recipe can choose, each once."""
         types = [self.otherwise, *(line.type for line in self.lines)]
         return [ENCODINGS[name] for name in dict.fromkeys(types) if name is not None]
 
 
 class TensorRole(NamedTuple):
-    """A tensor in its model: what the conditions of a recipe are about.
+    """A tensor and its place in the model, which the conditions of a recipe apply to.
 
-    `layer` is its number among the `layers` that count for its role; `weighted` says whether the
+    `layer` is its number among the `layers` that count for its role. `weighted` is True if the
     model has an importance matrix.
     """
 
@@ -87,14 +87,14 @@ class TensorRole(NamedTuple):
 
     @property
     def is_outer_or_third(self) -> bool:
-        """Whether it is in the first or last eighth of the layers, or a third one between."""
+        """Whether the layer is in the first or last eighth, or every third layer between them."""
         first = self.layers // 8
         is_outer = self.layer < first or self.layer >= 7 * self.layers // 8
         return is_outer or (self.layer - first) % 3 == 2
 
     @property
     def is_stack_of_experts(self) -> bool:
-        """Whether it is a stack of matrices; bailingmoe3 also stacks what belongs to no expert."""
+        """Whether it is a stack of experts; bailingmoe3 also stacks other matrices."""
         shape = self.info.shape
         if len(shape) < 3 or shape[-3] == 1:
             return False
@@ -117,7 +117,7 @@ CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
 
 
 class RecipeChoice(NamedTuple):
-    """The encoding that a recipe gives to a tensor, None to keep its own, and the line it is by."""
+    """The encoding that a recipe chooses, None to keep it, and the line that decided."""
 
     encoding: Encoding | None
     line: str
@@ -126,7 +126,7 @@ class RecipeChoice(NamedTuple):
 def goes_by_role(
     recipe: Recipe, tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]
 ) -> bool:
-    """Whether a recipe finds the roles of a model's tensors, or needs none.
+    """Whether a recipe can determine the roles of a model's tensors, or does not need them.
 
     Roles follow from GGUF's names and metadata.
     """
@@ -136,7 +136,7 @@ def goes_by_role(
 
 
 def list_unmatched(recipe: Recipe, tensors: Sequence[TensorInfo]) -> Iterator[str]:
-    """Yield a sentence for each pattern that is found in the name of no matrix."""
+    """Yield a sentence for each pattern that is not found in any matrix's name."""
     names = [info.name for info in tensors if is_matrix_weight(info)]
     for line in recipe.lines:
         pattern = line.tensors
@@ -152,16 +152,16 @@ def choose(
     weighted: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> dict[str, RecipeChoice]:
-    """Return what a recipe gives to each matrix of a model, by its name; to nothing else.
+    """Return what a recipe chooses for each matrix of a model, by the matrix's name.
 
-    It takes all tensors of the model, since how many there are decides too. `names` are GGUF's for
-    those that are called otherwise; patterns are found in their own. Raises `ConversionError` where
-    it depends on roles and the model has no GGUF names.
+    `tensors` are all tensors of the model, because their count affects the result. `names` maps
+    names to GGUF's names where these differ; the patterns of a recipe are found in the original
+    names. Raises `ConversionError` if the recipe depends on roles and the model has no GGUF names.
     """
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
     if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):
         remedy = (
-            "write `default` instead of `base`, which needs neither"
+            "use `default` instead of `base`: it does not need them"
             if recipe.path
             else "a model of a supported family has them if its config.json is beside it; for one "
             f"type, use --quant {recipe.otherwise} (quant in Python); for types by name, use "

@@ -1,4 +1,4 @@
-"""Other names for tensors, by rules that a person writes."""
+"""Renames tensors by rules of the user."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _INLINE = r"--rename '^encoder\.=bert.encoder.'"
 
 
 class Renaming(NamedTuple):
-    r"""What is found of a name by a pattern becomes `replacement`, in which `\1` is a capture."""
+    r"""A rule: the text that `pattern` matches becomes `replacement`, where `\1` is a capture."""
 
     pattern: re.Pattern[str]
     replacement: str
 
     def apply(self, name: str) -> str | None:
-        """Return the new name, None where the pattern is not found."""
+        """Return the new name, None if the pattern is not found."""
         return self.pattern.sub(self.replacement, name) if self.pattern.search(name) else None
 
 
 def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
-    """Return the rule that is written as `REGEX=NEW`, or those of a TOML file.
+    """Return the rule in a text `REGEX=NEW`, or the rules of a TOML file.
 
-    Text with `=` is a rule unless a file of that name exists. NEW has no `=`, and may be empty.
-    Raises `ConversionError` for what is neither.
+    Text with `=` is a rule unless a file with that name exists. NEW cannot contain `=`, and can be
+    empty. Raises `ConversionError` for anything else.
     """
     written = os.fspath(given)
     if not is_inline_rule(given):
@@ -56,14 +56,14 @@ def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
 
 
 def is_inline_rule(given: str | os.PathLike[str]) -> bool:
-    """Whether what a person gives for rules is a rule itself, and not the path of a file."""
+    """Whether the argument is a rule `REGEX=NEW` and not the path of a file."""
     return isinstance(given, str) and "=" in given and not os.path.lexists(given)
 
 
 def make_renaming(text: str, replacement: str) -> Renaming:
-    """Return a rule of a regular expression and what replaces it.
+    """Return a rule from a regular expression and its replacement.
 
-    Raises `ConversionError` where either is not valid.
+    Raises `ConversionError` if either is not valid.
     """
     pattern = regular_expression(text)
     try:
@@ -105,10 +105,9 @@ def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
 
 
 def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
-    """Return a tree in which each tensor has the name that the first rule found in it gives.
+    """Return a tree in which the first rule that matches a tensor's name has renamed it.
 
-    Raises `ConversionError` where a rule is found in no name, and where two tensors would have one
-    name.
+    Raises `ConversionError` if a rule is never used, or if two tensors would get the same name.
     """
     header = header_of(weights)
     names: dict[str, str] = {}
@@ -122,8 +121,8 @@ def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
     for rule in renamings:
         if rule not in used:
             raise ConversionError(
-                f"no tensor's name matches `{rule.pattern.pattern}`, or earlier rules apply to all "
-                "that do",
+                f"no tensor's name matches `{rule.pattern.pattern}`, or earlier rules rename all "
+                "tensors that it matches",
                 hint="`weightctl ls --flat` lists the names",
             )
     by_name: dict[str, str] = {}

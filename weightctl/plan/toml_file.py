@@ -1,4 +1,4 @@
-"""TOML files in which people say how to convert."""
+"""Reads TOML files of the user."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _MOST_BYTES = 1 << 20
 def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[str, Any]:
     """Return the content of a TOML file.
 
-    Raises `ConversionError` for one that is not a `what`, whose hint is its `form`, and for one
-    that cannot be read, where it is `otherwise` if that is given.
+    `what` names the kind of file, and `form` is the hint that describes its form. Raises
+    `ConversionError` if the file is not valid, or cannot be read; the hint for the latter is
+    `otherwise`, if it is given.
     """
     try:
         with open(path, "rb") as file:

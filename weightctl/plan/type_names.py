@@ -1,4 +1,4 @@
-"""Types of weights as people name them: which can be made, and what a misspelt one may mean."""
+"""Types of weights by name: types that weightctl can write, and suggestions for typos."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 
 def type_named(text: str) -> Encoding | None:
-    """The encoding that a person gives to a tensor by its name, None for `keep`.
+    """Return the encoding with this name, None for `keep`.
 
-    Raises `ConversionError` for what is not a type, or none that weightctl can make.
+    Raises `ConversionError` if the text is not a type, or is a type that weightctl cannot write.
     """
     if text.strip().lower() == "keep":
         return None
@@ -43,10 +43,9 @@ def type_named(text: str) -> Encoding | None:
         recipe = LLAMA_RECIPES.get(normalize_type_name(text))
         if recipe is not None:
             raise ConversionError(
-                f"{text} is a recipe, and a single type is needed here",
-                hint=f"{recipe.otherwise} is its main type; recipes are for --quant (quant in "
-                "Python) "
-                "and for `base` in a TOML file",
+                f"{text} is a recipe, not a single type",
+                hint=f"use its main type, {recipe.otherwise}; only --quant (quant in Python) and "
+                "`base` in a TOML file accept recipes",
             ) from error
         near = did_you_mean(text, (e.name for e in ENCODINGS.values() if _is_made(e)))
         raise ConversionError(error.message, hint=f"{near}{known}") from error
@@ -61,7 +60,7 @@ def type_named(text: str) -> Encoding | None:
 
 
 def is_plain(encoding: Encoding) -> bool:
-    """Whether numbers are stored one by one in a type that holds weights by itself."""
+    """Whether an encoding stores weights as single floating-point values, without blocks."""
     dtype = encoding.dtype
     return dtype is not None and dtype.is_float and encoding.holds_weights
 
@@ -71,34 +70,34 @@ def _is_made(encoding: Encoding) -> bool:
 
 
 def plain_types() -> list[str]:
-    """The types of single numbers that can hold weights, as they are typed."""
+    """Return the names of the types without blocks that can store weights."""
     return [e.name.lower() for e in ENCODINGS.values() if is_plain(e)]
 
 
 def block_types() -> list[str]:
-    """The block types that have an encoder."""
+    """Return the names of the block types that weightctl can write."""
     return [e.name for e in ENCODINGS.values() if e.quantization and e.codec]
 
 
 def list_recipes() -> list[str]:
-    """The recipes of llama.cpp; some are named like a type, such as `Q4_0`."""
+    """Return the names of llama.cpp's recipes; some are named like a type, such as `Q4_0`."""
     return [*LLAMA_RECIPES]
 
 
 def single_types() -> list[str]:
-    """The block types whose name is not that of a recipe."""
+    """Return the block types whose name is not that of a recipe."""
     return [name for name in block_types() if name not in LLAMA_RECIPES]
 
 
 def normalize_type_name(text: str) -> str:
-    """A name in the spelling of the tables."""
+    """Return a name in the spelling of the tables."""
     return text.strip().upper().replace("-", "_")
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """A question for the names that a misspelt one may mean, `""` where none is near.
+    """Return a question that suggests names for a misspelled one, empty if none is similar.
 
-    Where none is spelt alike they are those of as many bits: `int4` may mean Q4_0.
+    If no name is spelled similarly, types with as many bits are suggested: Q4_0 for `int4`.
     """
     import difflib  # only on an error
 

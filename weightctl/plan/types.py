@@ -1,4 +1,4 @@
-"""The type that tensors are stored in, in every spelling that people and programs use."""
+"""The type that tensors are stored in, in every spelling that users and programs use."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def type_of(
     dtype: DTypeLike | Encoding | None,
     quant: TypeLike | Recipe | os.PathLike[str] | None,
 ) -> Encoding | Recipe | None:
-    """Return what plain numbers (`dtype`) or blocks (`quant`) are asked for, None without either.
+    """Return the type for `dtype` (without blocks) or for `quant` (blocks), None if both are None.
 
-    Raises `ConversionError` where both are, or for a type that is not for weights.
+    Raises `ConversionError` if both are given, or if a type cannot store weights.
     """
     if dtype is not None and quant is not None:
         raise ConversionError(
             "dtype and quant are both given",
             hint="choose one; to give some tensors another type, use --tensor-type (tensor_types "
-            "in "
-            "Python)",
+            "in Python)",
         )
     if quant is not None:
         chosen = type_or_recipe(quant)
         if isinstance(chosen, Encoding) and is_plain(chosen):
             raise ConversionError(
                 f"weightctl cannot quantize to {chosen}",
-                hint=f"to store plain numbers, use --dtype {chosen.name.lower()} (dtype in Python)",
+                hint=f"to store unquantized values, use --dtype {chosen.name.lower()} (dtype in "
+                "Python)",
             )
         return chosen
     if dtype is None:
@@ -61,17 +61,18 @@ def type_of(
             f"{dtype} is not a type for weights",
             hint="for block types, use --quant (quant in Python)"
             if encoding.quantization
-            else "try bf16 or f16",
+            else "use bf16 or f16",
         )
     return encoding
 
 
 def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Recipe:
-    """Return the recipe or the encoding that is meant by a name, a path, a dtype or a block type.
+    """Return the recipe or encoding for a name, a path, a dtype or a block type.
 
-    Text is the name of a recipe where there is one, as `Q4_K_M` and `Q4_0` are, else of a type; a
-    path that ends in `.toml` is a recipe's file. Raises `ConversionError` for what is none of them
-    and for a type that weightctl cannot make, but for an `Encoding`, which the plan refuses.
+    A text such as `Q4_K_M` or `Q4_0` is the name of a recipe if a recipe has this name, else of a
+    type. A path that ends in `.toml` is a recipe file. Raises `ConversionError` for anything else
+    and for types that weightctl cannot write. An `Encoding` is not checked here: the plan checks
+    it.
     """
     if isinstance(given, Recipe | Encoding):
         return given
@@ -95,9 +96,9 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
 
 
 def encoding_of(given: TypeLike | None) -> Encoding | None:
-    """Return the encoding that one tensor is given, None for None and `keep`.
+    """Return the encoding for a single tensor, None for None and `keep`.
 
-    Raises `ConversionError` for what is not a type that weightctl can make.
+    Raises `ConversionError` if the argument is not a type that weightctl can write.
     """
     if given is None:
         return None
@@ -120,5 +121,5 @@ def _parse_type(text: str) -> Encoding:
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type",
             hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; "
-            "a path that ends in .toml is a recipe of your own",
+            "a path that ends in .toml is a recipe file",
         ) from error

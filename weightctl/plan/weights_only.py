@@ -1,4 +1,4 @@
-"""The weights of a model alone, without what a training run stores beside them."""
+"""Selects a model's weights, without the training state that is stored with them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _TRAINING = re.compile(
 
 
 def keep_weights(weights: Checkpoint) -> Checkpoint:
-    """Return a tree of the model's tensors: no optimizer, random number generator or other value.
+    """Return a tree with only the model's tensors, without the training state.
 
-    Entries of a PyTorch checkpoint are left out by their keys, values and single numbers beside the
-    state dict as well. Where one entry has all that is left, as Lightning's `state_dict`, names are
-    those below it. The metadata of other formats stays. Raises `ConversionError` where no tensor is
-    left.
+    Optimizer state, random number generators and other values are left out. In a PyTorch checkpoint
+    the keys of entries decide; values and single numbers beside the state dict are left out too. If
+    one entry contains all remaining tensors, such as Lightning's `state_dict`, names begin below
+    it. The metadata of other formats stays. Raises `ConversionError` if no tensor is left.
     """
     header = header_of(weights)
     levels = _parse_levels(header)
@@ -46,7 +46,7 @@ def keep_weights(weights: Checkpoint) -> Checkpoint:
     kept = [*_drop_single_numbers(header, kept, containers)]
     if names and not kept:
         raise ConversionError(
-            f"no tensor of a model is left without those of training: {few(names)}",
+            f"no tensor is left: all tensors are training state ({few(names)})",
             hint="convert without --weights-only (weights_only=True in Python)",
         )
     entry = _common_container(kept, containers)
@@ -153,4 +153,4 @@ def _describe(header: Header, kept: Collection[str], entry: str) -> Iterator[str
     if counts:
         yield f"left out because of --weights-only: {' and '.join(counts)}"
     if entry:
-        yield f"tensors have their names within `{entry}`, the entry that contains all of them"
+        yield f"tensor names begin below `{entry}`, the entry that contains all tensors"

@@ -1,1 +1,1 @@
-"""The writer: plans become files, parts of a set, directories, pipes, and files for each rank."""
+"""The writer: writes plans as files, parts, directories, pipes, and files for each rank."""

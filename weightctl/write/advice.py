@@ -41,8 +41,7 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     if count:
         yield (
             f"{count} vectors are not F32, the only type that llama.cpp uses for vectors; to "
-            "convert "
-            "them, use --dtype or --quant (dtype or quant in Python)"
+            "convert them, use --dtype or --quant (dtype or quant in Python)"
         )
     if plan.source.header.missing:
         yield "the output lacks the tensors of the missing parts, so it does not load as a model"
@@ -50,9 +49,8 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     if plan.format == "gguf" and "general.architecture" not in plan.metadata:
         yield (
             "names and metadata are not translated to GGUF's (`general.architecture` and others), "
-            "so "
-            "llama.cpp does not load the output; to translate them, put the config.json of a "
-            "supported model family beside the input, without --names keep"
+            "so llama.cpp does not load the output; to translate them, put the config.json of a "
+            "supported model family beside the input, and do not use --names keep"
         )
     files = plan.source.header.files
     if where.file_name is not None and not plan.documents and not companions(files):

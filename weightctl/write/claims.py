@@ -1,8 +1,8 @@
-"""One run at a time writes an output: locks on temporary files, which end with their process.
+"""Locks on temporary files, so that only one run at a time writes an output.
 
-A run has locked its temporary files, or its directory, from its beginning to its end. Runs that
-begin in the same directory look for such locks one after the other. What nobody has locked is what
-a run that was killed has left.
+A run locks its temporary files, or its directory, from its beginning to its end. The locks end with
+the process. Runs that begin in the same directory look for locks one after the other. Temporary
+files without a lock are what a killed run has left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def lock_path(path: str) -> int:
-    """Open a file or directory with a lock that ends with this process; `OSError` if it has one."""
+    """Open a file or directory and lock it until this process ends; `OSError` if it is locked."""
     return _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -48,7 +48,7 @@ def _open_locked(path: str, lock: int) -> int:
 
 
 def is_same_directory(descriptor: int, path: str) -> bool:
-    """Whether the directory that is open is still the one at a path."""
+    """Whether an open directory is still the one at a path."""
     return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
 
 
@@ -110,7 +110,7 @@ def _is_locked(path: str) -> bool:
 
 
 def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: str) -> None:
-    """Remove temporary files that nobody has locked, but for those with the token that is kept."""
+    """Remove temporary files that are not locked, except those with the token `kept`."""
     directory, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
     with suppress(OSError):
@@ -147,7 +147,7 @@ def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def remove_path(path: str) -> None:
-    """Remove a file, or a directory and all in it; raises `OSError`."""
+    """Remove a file, or a directory with its contents; raises `OSError`."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

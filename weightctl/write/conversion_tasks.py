@@ -1,4 +1,4 @@
-"""The work of a conversion: reads chunks of tensors, and makes of them what they become."""
+"""The tasks of a conversion: they read chunks of tensors and convert them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ConversionWork:
         self._numbers: Mapping[int, int] = {}
 
     def select(self, records: Iterable[Record]) -> list[Record]:
-        """Return those records that are sound, of tasks of this plan."""
+        """Return the records that are valid and belong to tasks of this plan."""
         self._tasks = list(cut_tasks(self._plan, self._layouts))
         known = {(task.file, str(task.number)) for task in self._tasks}
         return [
@@ -105,7 +105,7 @@ class ConversionWork:
         ]
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
-        """Return the output's bytes of the tasks that are recorded."""
+        """Return how many bytes of the output the recorded tasks have written."""
         return sum(
             _count_made(portion)
             for task in self._tasks
@@ -114,7 +114,7 @@ class ConversionWork:
         )
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Task]:
-        """Return the tasks but those that are recorded."""
+        """Return the tasks that are not recorded."""
         tasks = self._tasks or list(cut_tasks(self._plan, self._layouts))
         self._tasks = [task for task in tasks if (task.file, str(task.number)) not in records]
         self._numbers = {task.number: place for place, task in enumerate(self._tasks)}
@@ -123,7 +123,7 @@ class ConversionWork:
     def do(
         self, task: Task, files: Sequence[Writer], report: Callable[[int], object]
     ) -> list[Record]:
-        """Fill the range of a task; return its record, whether or not it is on the disk."""
+        """Fill the range of a task and return its record; the bytes may not be on the disk yet."""
         file, needs_crc = files[task.file], self._layouts[task.file].between is not None
         losses: dict[str, Loss] = {}
         crcs: dict[str, int] = {}
@@ -194,11 +194,11 @@ class ConversionWork:
             raise _refusal(chunk, error) from error
 
     def list_documents(self, *_: object) -> dict[str, bytes]:
-        """Return nothing: an index is known before, and part of the outcome."""
+        """Return nothing: the index is part of the outcome, and known before the run."""
         return {}
 
     def add_losses(self, records: Iterable[Record]) -> dict[str, Loss]:
-        """Return what rounding cost each tensor, added up in the order of the tasks."""
+        """Return the rounding error of each tensor, added up in the order of the tasks."""
         found: dict[str, Loss] = {}
         for record in sorted(records, key=lambda record: int(record.key)):
             for name, fields in record.facts.get("losses", {}).items():
@@ -209,7 +209,7 @@ class ConversionWork:
 
 
 def add_loss(losses: dict[str, Loss], name: str, loss: Loss | None) -> None:
-    """Add what rounding cost a part of a tensor to the losses by name."""
+    """Add the rounding error of a portion of a tensor to the losses by name."""
     if loss is not None:
         losses[name] = losses[name] + loss if name in losses else loss
 

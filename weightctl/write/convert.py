@@ -1,4 +1,4 @@
-"""Convert a checkpoint: everything between the path of a source and the files of the output."""
+"""Converts a checkpoint, from the path of a source to the files of the output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.advice import notes_on
-from weightctl.write.conversion_tasks import memory_budget
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
 from weightctl.write.resuming import count_kept_bytes
@@ -71,9 +71,10 @@ class NonFinite(Enum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
-    """A conversion that is planned, with `saved` None, or done.
+    """A conversion that is planned or done; `saved` is None until it is done.
 
-    `opened` is the source as it was opened; the plan's source may rename or join its tensors.
+    `opened` is the source before renaming and joining; the tensors of the plan's source can have
+    other names.
     """
 
     plan: Plan
@@ -108,7 +109,9 @@ class Conversion:
         """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
-        return count_kept_bytes(self.plan, self.outcome)
+        layouts = list(self.outcome.parts.values())
+        work = ConversionWork(self.plan, layouts, threads=1, memory=DEFAULT_MEMORY)
+        return count_kept_bytes(self.plan, self.outcome, work)
 
     @property
     def losses(self) -> Mapping[str, Loss]:
@@ -166,27 +169,27 @@ def convert(
     """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
 
     `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
-    plan already has its names and tensors, so that `names`, `weights_only`, `rename`, `include`,
+    plan already has its names and tensors, so `names`, `weights_only`, `rename`, `include`,
     `exclude` and `partial` do not apply to it. A node below the root of a tree keeps its full
-    names. `out` is a path whose suffix gives the format, unless `to` does; a path without a suffix
-    is a model's directory.
+    names. `out` is a path. Its suffix selects the format, unless `to` does. A path without a suffix
+    is a model directory.
 
-    `partial` accepts a checkpoint in several files of which some are missing. `weights_only` leaves
-    out what a training run stores beside the weights: optimizer state, step counts, random number
-    generators and other values; if one entry contains all weights, such as Lightning's
-    `state_dict`, names are those within it. `rename` is a rule `"REGEX=NEW"`, a mapping of such
-    rules, the path of a TOML file of them, or a list of rules and paths. `include` and `exclude`
-    are patterns of the names in the output.
+    `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
+    leaves out the training state: optimizer state, step counts, random number generators and other
+    values. If one entry contains all weights, such as Lightning's `state_dict`, the names begin
+    below it. `rename` is a rule `"REGEX=NEW"`, a mapping of such rules, the path of a TOML file of
+    rules, or a list of rules and paths. `include` and `exclude` are patterns of the names in the
+    output.
 
-    `dtype` stores plain numbers, `quant` quantizes matrices by a recipe or to a type, and
-    `tensor_types` gives types by pattern of names; `"keep"` or None keeps the stored type.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys,
-    by patterns too. Sizes are bytes, or text such as "5GB".
+    `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
+    `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
+    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys
+    or the keys that match patterns. Sizes are bytes, or text such as "5GB".
 
-    Returns what was done. With `dry_run` nothing is written: `plan`, `outcome` and `notes` of the
-    result describe the conversion, and its `save` carries it out. Raises `ConversionError`,
-    `FormatError` and `OutputError`, which are `WeightctlError`s with a hint; then the target is
-    what it was before.
+    Returns the finished conversion. With `dry_run` nothing is written: `plan`, `outcome` and
+    `notes` of the result describe the conversion, and its `save` writes the output. Raises
+    `ConversionError`, `FormatError` and `OutputError`, which are `WeightctlError`s with a hint;
+    after an error the target is unchanged.
     """
     # What a dry run is given is checked too.
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)

@@ -1,4 +1,4 @@
-"""The outcome of a plan, described and identified; no tensor is read for either."""
+"""Describes and identifies the outcome of a plan; no tensor is read."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _NO_SOURCE = SourceFingerprint((), "")
 
 
 def describe(plan: Plan, where: Target) -> Outcome:
-    """Return the files that a plan makes, whether or not the target can be written.
+    """Return the files that a plan makes, without checking that the target can be written.
 
-    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
-    tensors are far larger than the files of the source.
+    Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
+    are far larger than the files of the source.
     """
     sources = plan.source.header.files
     if where.file_name is not None:
@@ -74,10 +74,10 @@ def describe(plan: Plan, where: Target) -> Outcome:
 
 
 def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
-    """Return the files that a plan for ranks makes, whether or not the directory can be written.
+    """Return the files that a plan for ranks makes, without checking the directory.
 
-    Raises `ConversionError` where the format cannot hold the plan, and `EncodingError` where its
-    tensors are far larger than the files of the source.
+    Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
+    are far larger than the files of the source.
     """
     written = os.fspath(out)
     if not written.rstrip("/"):
@@ -132,7 +132,7 @@ def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> No
 
 
 def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
-    """Return what a run is for: it can be continued by one of the same plan for the same input."""
+    """Return the purpose of a run; only a run with the same plan and input can continue it."""
     from weightctl import __version__  # a codec may change from version to version
 
     found = hashlib.sha256(__version__.encode())
@@ -180,7 +180,7 @@ def _list_stored_tensors(plan: Plan) -> list[TensorInfo]:
 
 
 def input_files(plan: Plan) -> list[str]:
-    """Return the paths of the checkpoint that a plan reads, and of what belongs to it."""
+    """Return the paths of the checkpoint that a plan reads, and of the files that belong to it."""
     header = plan.source.header
     index = [header.listing] if header.listing else []
     read = [*header.files, *index]

@@ -1,4 +1,4 @@
-"""SHA-256 of tensors: computed side by side, and compared with what a manifest states."""
+"""SHA-256 of tensors: computed by several threads, and compared with a manifest."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compute_digests(
 
 
 class Altered(NamedTuple):
-    """A tensor of a rank's file whose bytes are other than when it was written."""
+    """A tensor of a rank's file whose bytes have changed since it was written."""
 
     rank: int
     file: str
@@ -83,7 +83,7 @@ def find_altered(
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[Altered]:
-    """Read all files of a sharded checkpoint, and return the tensors of other SHA-256, by rank.
+    """Read all files of a sharded checkpoint; return the tensors with another SHA-256, by rank.
 
     `progress` is called with the bytes of each piece. Raises `FormatError` where a file cannot be
     read.

@@ -1,4 +1,4 @@
-"""Puts the parts of a sharded checkpoint back into one."""
+"""Gathers the shards of a sharded checkpoint into one checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["Gathering", "gather", "gathering", "put_together"]
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What putting a set together will do: the set, its tensors as they go, the files they make.
+    """What `gather` will do: the sharded checkpoint, the plan, and the output files.
 
-    `nbytes` are those that are read to be checked, and those that are written.
+    `nbytes` counts the bytes that are read for the check, and the bytes that are written.
     """
 
     gathered: GatheredSource
@@ -40,7 +40,7 @@ class Gathering:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that `progress` of `gather` is called with in all, but for headers."""
+        """The number that the calls of `gather`'s `progress` add up to; headers are not counted."""
         return count_checked_bytes(self.gathered) + sum(
             item.info.nbytes for item in self.plan.items
         )
@@ -51,9 +51,9 @@ def gathering(
 ) -> Gathering:
     """Describe what `gather` will do; no tensor is read, and nothing is written.
 
-    Raises `ConversionError` where there is no sharded checkpoint at the path, where one is of
-    another format than is asked for, or none can be written there, and `FormatError` where one is
-    not whole.
+    Raises `ConversionError` if there is no sharded checkpoint at the path, if its format is not the
+    requested one, or if the output path is not valid, and `FormatError` if the sharded checkpoint
+    is incomplete.
     """
     if format_name is not None:
         format_module(format_name)
@@ -90,11 +90,11 @@ def gather(
     memory: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
-    """Write the whole tensors of a sharded checkpoint, byte for byte what they were before.
+    """Write the whole tensors of a sharded checkpoint, with the bytes that they had before.
 
-    All parts are checked first, so that nothing is written of a set in which one is altered.
-    `progress` is called with the bytes of each piece checked, and then with those written. Raises
-    as `gathering` and `save` do, and `FormatError` that names each altered part.
+    All shards are checked first: if one is altered, nothing is written. `progress` is called with
+    the number of bytes of each chunk that is checked, and then of each chunk that is written.
+    Raises as `gathering` and `save` do, and `FormatError` that names each altered shard.
     """
     return put_together(
         gathering(path, out), force=force, threads=threads, memory=memory, progress=progress
@@ -109,7 +109,7 @@ def put_together(
     memory: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
-    """Carry out what `gathering` has described, as `gather` says."""
+    """Gather what `gathering` has described; arguments and errors are those of `gather`."""
     described.outcome.refuse(force=force)
     refuse_altered(described.gathered, threads=threads, progress=progress)
     where = described.outcome.where

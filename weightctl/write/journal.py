@@ -1,7 +1,7 @@
 """The journal of a run: which of its work is complete and on the disk.
 
-The first line says what the run is for, and one line follows for each piece of work. By it the same
-command continues a run that was stopped.
+The first line identifies the plan and the input of the run. One line follows for each piece of
+work. With the journal the same command can continue a run that was stopped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """A journal that is written. A line that a crash has torn, and what follows, is not read."""
+    """A journal for writing. Readers ignore a line that a crash has cut off, and later lines."""
 
     def __init__(self, path: str, purpose: Purpose, records: Iterable[Record]) -> None:
         """Write the journal in the place of what is there; raises `OutputError`."""
@@ -99,7 +99,7 @@ def _format_line(entry: Mapping[str, Any]) -> str:
 
 
 def read_journal(path: str) -> tuple[Purpose, list[Record]] | None:
-    """Return what a journal says; None where there is none, or it is not sound."""
+    """Return the content of a journal, None if it is missing or invalid."""
     with suppress(OSError):
         with open(path, "rb") as file:
             lines = file.read().split(b"\n")[:-1]
@@ -161,7 +161,7 @@ class Recorder:
         self._thread = Thread(target=self._run, name="weightctl", daemon=True)
 
     def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
-        """Go on with the records of a run that was stopped; return them by file and key."""
+        """Continue with the records of a run that was stopped; return them by file and key."""
         self.records.update(((record.file, record.key), record) for record in records)
         self._kept = list(self.records.values())
         if self._kept:
@@ -203,7 +203,7 @@ class Recorder:
         return bool(self._kept) or self._journal is not None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Have what was written recorded when it is on the disk; raises what an earlier one did."""
+        """Record work once it is on the disk; raises the error of an earlier call, if any."""
         if self._failure is not None:
             raise self._failure
         self.records.update(((record.file, record.key), record) for record in records)

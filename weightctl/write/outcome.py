@@ -1,4 +1,4 @@
-"""The files that a plan makes, known before they are written, and reasons not to write them."""
+"""The files that a plan makes, known before they are written, and reasons to refuse a target."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def tensor_bytes(self) -> int:
-        """The bytes of all tensors in them, which progress adds up to."""
+        """The bytes of all tensors in the files; the calls of `progress` add up to this number."""
         return sum(info.nbytes for info in self.tensors)
 
     @property
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def names(self) -> list[str]:
-        """The names of the checkpoint's files, that which leads to the others first."""
+        """The names of the checkpoint's files; the file that leads to the others is the first."""
         return [*([self.index[0]] if self.index else ()), *self.parts]
 
     @property
@@ -99,13 +99,13 @@ class Outcome:
 
     @property
     def pattern(self) -> re.Pattern[str] | None:
-        """What files of the output beside its path may be called; None for a directory."""
+        """The pattern of the names of files beside the output's path; None for a directory."""
         return None if self.is_directory else self.where.pattern()
 
     def list_replaced(self) -> list[str]:
         """Return the files beside the output that readers would take for the same checkpoint.
 
-        They are those of another number of parts; the input may stand there too, and is not one.
+        They are the files of a set with another number of parts. The input is not listed.
         """
         directory = os.path.dirname(self.path)
         if self.where.is_stream or self.pattern is None or not os.path.isdir(directory):
@@ -119,7 +119,7 @@ class Outcome:
         return [path for path in there if os.path.realpath(path) not in known]
 
     def manifest(self, source: SourceFingerprint) -> Manifest:
-        """Return what a sharded checkpoint says of itself, but for the digests of tensors."""
+        """Return the manifest of a sharded checkpoint without the digests of tensors."""
         plan = self.shards
         if plan is None:
             raise TypeError("only sharded checkpoints have a manifest")
@@ -156,8 +156,7 @@ class Outcome:
             refuse_what_is_there(self.files, force=force)
         if not force and (rivals := self.list_replaced()):
             raise OutputError(
-                f"{rivals[0]} belongs to another checkpoint of this name, and programs would find "
-                "both",
+                f"{rivals[0]} belongs to another checkpoint of this name: programs would find both",
                 hint="choose another name; or use --force (force=True in Python) to replace it",
             )
         nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
@@ -200,7 +199,7 @@ class Outcome:
         return sorted(name for name in found if name not in names)
 
     def has_name(self, name: str) -> bool:
-        """Whether an output into this directory has, or may have, a file of this name."""
+        """Whether an output in this directory has, or can have, a file of this name."""
         name = without_temporary(name)
         is_beside = name in self.carried or name in self.documents
         return is_beside or self.where.pattern().fullmatch(name) is not None

@@ -1,7 +1,7 @@
-"""Temporary files: an output has other names until it is whole.
+"""Temporary files: an output has temporary names until it is complete.
 
-What a run that was stopped has left is continued where its journal names the same plan and input,
-and removed otherwise.
+If a stopped run has left files, a run with the same plan and input continues them. Other files of
+stopped runs are removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Resumable(NamedTuple):
 
 
 class Partial:
-    """The temporary files of a run, which get their names when all of them are whole.
+    """The temporary files of a run, which get their names when all of them are complete.
 
     `kept` are records of a run that was stopped; `lost` says why there are none although one was.
     After an error nothing stays, unless the run has said that it `is_resumable`.
@@ -87,7 +87,7 @@ class Partial:
     def begin(self) -> None:
         """Create the directory or the first file, and lock it; raises `OutputError`.
 
-        Records of files that are not as long as they were made do not count.
+        Records of files whose length has changed are ignored.
         """
         self.check_files()
         for number, name in enumerate(self._outcome.parts):
@@ -101,7 +101,7 @@ class Partial:
                 self._open(next(iter(self._outcome.parts)))
 
     def check_files(self) -> None:
-        """Keep the records of those files alone that are as long as they were made."""
+        """Keep only the records of files that still have the length they were created with."""
         self._intact = {
             number
             for number, (name, layout) in enumerate(self._outcome.parts.items())
@@ -125,7 +125,7 @@ class Partial:
             raise cannot_write(self.path, error) from error
 
     def open_files(self) -> list[FileWriter]:
-        """Open all files with their headers; what is left of others is removed.
+        """Open all files with their headers; other temporary files are removed.
 
         Raises `OutputError`.
         """
@@ -163,7 +163,7 @@ class Partial:
                     remove_path(path)
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file of the output, in the place of what is there; raises `OutputError`."""
+        """Write a small file of the output; an existing file is replaced. Raises `OutputError`."""
         path = self.path_of(name)
         try:
             with open(path, "wb") as file:
@@ -174,7 +174,7 @@ class Partial:
             raise cannot_write(path, error) from error
 
     def publish(self, *, force: bool) -> None:
-        """Give the whole files their names; what they take the place of is removed.
+        """Give the complete files their names; the files that they replace are removed.
 
         Raises `OutputError`; then nothing has changed, or the record of a replacement says what
         the next run has to do.
@@ -215,7 +215,7 @@ class Partial:
             shutil.rmtree(self.path)
 
     def discard(self) -> None:
-        """Remove all that was made, but for files that the record of a replacement names."""
+        """Remove all temporary files, except those that the record of a replacement names."""
         with defer_signals():
             if self._is_named:
                 return
@@ -244,7 +244,7 @@ class Partial:
 def hold_output(
     outcome: Outcome, identify: Callable[[], Purpose] | None, *, force: bool
 ) -> Generator[Partial, None, None]:
-    """Hold the place of an output: no other run writes to it until the block ends.
+    """Lock an output: no other run writes to it until the block ends.
 
     What runs that were killed have left is undone, brought to its end, or kept to be continued.
     Raises `OutputError` where another run is writing, or where the output is refused.
@@ -271,7 +271,7 @@ def hold_output(
 
 
 def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
-    """Return the records of a stopped run that one of this plan and input would continue.
+    """Return the records of a stopped run that a run with this plan and input would continue.
 
     There are none while another run is writing the output.
     """
@@ -329,7 +329,7 @@ def _copy_mode(path: str, descriptor: int) -> None:
 
 
 def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
-    """Write small files that appear whole, and all of them or none; raises `OutputError`.
+    """Write small files, all of them completely or none; raises `OutputError`.
 
     The keys are real paths. Without `force` a file that has appeared there meanwhile stays.
     """

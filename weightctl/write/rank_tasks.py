@@ -1,4 +1,4 @@
-"""The work of writing the files of ranks: passes over the source that make what each has."""
+"""The tasks that write the files of ranks: passes over the source that make their contents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class RankOffset(NamedTuple):
-    """Where a tensor of a rank stands in the rank's file."""
+    """The place of a tensor in a rank's file."""
 
     rank: int
     name: str
@@ -48,7 +48,7 @@ class RankOffset(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Bytes that tensors of ranks have: pieces of the source one after the other, then zeros."""
+    """The bytes of tensors of ranks: chunks of the source one after the other, then zeros."""
 
     pieces: tuple[SourceShard, ...]
     nbytes: int
@@ -58,7 +58,7 @@ class Content(NamedTuple):
 class Pass(NamedTuple):
     """Contents that are made while these tensors of the source are read once.
 
-    `by_itself` says that it is a single one, of which long runs of bytes are read one by one.
+    `by_itself` is True for a single tensor whose long byte ranges are read one by one.
     """
 
     sources: tuple[str, ...]
@@ -124,7 +124,7 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
 
 
 class RankWork:
-    """Makes what each rank has of a source, in passes; several threads may at once.
+    """Makes the tensors of each rank, in passes that several threads can run at once.
 
     The SHA-256 of each tensor is recorded as `sha256`.
     """
@@ -137,7 +137,7 @@ class RankWork:
         self._memory = Memory()
 
     def select(self, records: Iterable[Record]) -> list[Record]:
-        """Return those records that are sound, of tensors of this plan."""
+        """Return the records that are valid and belong to tensors of this plan."""
         wanted = {
             (rank, shard.info.name)
             for rank, shards in enumerate(self._plan.ranks)
@@ -159,7 +159,7 @@ class RankWork:
         )
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
-        """Return the passes that make all tensors but those that are recorded."""
+        """Return the passes that make the tensors that are not recorded."""
         return _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
 
     def do(

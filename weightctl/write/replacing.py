@@ -1,4 +1,4 @@
-"""Gives new files and directories their names, in the place of what is there.
+"""Gives new files and directories their names, and replaces existing ones.
 
 One name changes at one moment. Several change by a record, see `weightctl.formats.switch`: a run
 that is killed before the record is there has changed nothing, and after that the new set counts.
@@ -28,7 +28,7 @@ _RENAME_EXCHANGE = 2
 
 
 def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[str] = ()) -> None:
-    """Give whole temporary files their names: pairs of paths, that which leads to the others first.
+    """Give complete temporary files their names; the file that leads to the others is the first.
 
     With `force` they take the place of what is there, and the paths of `old` are gone afterwards.
     Raises `OutputError`; then nothing has changed, or the record tells readers and the next run of
@@ -73,7 +73,7 @@ def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
 
 
 def complete(path: str, *, force: bool) -> None:
-    """Carry a replacement at a path that was stopped to its end; do nothing where there is none.
+    """Complete a replacement at a path that was stopped; do nothing if there is none.
 
     Raises `OutputError` where its files were changed since, unless `force`.
     """
@@ -234,7 +234,7 @@ def _cannot_replace(path: str) -> OutputError:
 
 
 def exchange(one: str, other: str) -> None:
-    """Swap two names at once (Linux `renameat2`); elsewhere one after the other."""
+    """Swap two names at once (Linux `renameat2`); on other systems, one after the other."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if swap is not None and not swap(
         _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
@@ -247,7 +247,7 @@ def exchange(one: str, other: str) -> None:
 
 
 def rename(temporary: str, path: str) -> None:
-    """Give a file or directory another name; `OutputError` where that is refused."""
+    """Give a file or directory another name; raises `OutputError` if that fails."""
     try:
         os.replace(temporary, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Carries out plans: into files, a directory, or a pipe; `write_output` writes them all."""
+"""Writes plans into files, a directory, or a pipe; `write_output` is the one writer."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _STREAMED = 2 << 20
 
 
 class Saved(NamedTuple):
-    """The result of a save: the files, the seconds taken, and what was lost by tensor.
+    """The result of a save: the files, the seconds taken, and the rounding errors by tensor.
 
-    `kept_bytes` are those of tensors that a stopped run had already written. `started_over` says
-    why the files of a stopped run were not continued; it is empty if they were, or if there were
-    none.
+    `kept_bytes` are the bytes of tensors that a stopped run had already written. `started_over` is
+    the reason why the files of a stopped run were not continued; it is empty if they were
+    continued, or if there were none.
     """
 
     outcome: Outcome
@@ -108,19 +108,19 @@ def save(
     memory: int | str | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
-    """Carry out a plan; the target is the complete new one, or what it was before.
+    """Write a plan; the target is then the complete output, or is unchanged after an error.
 
     A tree of weights, or arrays by name such as a module's or torch's `state_dict()`, are stored
-    as they are, in the format that the target means. `where` is a `Target`, or a path, which must
-    mean a plan's format. `threads` work side by side, as many as there are cores unless said
-    otherwise, within `memory` bytes, which may be text such as "512MiB"; neither changes what is
-    written. `progress` is called with the bytes of each chunk written, by one thread at a time.
+    unchanged, in the format that the target selects. `where` is a `Target`, or a path that selects
+    the format of the plan. `threads` work at the same time, by default one for each core, within
+    `memory` bytes, which can be text such as "512MiB"; neither changes the output. `progress` is
+    called with the number of bytes of each chunk written, by one thread at a time.
 
-    A run that is stopped by Ctrl-C, kill -9, or an error of the disk or the source leaves its
-    temporary files and a journal: the same plan for the same input continues there. After an error
-    that the same plan would meet again, and after less than a second, nothing stays. Raises as
-    `describe` and `Outcome.refuse` do, before anything is written, and `FormatError` where the
-    source cannot be read, or has changed meanwhile.
+    A run that is stopped by Ctrl-C, by kill -9, or by an error of the disk or the source leaves its
+    temporary files and a journal. The same plan for the same input continues it. Nothing is left
+    after an error that the same plan would repeat, or if the run took less than a second. Raises as
+    `describe` and `Outcome.refuse` do, before anything is written, and `FormatError` if the source
+    cannot be read, or changes during the run.
     """
     started = time.monotonic()
     budget, count = memory_budget(memory), thread_count(threads)
@@ -142,35 +142,35 @@ def save(
 
 
 class Work(Protocol):
-    """What fills the files of an outcome, cut into tasks that threads do."""
+    """Fills the files of an outcome by tasks that threads carry out."""
 
     def select(self, records: Iterable[Record], /) -> list[Record]:
-        """Return those records of an earlier run that are sound."""
+        """Return the records of an earlier run that are valid."""
         ...
 
     def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
-        """Return the bytes of what is recorded."""
+        """Return how many bytes the records cover."""
         ...
 
     def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
-        """Return what is left to do."""
+        """Return the tasks that are not recorded."""
         ...
 
     def do(
         self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
     ) -> list[Record]:
-        """Do a task; return what is to be recorded of it when it is on the disk."""
+        """Carry out a task; return its record, which is written when the bytes are on the disk."""
         ...
 
     def list_documents(
         self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
     ) -> Mapping[str, bytes]:
-        """Return the files that say what the others are: before anything is done, and after all."""
+        """Return the files that describe the others, before the first task and after the last."""
         ...
 
 
 class Written(NamedTuple):
-    """What is recorded of all tasks, and what of it a run that was stopped had done already."""
+    """The records of all tasks, and how much of them comes from a run that was stopped."""
 
     records: list[Record]
     kept_bytes: int
@@ -367,7 +367,7 @@ class _Pull:
 def open_stream(path: str) -> Generator[PipeWriter, None, None]:
     """Open a pipe or device for writing from front to back; `-` is stdout.
 
-    What has been written cannot be taken back. Opening a named pipe waits for its reader. Raises
+    Bytes that were written cannot be removed. Opening a named pipe waits for its reader. Raises
     `OutputError`.
     """
     if stream_name(path) == stream_name(STDOUT):

@@ -1,4 +1,4 @@
-"""Shard a checkpoint: everything between the path of a source and the files of ranks."""
+"""Shards a checkpoint, from the path of a source to the files of ranks."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def save_shards(
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Saved:
-    """Write the files of all ranks into a directory; it is the complete new one, or not there.
+    """Write the files of all ranks; the directory is complete, or is unchanged after an error.
 
-    A run that is stopped can be continued, as `save` says. `threads` work side by side, as many as
-    there are cores unless said otherwise, and hold about 2 MB each. `progress` is called with the
-    bytes of each chunk written, by one thread at a time, and before that with those that were kept;
-    in all they are `tensor_bytes` of the outcome. Raises as `describe_shards` and `Outcome.refuse`
-    do, before anything is written, `OutputError` where the directory cannot be written or another
-    run does it, and `FormatError` where the source cannot be read, has changed meanwhile, or is
-    itself a sharded checkpoint of which tensors are altered.
+    A run that is stopped can be continued, as `save` describes. `threads` work at the same time, by
+    default one for each core, and use about 2 MB each. `progress` is called with the number of
+    bytes of each chunk written, by one thread at a time, and before that with the bytes that were
+    kept; the calls add up to `tensor_bytes` of the outcome. Raises as `describe_shards` and
+    `Outcome.refuse` do, before anything is written, `OutputError` if the directory cannot be
+    written or another run is writing it, and `FormatError` if the source cannot be read, changes
+    during the run, or is a sharded checkpoint with altered tensors.
     """
     started = time.monotonic()
     count = thread_count(threads)
@@ -64,7 +64,7 @@ def save_shards(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardedOutput:
-    """A sharded checkpoint that is planned, or written: `saved` is None before."""
+    """A sharded checkpoint that is planned or written; `saved` is None until it is written."""
 
     plan: ShardPlan
     outcome: Outcome
@@ -91,7 +91,8 @@ class ShardedOutput:
         """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
-        return count_kept_bytes(self.plan, self.outcome)
+        work = RankWork(self.plan, list(self.outcome.parts.values()))
+        return count_kept_bytes(self.plan, self.outcome, work)
 
     def save(
         self,

@@ -1,4 +1,4 @@
-"""The meaning of an output path, and targets that are refused before anything is written."""
+"""The meaning of an output path, and checks of the target before anything is written."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Target(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The path of the one file that a whole checkpoint goes into."""
+        """The path of the file if the whole checkpoint is one file."""
         return self.path if self.file_name is None else os.path.join(self.path, self.file_name)
 
     def names(self, count: int) -> tuple[str, ...]:
@@ -64,25 +64,26 @@ class Target(NamedTuple):
         return tuple(part_name(base, number, count) for number in range(count))
 
     def pattern(self) -> re.Pattern[str]:
-        """Return what the names of the files match, however many parts there are."""
+        """Return a pattern of the files' names, for any number of parts."""
         stem, suffix = map(re.escape, split_suffix(os.path.basename(self.file)))
         index = re.escape(self.index_name or "")
         return re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?{suffix}|{index}")
 
     @property
     def index_name(self) -> str | None:
-        """The name of the file that lists the parts, None where the format has none."""
+        """The name of the index that lists the parts, None if the format has no index."""
         if not FORMATS[self.format].has_index:
             return None
         return os.path.basename(self.file) + INDEX_SUFFIX
 
 
 def target(path: str, format_name: str | None = None) -> Target:
-    """Decide what an output path means.
+    """Return the target that an output path selects.
 
-    A known suffix is a file of that format, as any suffix is with `format_name`. A path without a
-    suffix, with a slash at its end, or of a directory is a model's directory, in the format that
-    has such. `-` is stdout. Raises `ConversionError` where that leaves no answer.
+    A path with the suffix of a format is a file of that format; with `format_name`, any suffix is
+    a file of that format. A path without a suffix, with a slash at its end, or of an existing
+    directory is a model directory. `-` is stdout. Raises `ConversionError` if the path does not
+    select a format.
     """
     if format_name is not None:
         format_module(format_name)
@@ -114,7 +115,7 @@ def target(path: str, format_name: str | None = None) -> Target:
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path is a pipe or a device, which takes bytes and keeps none."""
+    """Whether a path is a pipe or a device, which does not keep the bytes."""
     if path in _STDOUTS:
         return True
     try:
@@ -125,7 +126,7 @@ def is_stream(path: str) -> bool:
 
 
 def stream_name(path: str) -> str:
-    """Return what a person calls a stream; two names of stdout are one."""
+    """Return the usual name of a stream; both names of stdout give the same result."""
     return "stdout" if path in _STDOUTS else path
 
 
@@ -164,7 +165,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
 
 
 def check_place(directory: str, path: str, nbytes: int) -> None:
-    """Refuse a directory that does not exist, may not be written, or is on too full a disk.
+    """Refuse a directory that does not exist, is not writable, or is on a disk that is too full.
 
     `path` is what the error names. Raises `OutputError`.
     """
@@ -188,7 +189,7 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
 def refuse_inputs(
     path: str, inputs: Iterable[str], consulted: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse a target that is an input, or a directory that holds one; raises `OutputError`.
+    """Refuse a target that is an input or contains one; raises `OutputError`.
 
     `consulted` says of further files what they are: "the recipe".
     """

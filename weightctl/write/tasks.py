@@ -1,4 +1,4 @@
-"""The work of a conversion, cut into tasks: ranges of output files and what fills them."""
+"""Divides a conversion into tasks: ranges of output files, and the data that fills them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Task(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole blocks of a tensor that are at work in memory.
+    """Whole blocks of a tensor that are processed in memory.
 
     `start` and `stop` are bytes of the source. It is laid out as rows of `row` bytes, and becomes
     `made` bytes at `offset` of the output file. `importance` is one weight per column, or None.
@@ -148,7 +148,7 @@ def _refuse_other_size(item: Item) -> None:
 
 
 def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
-    """Cut a portion into runs of whole blocks of both encodings, each within `room` bytes.
+    """Cut a portion into chunks of whole blocks of both encodings, each within `room` bytes.
 
     They are never so small that the interpreter would do most of the work.
     """

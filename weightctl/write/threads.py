@@ -1,4 +1,4 @@
-"""The one runner of threads: work that is done side by side, and what is wanted in its order."""
+"""Runs work on several threads, and returns results in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEWER_THREADS = "use fewer threads, which take less memory: -j 2 (threads=2 in P
 
 
 class StoppedError(Exception):
-    """What is raised in a thread whose work is not wanted any more."""
+    """Raised in a thread whose work is no longer needed."""
 
 
 class _Handed(NamedTuple):
@@ -41,11 +41,11 @@ class _Done(NamedTuple):
 
 
 def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, threads: int) -> None:
-    """Do something with each item, begun in their order, and return when all is done.
+    """Call a function with each item, started in order, and return when all calls have ended.
 
-    Each call gets an event too, which is set after an error or Ctrl-C: it ends as soon as it can,
-    whatever it raises then. A single item needs no thread. Raises what the first call that fails
-    does, and `ConversionError` where no thread can be started or there is no memory.
+    Each call also gets an event, which is set after an error or Ctrl-C: the call should then end as
+    soon as it can, and its errors are ignored. A single item needs no thread. Raises the error of
+    the first call that fails, and `ConversionError` if no thread can be started or memory runs out.
     """
     ended = Event()
     threads = min(threads, len(items))

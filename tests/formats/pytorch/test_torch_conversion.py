@@ -113,7 +113,7 @@ def test_blocks_are_refused_with_what_helps(
     done = weightctl("convert", blocks, tmp_path / "out.bin")
     assert done.returncode == 2
     assert "`token_embd.weight` is stored as Q8_0, which PyTorch does not support" in done.stderr
-    assert "hint: --dtype bf16 (or f16, f32) dequantizes" in done.stderr
+    assert "hint: to dequantize, use --dtype bf16, f16 or f32" in done.stderr
     assert weightctl("convert", blocks, tmp_path / "out.bin", "--dtype", "f16").returncode == 0
     assert all(tensor.dtype == torch.float16 for tensor in loaded(tmp_path / "out.bin").values())
 

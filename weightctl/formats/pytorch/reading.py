@@ -164,7 +164,8 @@ def _notes(tree: Tree) -> Iterator[str]:
     if unknown:
         count = sum(unknown.values())
         noun = "an object" if count == 1 else f"{count} objects"
-        yield f"{noun} of classes that weightctl does not import: {_few([*unknown])}"
+        classes = "a class" if len(unknown) == 1 else "classes"
+        yield f"{noun} of {classes} that weightctl does not import: {_few([*unknown])}"
     if tree.unread:
         yield f"tensors of unsupported types, which are not read: {_few(tree.unread)}"
     if tree.renamed:

@@ -156,7 +156,7 @@ def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
     if approximate not in _APPROXIMATIONS:
         raise GraphError(
             f"{approximate!r} is not a supported approximation",
-            hint=f"use one of {_APPROXIMATIONS}",
+            hint=f"use {' or '.join(map(repr, _APPROXIMATIONS))}",
         )
     return x
 

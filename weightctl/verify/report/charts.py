@@ -69,7 +69,7 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
             y = frame.axis.at(part.rms)
             parts.append(element("circle", cx=x, cy=y, r=5, class_="dot bad"))
         parts.append(_draw_tooltip(x, frame, text))
-    entries = [("second", "greatest"), ("first", "root mean square")]
+    entries = [("second", "largest value"), ("first", "root mean square")]
     if any(part.nonfinite for part in activations):
         entries.append(("bad", "NaN or infinite values"))
     parts.append(draw_legend(entries, _LEFT, 16))

@@ -111,8 +111,8 @@ def _check_encodings(header: Header) -> Iterator[Problem]:
         more = f"; {len(names) - 1} more tensors have it" if len(names) > 1 else ""
         yield Problem(
             where=names[0],
-            text=f"has the encoding {kind}, which weightctl does not support, so that its values "
-            f"cannot be verified{more}",
+            text=f"has an encoding that weightctl does not support ({kind}), so its values cannot "
+            f"be verified{more}",
         )
 
 
