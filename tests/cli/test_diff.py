@@ -32,11 +32,11 @@ def test_the_same_is_not_a_difference_in_any_format(
     assert weightctl("convert", tiny_llama, copy, "--names", "keep", "--quiet").returncode == 0
     done = weightctl("diff", tiny_llama, copy)
     assert (done.returncode, done.stderr) == (0, "")
-    title, summary = done.stdout.splitlines()
-    assert title == f"{tiny_llama} (llama, safetensors) -> {copy} (gguf)"
+    first, second, summary = done.stdout.splitlines()
+    assert (first, second) == (f"A: {tiny_llama} (llama, safetensors)", f"B: {copy} (gguf)")
     assert summary == "30 tensors, no difference; --hash and --values compare bytes and values"
     done = weightctl("diff", tiny_llama, copy, "--hash")
-    assert done.stdout.splitlines()[1] == "30 tensors, no difference"
+    assert done.stdout.splitlines()[2] == "30 tensors, no difference"
     assert done.returncode == 0
 
 
@@ -48,8 +48,8 @@ def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[-1] == "23 of 23 tensors differ: 23 in encoding"
-    assert re.match(r"  +layers\.\[0-2\]  x3 +3 x 7 tensors$", lines[5])
-    assert re.match(r"~ +down_proj\.weight +256x512 +BF16 -> Q8_0$", lines[7])
+    assert re.match(r"  +layers\.\[0-2\]  x3 +3 x 7 tensors$", lines[6])
+    assert re.match(r"~ +down_proj\.weight +256x512 +BF16 -> Q8_0$", lines[8])
 
 
 def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path
     )
     done = weightctl("diff", one, other)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[2:] == [
+    assert done.stdout.splitlines()[3:] == [
         "- a       2  F32",
         "~ b  3 -> 4  F32 -> BF16",
         "+ c       5  F32",
@@ -91,7 +91,7 @@ def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
     assert weightctl("diff", one, other).returncode == 0
     done = weightctl("diff", one, other, "--hash")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[2:] == [
+    assert done.stdout.splitlines()[3:] == [
         "~ b  8  F32  bytes differ",
         "",
         "1 of 2 tensors differs: 1 in bytes",

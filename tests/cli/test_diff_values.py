@@ -83,7 +83,7 @@ def test_a_directory_and_its_gguf_are_paired_by_the_names_of_the_family(
     done = run("diff", tiny_llama, gguf)
     assert done.code == 1
     pairing = "tensors are paired by the names of llama, Hugging Face's against GGUF's"
-    assert done.lines[1] == pairing
+    assert done.lines[2] == pairing
     assert done.lines[-1] == "7 of 30 tensors differ: 7 in encoding"
     assert any("layers.[0-2]  x3" in line for line in done.lines)
     assert "in common" not in done.notes
@@ -144,7 +144,7 @@ def test_the_figures_are_in_relation_to_the_first_checkpoint(
     (found,) = run("diff", one, other, "--values", "--json").document["differences"]
     assert found["change"] == {"relative_rmse": 0.2, "max_difference": 1, "nonfinite": 0}
     done = run("diff", one, other, "--values")
-    assert [line.split() for line in done.lines[2:4]] == [
+    assert [line.split() for line in done.lines[3:5]] == [
         ["tensor", "type", "relative", "RMSE", "largest", "difference"],
         ["~", "a.weight", "F32", "20", "%", "1"],
     ]
@@ -183,7 +183,7 @@ def test_tensors_of_one_side_and_other_shapes_are_shown_before_changes(
     one = write(tmp_path / "one.safetensors", a=ones, b=ones, same=ones, shape=ones)
     other = write(tmp_path / "other.safetensors", b=ones * 2, same=ones, shape=ones[:2], z=ones)
     done = run("diff", one, other, "--values")
-    assert [line.split() for line in done.lines[2:]] == [
+    assert [line.split() for line in done.lines[3:]] == [
         ["-", "a", "4", "F32"],
         ["+", "z", "4", "F32"],
         ["~", "shape", "4", "->", "2", "F32"],
@@ -285,7 +285,7 @@ def test_changes_that_a_convention_makes_are_not_differences(
     for paths in ((directory, path), (path, directory)):
         done = run("diff", *paths, "--values")
         assert (done.code, done.notes) == (0, "")
-        assert "tensors are paired by the names of" in done.lines[1]
+        assert "tensors are paired by the names of" in done.lines[2]
 
 
 def test_ranks_are_compared_with_the_whole(

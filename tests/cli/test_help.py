@@ -16,8 +16,11 @@ import pytest
 from conftest import ROOT
 from weightctl import convert
 from weightctl.cli import COMMANDS
+from weightctl.dtype import Encoding
 from weightctl.formats import FORMATS
+from weightctl.plan.recipes import Recipe
 from weightctl.plan.type_names import block_types, list_recipes, plain_types
+from weightctl.plan.types import type_or_recipe
 from weightctl.verify import CHECKS
 
 if TYPE_CHECKING:
@@ -124,6 +127,16 @@ def test_the_help_of_an_unknown_command_is_an_error(weightctl: Run) -> None:
 def test_the_page_of_convert_lists_all_recipes_types_and_formats(weightctl: Run) -> None:
     words = set(re.findall(r"\w+", help_of(weightctl, "convert")))
     assert {*list_recipes(), *block_types(), *plain_types(), *FORMATS} <= words
+
+
+def test_the_page_of_convert_lists_each_name_once_as_a_recipe_or_a_type(weightctl: Run) -> None:
+    listed = help_of(weightctl, "convert", 400).partition("\nRecipes and types for --quant:\n")[2]
+    recipes, types = (line.split(maxsplit=1)[1].split(", ") for line in listed.splitlines()[:2])
+    names = [*recipes, *types]
+    assert len(names) == len(set(names))
+    assert {*names} == {*list_recipes(), *block_types()}
+    assert all(isinstance(type_or_recipe(name), Recipe) for name in recipes)
+    assert all(isinstance(type_or_recipe(name), Encoding) for name in types)
 
 
 def test_the_page_of_verify_lists_all_checks(weightctl: Run) -> None:

@@ -115,7 +115,7 @@ def test_a_model_is_compared_and_the_report_kept(
     asked = ("--against", tiny_llama, "--tokens", "1,2,3", "--report", report)
     ran = Ran(capsys, tiny_llama, *asked)
     assert ran.code == 0
-    assert f"\nagainst {tiny_llama}\n" in ran.out
+    assert f"\nB: {tiny_llama}\n" in ran.out
     assert re.search(r"values +ok +30 tensors compared, no differences", ran.out)
     kept = json.loads(report.read_text())
     validator.validate(kept)

@@ -74,6 +74,14 @@ class _Commands(typer.core.TyperGroup):
             raise unknown_command_error(args[0], list(COMMANDS))
         return super().resolve_command(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; Typer adds those for completion with a help text of its own."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if "--show-completion" in param.opts:
+                param.help = "Print the completion script for the current shell."
+        return params
+
     def get_help(self, ctx: Any) -> str:
         """Return the help page, which lists the commands."""
         commands = [(name, self._describe(ctx, name)) for name in COMMANDS]
@@ -125,13 +133,14 @@ def _kernels() -> str:
     epilog="\n\n".join(
         [
             exit_codes(
-                "success; for verify and diff, no problems and no differences",
-                "findings: verify found problems, diff found differences, or ls --scan found "
-                "something that can run code",
+                "success: verify found no problems, diff found no differences, ls --scan had no "
+                "findings",
+                "findings: verify found problems or differences, diff found differences, or "
+                "ls --scan found dangerous or unknown globals, or data that it cannot scan",
             ),
             (
                 "`weightctl help COMMAND` shows the options of a command, with examples. "
-                "Documentation: README.md and the docs/ folder of the source."
+                "Documentation: README.md and the docs/ folder of the source repository."
             ),
             examples(
                 [

@@ -53,9 +53,9 @@ def complete_devices() -> list[str]:
 
 def complete_quant_types(incomplete: str) -> list[str]:
     """Return the recipes and types that --quant accepts, in the case that is typed."""
-    from weightctl.plan.type_names import block_types, list_recipes
+    from weightctl.plan.type_names import list_recipes, single_types
 
-    return _in_case_of(incomplete, [*list_recipes(), *block_types()])
+    return _in_case_of(incomplete, [*list_recipes(), *single_types()])
 
 
 def complete_types(incomplete: str) -> list[str]:

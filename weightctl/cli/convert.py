@@ -46,7 +46,7 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.cast import TypeRule
 from weightctl.plan.metadata import Setting
-from weightctl.plan.type_names import block_types, list_recipes, plain_types
+from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.advice import notes_on
@@ -74,7 +74,15 @@ app = typer.Typer(add_completion=False)
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(block_types()))],
+                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
+            ),
+            (
+                "A recipe that is named like a type, such as Q4_0 or Q2_K, can store some tensors "
+                "in another type. In --tensor-type, the name means the type itself."
+            ),
+            (
+                "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
+                "recipes Q3_K_M, Q4_K_M and Q5_K_M."
             ),
             exit_codes("success"),
             examples(
@@ -101,8 +109,8 @@ def convert(
         str,
         typer.Argument(
             metavar="OUT",
-            help="The output: its suffix selects the format; without a suffix it is a model "
-            "directory. It may be a pipe, or - for stdout.",
+            help="The path to write. Its suffix selects the format; a path without a suffix is a "
+            "model directory. OUT can also be a pipe, or - for stdout.",
         ),
     ],
     dtype: Annotated[
@@ -118,8 +126,9 @@ def convert(
         str | None,
         typer.Option(
             metavar="RECIPE",
-            help="Quantize matrices by a recipe of llama.cpp (Q4_K_M), to one type (Q4_K), or by "
-            "the rules of your own .toml file. All recipes and types are listed below.",
+            help="Quantize matrices with a llama.cpp recipe (such as Q4_K_M), to a single type "
+            "(such as Q4_K), or with your own recipe in a .toml file. Recipes and types are "
+            "listed below.",
             rich_help_panel=_TYPES,
             autocompletion=complete_quant_types,
         ),
@@ -129,8 +138,8 @@ def convert(
         typer.Option(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            help="Store tensors whose name contains REGEX as TYPE; the type keep leaves them as "
-            "they are. The first matching rule decides. Repeatable.",
+            help="Store tensors as TYPE if REGEX matches anywhere in their name. To leave them "
+            "unchanged, use 'keep' as TYPE. The first matching rule decides. Repeatable.",
             rich_help_panel=_TYPES,
             autocompletion=complete_type_rules,
         ),
@@ -140,7 +149,8 @@ def convert(
         typer.Option(
             "--imatrix",
             metavar="FILE",
-            help="Use an importance matrix from llama.cpp: important values get smaller errors.",
+            help="Use a llama.cpp importance matrix, which reduces the quantization error of the "
+            "most important weights.",
             rich_help_panel=_TYPES,
         ),
     ] = None,
@@ -148,7 +158,7 @@ def convert(
         NonFinite,
         typer.Option(
             "--nonfinite",
-            help="For NaN and infinity in quantized tensors, report an error or store 0.",
+            help="If a tensor to be quantized has NaN or infinity, stop with an error, or store 0.",
             rich_help_panel=_TYPES,
         ),
     ] = NonFinite.ERROR,
@@ -156,7 +166,8 @@ def convert(
         bool,
         typer.Option(
             "--allow-requantize",
-            help="Quantize tensors that are already quantized.",
+            help="Allow tensors that are already quantized to be quantized again, which loses "
+            "precision.",
             rich_help_panel=_TYPES,
         ),
     ] = False,
@@ -164,8 +175,8 @@ def convert(
         bool,
         typer.Option(
             "--no-fallback",
-            help="Report an error where rows cannot be divided into blocks, instead of using "
-            "another type.",
+            help="Stop with an error if a row length is not a multiple of the block size, instead "
+            "of using a fallback type.",
             rich_help_panel=_TYPES,
         ),
     ] = False,
@@ -173,9 +184,9 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Select the naming convention of tensor names, config and tokenizer. auto: that "
-            "of the output format, for supported families; keep: that of the input; hf: Hugging "
-            "Face's; gguf: GGUF's.",
+            help="Naming convention of the tensor names, config and tokenizer. gguf: that of "
+            "GGUF; hf: that of Hugging Face; keep: that of MODEL; auto: gguf for a GGUF file, hf "
+            "for a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
@@ -183,9 +194,9 @@ def convert(
         bool,
         typer.Option(
             "--weights-only",
-            help="Leave out what a training run stores beside the weights: optimizer state, step "
-            "counts, random number generators, hyperparameters. If one entry has all the weights "
-            "(Lightning's state_dict), the names begin below it.",
+            help="Leave out training state: optimizer state, step counts, random number generator "
+            "state and hyperparameters. If all weights are under one key (such as Lightning's "
+            "state_dict), remove that key from their names.",
             rich_help_panel=_CONTENT,
         ),
     ] = False,
@@ -194,8 +205,8 @@ def convert(
         typer.Option(
             "--rename",
             metavar="REGEX=NEW|FILE",
-            help="Rename the tensors of the input first: replace what REGEX matches by NEW, or use "
-            "the rules of a TOML file. The first matching rule decides. --include, --exclude and "
+            help="Rename input tensors: replace each match of REGEX in a name with NEW, or apply "
+            "the rules in a TOML file. The first matching rule decides. --include, --exclude and "
             "--tensor-type match the new names. Repeatable.",
             rich_help_panel=_CONTENT,
         ),
@@ -207,8 +218,8 @@ def convert(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set a metadata key. KEY:u32=5 also sets its type. KEY=@FILE reads the value from "
-            "a file. Repeatable.",
+            help="Set a metadata key. KEY:u32=5 also sets the type of the value. KEY=@FILE "
+            "reads the value from a file. Repeatable.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -233,7 +244,7 @@ def convert(
         typer.Option(
             "--align",
             metavar="BYTES",
-            help="Align tensors to BYTES, a power of two.",
+            help="Start each tensor at a multiple of BYTES, a power of two.",
             rich_help_panel=_FILES,
         ),
     ] = None,
@@ -243,8 +254,8 @@ def convert(
         bool,
         typer.Option(
             "--partial",
-            help="Convert the parts that exist of a checkpoint in several files, although others "
-            "are missing.",
+            help="If files of a split checkpoint are missing, convert the tensors in the files "
+            "that are present.",
             rich_help_panel=_CONTENT,
         ),
     ] = False,
@@ -258,19 +269,21 @@ def convert(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Write to FILE, as JSON, what was converted and the error of each tensor.",
+            help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
+            "error of each.",
         ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a checkpoint to another format, type or quantization.
+    """Convert a checkpoint to another format or type, or quantize it.
 
-    A model of a supported family gets the tensor names, the config and the tokenizer of its new
-    format. Everything else is copied unchanged. Patterns match the tensor names of the output.
+    Between Hugging Face directories and GGUF files, tensor names, config and tokenizer are
+    translated. This requires a supported model family; for other families, use --names keep.
+    --include, --exclude and --tensor-type match the tensor names of the output.
 
-    The output gets its name when it is complete. The same command continues a run that was
-    interrupted.
+    The output is written under a temporary name, and renamed when it is complete. To resume an
+    interrupted run, run the same command again.
     """
     conversion = plan_conversion(
         path,

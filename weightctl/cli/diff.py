@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog="\n\n".join(
         [
-            exit_codes("no differences", "differences"),
+            exit_codes("no differences were found", "differences were found"),
             examples(
                 [
                     "weightctl diff model/ model/model.safetensors",
@@ -59,24 +59,28 @@ def diff(
     first: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="The first checkpoint, of any format; A in the output."
+            metavar="MODEL",
+            help="The first checkpoint, in any format. It is called A in the output.",
         ),
     ],
     second: Annotated[
         str,
         typer.Argument(
-            metavar="OTHER", help="The second checkpoint, of any format; B in the output."
+            metavar="OTHER",
+            help="The second checkpoint, in any format. It is called B in the output.",
         ),
     ],
     include: Include = None,
     exclude: Exclude = None,
     hashes: Annotated[
-        bool, typer.Option("--hash", help="Also compare the bytes of tensors.")
+        bool, typer.Option("--hash", help="Also compare the stored bytes of each tensor.")
     ] = False,
     values: Annotated[
         bool,
         typer.Option(
-            "--values", help="Compare values instead of encodings; show the largest changes first."
+            "--values",
+            help="Compare values, and ignore differences in type. The largest changes are listed "
+            "first.",
         ),
     ] = False,
     as_json: Json = False,
@@ -84,8 +88,9 @@ def diff(
 ) -> None:
     """Compare the tensors of two checkpoints: names, shapes and types.
 
-    Tensors are paired by name. The formats may differ. If the naming conventions differ, tensors
-    are paired as `verify --against` pairs them. Metadata is not compared.
+    The formats may differ. Tensors are paired by name. If one checkpoint has Hugging Face names and
+    the other has GGUF names, these are translated before pairing. This requires a supported model
+    family. Metadata is not compared.
     """
     if hashes and values:
         raise WeightctlError(
@@ -105,8 +110,8 @@ def diff(
         compared = "values" if values else "bytes" if hashes else ""
         show_text(json.dumps(_document((first, ours), (second, theirs), found, compared)) + "\n")
     elif not quiet:
-        titles = f"{first} ({ours.title(first)}) -> {second} ({theirs.title(second)})"
-        show_lines([[Cell(printable(titles), "bold")]])
+        titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
+        show_lines([[Cell(printable(title), "bold")] for title in titles])
         _show_differences(found)
         show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
     if not quiet and ours.entries and theirs.entries and not found.shared:

@@ -63,8 +63,8 @@ class _Asked(NamedTuple):
     epilog="\n\n".join(
         [
             exit_codes(
-                "every checkpoint was listed; with --scan, nothing dangerous or unknown was found",
-                "--scan found something dangerous or unknown",
+                "every checkpoint was listed; with --scan, there were no findings",
+                "--scan found dangerous or unknown globals, or data that it cannot scan",
             ),
             examples(
                 [
@@ -88,10 +88,14 @@ def ls(
     *,
     paths: Paths,
     depth: Annotated[
-        int | None, typer.Option("--depth", metavar="N", min=1, help="Show N levels of the tree.")
+        int | None,
+        typer.Option(
+            "--depth", metavar="N", min=1, help="Show only the first N levels of the tree."
+        ),
     ] = None,
     flat: Annotated[
-        bool, typer.Option("--flat", help="List each stored tensor on a line of its own.")
+        bool,
+        typer.Option("--flat", help="List each tensor on its own line, without grouping layers."),
     ] = False,
     details: Annotated[
         bool, typer.Option("--long", "-l", help="Like --flat, with offset, alignment and file.")
@@ -113,14 +117,19 @@ def ls(
     ] = None,
     values: Annotated[
         bool,
-        typer.Option("--values", help="Show all values that a checkpoint has beside tensors."),
+        typer.Option(
+            "--values",
+            help="Show all values in the checkpoint that are not tensors. Without this option, "
+            "long groups of them are shown as one line.",
+        ),
     ] = False,
     scan: Annotated[
         bool,
         typer.Option(
             "--scan",
-            help="List the globals in pickles that can run code or are unknown; exit with 1 if "
-            "there are any.",
+            help="List findings in pickles: globals (functions and classes) that are dangerous "
+            "(can run code) or unknown, and data that cannot be scanned. No code is run. Exit "
+            "with 1 if there are findings.",
         ),
     ] = False,
     verbose: Annotated[
@@ -130,15 +139,15 @@ def ls(
         list[str] | None,
         typer.Option(
             metavar="GLOB",
-            help="With --scan, treat globals that match GLOB as known; a dangerous one must be "
-            "named in full. Repeatable.",
+            help="With --scan, treat globals that match GLOB as known. To allow a dangerous "
+            "global, give its full name without wildcards. Repeatable.",
         ),
     ] = None,
     allow_file: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="With --scan, read --allow patterns from FILE: one per line, # begins a comment.",
+            help="With --scan, read --allow patterns from FILE, one per line; # begins a comment.",
         ),
     ] = None,
     sarif: Annotated[
@@ -154,9 +163,10 @@ def ls(
     source: From = None,
     quiet: Quiet = False,
 ) -> None:
-    """List what is in checkpoints: tensors, shapes, types and sizes.
+    """List the contents of checkpoints: tensors, shapes, types and sizes.
 
-    Equal layers are shown once. Only headers are read, so large files take no longer.
+    Layers with the same tensor names, shapes and types are shown as one entry. Without --hash, only
+    headers are read, so the time does not depend on the file size.
     """
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(

@@ -34,20 +34,22 @@ __all__ = [
     "section",
 ]
 
-_FORMATS = ", ".join(FORMATS)
+_FORMATS = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
 
 Path = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="The checkpoint to read: a file, any part of a split set, its index, or a directory.",
+        help="The checkpoint to read: a single file, any part of a split checkpoint, an index "
+        "file, or a directory.",
     ),
 ]
 Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL...",
-        help="The checkpoints to read: files, any part of a split set, its index, or directories.",
+        help="The checkpoints to read. Each is a single file, any part of a split checkpoint, an "
+        "index file, or a directory.",
     ),
 ]
 From = Annotated[
@@ -55,7 +57,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help=f"Read this format where a directory contains several: {_FORMATS}.",
+        help=f"Read FORMAT ({_FORMATS}) if a directory contains checkpoints in several formats.",
         autocompletion=complete_formats,
     ),
 ]
@@ -64,7 +66,8 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="FORMAT",
-        help=f"Write this format instead of the one that the suffix of OUT names: {_FORMATS}.",
+        help=f"Write FORMAT ({_FORMATS}). Needed only if the suffix of OUT does not select a "
+        "format.",
         autocompletion=complete_formats,
     ),
 ]
@@ -72,8 +75,9 @@ Include = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GLOB",
-        help="Include only tensors whose name matches GLOB. In '*.layers.[0-27].*', * also matches "
-        "dots, and [0-27] is any number from 0 to 27. Repeatable.",
+        help="Include only tensors whose name matches GLOB. In the example '*.layers.[0-27].*', * "
+        "matches any characters, including dots, and [0-27] matches any number from 0 to 27. "
+        "Repeatable.",
         autocompletion=complete_tensor_names,
     ),
 ]
@@ -88,7 +92,7 @@ Exclude = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Show what would be written, and write nothing.")
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace existing output.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the output if it exists.")]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-j", metavar="N", min=1, help="Use N threads. [default: all cores]"),

@@ -82,14 +82,15 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The checkpoint to read; with --gather, the directory of a sharded one.",
+            help="The checkpoint to read; with --gather, the directory of the shards.",
         ),
     ],
     out: Annotated[
         str | None,
         typer.Argument(
             metavar="[OUT]",
-            help="The directory to write; with --gather, also a file. Not used with --tp auto.",
+            help="The directory to write; with --gather, a directory or a file. Not used with --tp "
+            "auto.",
         ),
     ] = None,
     tensor: Annotated[
@@ -97,7 +98,8 @@ def shard(
         typer.Option(
             "--tp",
             metavar="N",
-            help="Cut the tensors of each layer for N ranks; auto lists which N are possible.",
+            help="Tensor parallelism: split the tensors of each layer across N ranks. --tp auto "
+            "writes nothing, and lists the possible values of N.",
             rich_help_panel=_CUT,
             autocompletion=_degrees,
         ),
@@ -108,7 +110,7 @@ def shard(
             "--ep",
             metavar="N",
             min=1,
-            help="Distribute experts over N groups of ranks.",
+            help="Expert parallelism: distribute whole experts over N groups of ranks.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -118,7 +120,7 @@ def shard(
             "--pp",
             metavar="N",
             min=1,
-            help="Distribute layers over N pipeline stages.",
+            help="Pipeline parallelism: distribute layers over N stages.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -127,23 +129,26 @@ def shard(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="Cut tensors by the rules of a TOML file, REGEX = STRATEGY; other tensors are cut "
-            "as usual for the model's family.",
+            help="Split tensors by the rules in a TOML file, each of the form REGEX = STRATEGY. "
+            "Tensors that match no rule are split by the rules of the model family, or replicated "
+            "if it is not supported.",
             rich_help_panel=_CUT,
         ),
     ] = None,
     layout: Annotated[
         RankFileLayout | None,
         typer.Option(
-            help="ranks writes a directory for each rank; vllm writes the files that vLLM's "
-            "sharded-state loader reads. [default: ranks]",
+            help="Arrangement of the files. ranks: one directory for each rank; vllm: the files "
+            "that vLLM's sharded-state loader reads. [default: ranks]",
             rich_help_panel=_FILES,
         ),
     ] = None,
     gather: Annotated[
         bool,
         typer.Option(
-            "--gather", help="Join the shards in the directory MODEL.", rich_help_panel=_FILES
+            "--gather",
+            help="Join the shards in MODEL back into one checkpoint.",
+            rich_help_panel=_FILES,
         ),
     ] = False,
     to: Annotated[
@@ -151,7 +156,7 @@ def shard(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Write safetensors or gguf. [default: the format of MODEL]",
+            help="Write FORMAT (safetensors or gguf). [default: the format of MODEL]",
             rich_help_panel=_FILES,
             autocompletion=_formats,
         ),
@@ -163,10 +168,12 @@ def shard(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Cut a checkpoint into shards for several ranks, or join the shards again.
+    """Split a checkpoint into shards for several ranks, or join shards back into one checkpoint.
 
-    Attention heads, experts and quantization blocks are never divided. Values are copied unchanged.
-    The number of ranks is tp x ep x pp. The same command continues a run that was interrupted.
+    The number of ranks is the product of --tp, --ep and --pp. Attention heads and quantization
+    blocks are never split. Experts are split by --tp, but not by --ep. Values are copied unchanged.
+
+    To resume an interrupted run, run the same command again.
     """
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:

@@ -51,19 +51,21 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
 
 
 def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
-    """Return what was verified, below the finding about both as a whole where there is one."""
-    labels = ("", "against ") if headline is None else ("A: ", "B: ")
+    """Return what was verified, below the finding about both as a whole where there is one.
+
+    The sentences of a report call the checkpoint A, and the reference B.
+    """
     lines: Lines = []
     if headline is not None:
         lines += [*hung([], headline.text, room, "red bold"), []]
-    first = [*([Cell(labels[0], "dim")] if headline else [Cell("")])]
+    first = [Cell("A: ", "dim") if report.reference is not None else Cell("")]
     title = Cell(printable(report.path), "bold")
     if report.description:
         lines += _under([*first, title, Cell(": ")], report.description, room)
     else:
         lines += hung(first, report.path, room, "bold")
     if report.reference is not None:
-        lines += hung([Cell(labels[1], "dim")], report.reference, room)
+        lines += hung([Cell("B: ", "dim")], report.reference, room)
     return lines
 
 

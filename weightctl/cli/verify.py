@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_CHOICE = "Checks to make"
-_RUN = "Run"
+_CHOICE = "Checks to run"
+_RUN = "Running the model"
 _LIMITS = "Limits"
 _CHECKS = ", ".join(CHECKS)
 _SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
@@ -52,8 +52,9 @@ app = typer.Typer(add_completion=False)
         [
             section("Checks", ((name, check.about) for name, check in CHECKS.items())),
             exit_codes(
-                "no problems; with --compare, no differences",
-                "problems or differences, or a requested check that could not run",
+                "no problems were found; with --compare, no differences",
+                "problems or differences were found, or a check requested with --check could not "
+                "run",
             ),
             examples(
                 [
@@ -73,7 +74,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="OTHER",
-            help="Compare with OTHER, a checkpoint of any format that is known to be good.",
+            help="Compare with OTHER: a checkpoint, in any format, that is known to be good.",
             rich_help_panel=_CHOICE,
         ),
     ] = None,
@@ -81,8 +82,8 @@ def verify(
         bool,
         typer.Option(
             "--compare",
-            help="With --against, list differences from B without judging them; exit with 1 if "
-            "there are any.",
+            help="With --against, list all differences from OTHER instead of reporting problems. "
+            "Exit with 1 if there are any.",
         ),
     ] = False,
     checks: Annotated[
@@ -90,7 +91,7 @@ def verify(
         typer.Option(
             "--check",
             metavar="NAME",
-            help=f"Make only the check NAME: {_CHECKS}. Repeatable.",
+            help=f"Run only the check NAME: {_CHECKS}. Repeatable.",
             rich_help_panel=_CHOICE,
             autocompletion=complete_checks,
         ),
@@ -129,7 +130,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="IDS",
-            help="Run on these token numbers, such as 1,42,7; no tokenizer is needed.",
+            help="Run on these token ids, such as 1,42,7. No tokenizer is needed.",
             rich_help_panel=_RUN,
         ),
     ] = None,
@@ -164,8 +165,8 @@ def verify(
         typer.Option(
             "--max-rmse",
             metavar="X",
-            help="Report a tensor whose relative RMSE is above X; 0.1 means 10 %. "
-            "[default: the usual error of its type]",
+            help="Report each tensor with a relative RMSE above X as a problem; 0.1 means 10 %. "
+            "[default: the error expected of the tensor's type]",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -174,8 +175,8 @@ def verify(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Write the results to FILE: .html has charts, .md and .json are also possible. "
-            "Repeatable.",
+            help="Write a report to FILE. The suffix selects the format: .html (with charts), .md "
+            "or .json. Repeatable.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
@@ -186,12 +187,14 @@ def verify(
         typer.Option("--quiet", "-q", help="Print one line for each problem, and nothing else."),
     ] = False,
 ) -> None:
-    """Check that a checkpoint works, and name what is wrong if it does not.
+    """Check that a checkpoint works, and report what is wrong with it.
 
-    The checks read the files, every value, the names and the metadata. Then the model runs on a
-    text, which needs torch. With --against, each tensor and each layer is compared with another
-    checkpoint, across formats, names and types. Without it, swapped or slightly wrong weights
-    cannot be detected.
+    The checks cover the files, every tensor value, the tensor names and the metadata. Then the
+    model runs on a sample text; this step requires torch.
+
+    With --against, each tensor and each layer is compared with those of another checkpoint, even if
+    formats, names and types differ. Without --against, swapped or slightly wrong weights cannot be
+    detected. In the output, A is MODEL and B is OTHER.
     """
     limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}
     _require_limits(limits)

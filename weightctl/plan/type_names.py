@@ -22,6 +22,7 @@ __all__ = [
     "list_recipes",
     "normalize_type_name",
     "plain_types",
+    "single_types",
     "type_named",
 ]
 
@@ -79,8 +80,13 @@ def block_types() -> list[str]:
 
 
 def list_recipes() -> list[str]:
-    """Return the names of llama.cpp's recipes, except those that are also types."""
-    return [name for name in LLAMA_RECIPES if name not in ENCODINGS]
+    """Return the names of llama.cpp's recipes; some are named like a type, such as `Q4_0`."""
+    return [*LLAMA_RECIPES]
+
+
+def single_types() -> list[str]:
+    """Return the block types whose name is not that of a recipe."""
+    return [name for name in block_types() if name not in LLAMA_RECIPES]
 
 
 def normalize_type_name(text: str) -> str:

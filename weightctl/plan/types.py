@@ -17,6 +17,7 @@ from weightctl.plan.type_names import (
     is_plain,
     list_recipes,
     normalize_type_name,
+    single_types,
     type_named,
 )
 
@@ -68,7 +69,7 @@ def type_of(
 def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Recipe:
     """Return the recipe or encoding for a name, a path, a dtype or a block type.
 
-    A text such as `Q4_K_M` or `Q4_K` is the name of a recipe if a recipe has this name, else of a
+    A text such as `Q4_K_M` or `Q4_0` is the name of a recipe if a recipe has this name, else of a
     type. A path that ends in `.toml` is a recipe file. Raises `ConversionError` for anything else
     and for types that weightctl cannot write. An `Encoding` is not checked here: the plan checks
     it.
@@ -90,7 +91,7 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
     near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
     raise ConversionError(
         f"weightctl cannot quantize to {encoding}",
-        hint=f"{near}block types: {', '.join(block_types())}; recipes: {', '.join(list_recipes())}",
+        hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}",
     )
 
 
@@ -119,6 +120,6 @@ def _parse_type(text: str) -> Encoding:
         near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type",
-            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(block_types())}; "
+            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; "
             "a path that ends in .toml is a recipe file",
         ) from error

@@ -95,7 +95,7 @@ CHECKS: dict[str, Check] = {
     ),
     "finite": Check(
         "weightctl.verify.checks.finite:check",
-        "no value or block scale is NaN, infinite or implausibly large",
+        "no value is NaN or infinite, and no block scale is implausible",
         "no value is NaN, infinite or implausibly large; no block scale is NaN, infinite or "
         "implausible; no matrix has the same value everywhere; no rows are zeros, as in data "
         "that was never written",
@@ -128,7 +128,7 @@ CHECKS: dict[str, Check] = {
     ),
     "values": Check(
         "weightctl.verify.checks.values:check",
-        "each tensor matches that of OTHER, within its encoding's error",
+        "with --against: each tensor matches that of OTHER, within the error of its encoding",
         "with `--against`: each tensor matches that of OTHER, within the error that its encoding "
         "causes; tensors are paired across naming conventions, and changes that a conversion "
         "makes (such as the order of rows) are reversed in memory",
@@ -140,7 +140,7 @@ CHECKS: dict[str, Check] = {
     ),
     "forward": Check(
         "weightctl.verify.checks.forward:check",
-        "the model runs and predicts text",
+        "the model runs, and its predictions are plausible",
         "the model runs: the output of every layer is finite, and the predictions are "
         "plausible; with `--against`, each layer is compared with that of OTHER on the same "
         "input",
