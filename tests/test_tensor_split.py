@@ -176,7 +176,7 @@ def test_what_is_whole_has_no_cuts() -> None:
         (lambda: stacked_qkv(matrix(9, 2), 2, heads=4, kv_heads=2, head_dim=2), "9 rows", ""),
         (
             lambda: stacked_qkv(matrix(30, 2), 4, heads=9, kv_heads=3, head_dim=2),
-            "the model has 9 query heads and 3 KV heads (head size 2)",
+            r"the model has 9 query heads and 3 KV heads \(head size 2\)",
             "1 to 3, 6 or 9 ranks work",
         ),
         (

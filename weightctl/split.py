@@ -7,6 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ShardingError
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -340,11 +341,10 @@ def _cut_segments(
     if any(start % block for start in starts):
         units = 1
     if ranks > max(units, 1):
-        unit = f"blocks of {block} elements" if block > 1 else "elements"
+        are = pluralize(units, "block" if block > 1 else "element")
+        are += f" of {block} elements" if block > 1 else ""
         of = "the axis has" if len(segments) == 1 else "a segment has"
-        raise _cannot_cut(
-            whole, ranks, axis, f"{of} only {units} {unit}", list(range(1, max(units, 1) + 1))
-        )
+        raise _cannot_cut(whole, ranks, axis, f"{of} only {are}", list(range(1, max(units, 1) + 1)))
     shared = [unit_ranges(each, block, ranks) or [(0, each)] for each in segments]
     parts = [
         [(start + ranges[rank][0], start + ranges[rank][1])

@@ -77,7 +77,7 @@ def test_too_few_bytes_are_not_blocks(quantized: tuple[Array, Array]) -> None:
     with Graph("sum") as graph:
         graph.output(Weight("w", F32, (4, 64), quantization_encoding=Q8_0) + 0.0)
     with pytest.raises(
-        EngineError, match=r"stored as U8 \[3, 68\], but the graph needs float32 \[4, 64"
+        EngineError, match=r"stored as U8 \[3, 68\], but the graph expects float32 \[4, 64"
     ):
         loaded(graph, {"w": quantized[0][:3]})
 

@@ -177,7 +177,7 @@ def test_a_graph_with_weights_asks_for_a_registry() -> None:
 
 def test_what_is_only_declared_is_refused_as_such() -> None:
     declared = WeightData.declared("w", DType.float32, (3,))
-    with pytest.raises(EngineError, match="`w`: `w` is only declared"):
+    with pytest.raises(EngineError, match="`w`: `w` was declared without data"):
         loaded(given("w", DType.float32, (3,)), {"w": declared})
 
 

@@ -67,7 +67,7 @@ def test_what_torch_has_no_type_for_is_refused() -> None:
         (torch.Tensor.to_sparse_csr, "a sparse_csr tensor"),
         (torch.Tensor.to_mkldnn, "a _mkldnn tensor"),
         (lambda tensor: torch.nested.nested_tensor(list(tensor)), "a nested tensor"),
-        (lambda tensor: tensor.to("meta"), "a tensor on the meta device has no values"),
+        (lambda tensor: tensor.to("meta"), "a tensor on the meta device has no data"),
         (lambda tensor: np.ma.masked_array(tensor, tensor), "the mask of a masked array"),
         (lambda tensor: np.ma.masked_array(tensor[0, 0], True), "the mask of a masked array"),
     ],

@@ -306,12 +306,12 @@ def test_a_whole_that_is_missing_is_named_once_with_what_may_be_meant() -> None:
 
 def test_a_whole_of_another_shape_is_named_with_what_is_stored(tmp_path: Path) -> None:
     text = refusal(file_of(tmp_path, w=numbers(4, 4)), *whole(ROWS).shard(CPUS))
-    assert "`w`: stored as F32 [4, 4], but the graph needs float32 [6, 96]" in text
+    assert "`w`: stored as F32 [4, 4], but the graph expects float32 [6, 96]" in text
 
 
 def test_an_entry_of_its_own_with_another_shape_is_named_and_the_whole_is_not_taken() -> None:
     text = refusal({"w": WHOLE, "w.shard.0": numbers(2, 96)}, whole(ROWS).shard(CPUS)[0])
-    assert "`w.shard.0`: stored as F32 [2, 96], but the graph needs float32 [3, 96]" in text
+    assert "`w.shard.0`: stored as F32 [2, 96], but the graph expects float32 [3, 96]" in text
 
 
 def test_a_whole_in_blocks_that_the_part_would_break_is_named(tmp_path: Path) -> None:

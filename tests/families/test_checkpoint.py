@@ -64,7 +64,7 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
         (b"\xff\xfe{}", "the file is not valid JSON"),
         (b"[" * 100_000, "the file is not valid JSON"),
         (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "the file is not valid JSON"),
-        (b"[1]", "it is not a JSON object"),
+        (b"[1]", "the file is not a JSON object"),
         (b"{}", "has no `model_type`"),
         (
             b'{"model_type": ["llama"]}',

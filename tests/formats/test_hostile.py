@@ -133,15 +133,15 @@ SAFETENSORS = {
 }  # fmt: skip
 NO_MAP = Case("the index has no `weight_map` from tensor names to file names")
 DIRECTORIES = {
-    "split-number-wrong": Case("`split.no` is 0 instead of 1"),
-    "split-count-wrong": Case("`split.count` is 3 instead of 2"),
-    "split-total-wrong": Case("`split.tensors.count` is 3 instead of 2"),
+    "split-number-wrong": Case("`split.no` is 0, but 1 is expected"),
+    "split-count-wrong": Case("`split.count` is 3, but 2 is expected"),
+    "split-total-wrong": Case("`split.tensors.count` is 3, but 2 is expected"),
     "split-key-missing": Case("model-00002-of-00002.gguf: `split.no` is missing"),
     "split-same-tensor": Case("model-00002-of-00002.gguf: `a` is also in"),
-    "split-part-missing": Case("1 of 2 parts are missing: `model-00002-of-00002.gguf`"),
+    "split-part-missing": Case("1 of 2 parts is missing: `model-00002-of-00002.gguf`"),
     "split-byte-orders": Case("the parts have different byte orders"),
-    "index-part-missing": Case("1 of 2 parts are missing: `model-00002-of-00002.safetensors`"),
-    "index-outside": Case("`../gguf-key-twice.gguf`, which is outside its directory"),
+    "index-part-missing": Case("1 of 2 parts is missing: `model-00002-of-00002.safetensors`"),
+    "index-outside": Case("`../gguf-key-twice.gguf`, which is not a file in the directory"),
     "index-absolute": Case(
         "the index refers to `/etc/passwd`, which is not a file in the directory of the index"
     ),
@@ -154,7 +154,7 @@ DIRECTORIES = {
     "index-no-object": Case("the index is not a JSON object"),
     "index-no-json": Case("the index is not valid JSON: it is a web page"),
     "index-no-utf8": Case("the index is not valid JSON: 'utf-8'"),
-    "index-deep": Case("the index is not JSON"),
+    "index-deep": Case("the index is not valid JSON"),
     "index-tensor-missing": Case("1 tensor not in the part that the index names (`b`)"),
     "index-tensor-elsewhere": Case("2 tensors not in the part that the index names (`a`, `b`)"),
     "index-tensor-unlisted": Case("1 tensor in a part but not in the index (`c`)"),
@@ -164,10 +164,9 @@ DIRECTORIES = {
     "index-part-gguf": Case("not a safetensors file: it is gguf"),
     "index-all-wrong": Case(
         "the index and its parts do not match:\n"
-        "  1 of 4 parts are missing: `gone.safetensors`\n"
+        "  1 of 4 parts is missing: `gone.safetensors`\n"
         "  model-00002-of-00004.safetensors: it is a Git LFS pointer, and the actual file (4.92 "
-        "GB) "
-        "has 4.92 GB\n"
+        "GB) has not been downloaded\n"
         "  model-00003-of-00004.safetensors, byte 70: `c` ends 9 bytes after the end of the "
         "file: the file has 77 bytes instead of 86 (9 B of 86 B are missing)\n"
         "  1 file named like parts but not in the index (`model-00004-of-00004.safetensors`)\n"
@@ -242,8 +241,8 @@ OTHERS = {
     "nemo.nemo": Case("it is a NeMo model (.nemo)"),
     "tar-size-lies.tar": Case("it is a tar archive; it contains a.txt"),
     "packed.gz": Case("it is compressed with gzip"),
-    "none-00000-of-00000.gguf": Case("`split.count` is 0 instead of 1"),
-    "beyond-00003-of-00002.gguf": Case("`split.no` is 2 instead of 0"),
+    "none-00000-of-00000.gguf": Case("`split.count` is 0, but 1 is expected"),
+    "beyond-00003-of-00002.gguf": Case("`split.no` is 2, but 0 is expected"),
     "many-00001-of-99999.gguf": Case("99998 of 99999 parts are missing"),
 }
 CASES: dict[str, Case] = {

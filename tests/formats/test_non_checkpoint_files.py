@@ -259,7 +259,7 @@ DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
     "texts": ({"config.json": "{}", "a.md": "x"}, "it contains `a.md`, `config.json`", "formats:"),
     "pointer": (
         {"model.safetensors": POINTER, "config.json": "{}"},
-        *("read: `model.safetensors` is a Git LFS pointer, not the file", "git lfs pull"),
+        *("read: `model.safetensors` is a Git LFS pointer, and the actual file", "git lfs pull"),
     ),
     "pointers": (
         {f"model-0000{number}-of-00002.safetensors": POINTER for number in (1, 2)},
@@ -366,7 +366,7 @@ def test_the_command_says_it_on_one_line_and_quickly(
     assert error.endswith(
         "it is a Git LFS pointer, and the actual file (4.92 GB) has not been downloaded"
     )
-    assert hint.startswith("hint: run `git lfs pull` in its repository")
+    assert hint.startswith("hint: install Git LFS if you do not have it, then run")
 
 
 def test_an_index_that_is_something_else_says_what(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_missing_and_damaged_parts_without_an_index_are_one_error(tmp_path: Path
     fill(tmp_path, {names[0]: GGUF, names[2]: GGUF[:-900], names[3]: bytes(99)})
     message = error_of(tmp_path / names[0]).message
     assert (
-        "the set of parts is not complete:\n  1 of 4 parts are missing: `a-00002-of-00004.gguf`"
+        "the set of parts is not complete:\n  1 of 4 parts is missing: `a-00002-of-00004.gguf`"
     ) in message
     assert "\n  a-00003-of-00004.gguf, byte 164: `l.4` ends" in message
     assert "it is nothing but zeros, 99 bytes" in message

@@ -292,33 +292,33 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a range that is empty": (
         at(*CUT, "ranges", to=[[2, 2]]),
         (
-            "the range from 2 to 2 of axis 0 of `w` is empty, overlaps the range before it, or is "
-            "outside of the 4 elements of"
+            "the range from 2 to 2 of axis 0 of `w` is empty, overlaps the range before it, or "
+            "exceeds the 4 elements of"
         ),
     ),
     "a range that runs back": (
         at(*CUT, "ranges", to=[[2, 0]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "a range below 0": (
         at(*CUT, "ranges", to=[[-1, 2]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "a range past the end": (
         at(*CUT, "ranges", to=[[0, 5]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "a range past all numbers": (
         at(*CUT, "ranges", to=[[0, 10**30]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "ranges that overlap": (
         at(*CUT, "ranges", to=[[0, 2], [1, 3]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "ranges that are out of order": (
         at(*CUT, "ranges", to=[[2, 3], [0, 1]]),
-        ("is empty, overlaps the range before it, or is outside of the"),
+        ("is empty, overlaps the range before it, or exceeds the"),
     ),
     "a cut of blocks that cross rows": (
         across_rows,

@@ -163,6 +163,6 @@ def test_the_manifest_itself_may_be_named(sound: Path) -> None:
 
 def test_the_format_that_is_asked_for_is_that_of_the_files(sound: Path) -> None:
     assert open_weights(sound, "gguf").header.format == "gguf"
-    with pytest.raises(FormatError, match="the ranks' files are gguf") as raised:
+    with pytest.raises(FormatError, match="the shards are gguf") as raised:
         open_weights(sound, "safetensors")
     assert "--from gguf" in raised.value.hint

@@ -41,7 +41,7 @@ def test_the_columns_of_blocks_are_cut_between_blocks(
     ("encoding", "columns", "blocks", "hint"),
     [
         (QuantizationEncoding.Q8_0, 96, "3 blocks of 32", "1 to 3 ranks work"),
-        (QuantizationEncoding.Q4_0, 32, "1 block of 32", "1 rank works"),
+        (QuantizationEncoding.Q4_0, 32, "1 block of 32 elements", "1 rank works"),
         (QuantizationEncoding.Q4_K, 512, "2 blocks of 256", "1 or 2 ranks work"),
     ],
 )
@@ -85,5 +85,5 @@ def test_given_parts_must_be_of_whole_blocks() -> None:
 
 
 def test_a_part_that_breaks_blocks_is_not_a_weight() -> None:
-    with pytest.raises(EncodingError, match="are not whole Q8_0 blocks"):
+    with pytest.raises(EncodingError, match="is not a whole number of Q8_0 blocks"):
         weight(4, 64, quantization_encoding=Q8_0).part_for((Cut(1, ((0, 40),)),), 0, TWO[0])

@@ -186,7 +186,7 @@ def test_unaligned_values_are_copied(load: Load) -> None:
         (E.tolist(), "NumPy arrays, torch tensors"),
         (None, "NumPy arrays, torch tensors"),
         (np.ma.masked_array(E, E > 3), r"use `filled\(\)` to get a plain array"),
-        (torch.empty(10, 4, device="meta"), "load its values first"),
+        (torch.empty(10, 4, device="meta"), "load its data first"),
         (torch.from_numpy(E).to_sparse(), r"`to_dense\(\)`"),
         (
             WeightData.declared("w", DType.float32, (10, 4)),

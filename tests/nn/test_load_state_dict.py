@@ -225,7 +225,7 @@ def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
         ([1, 2, 3, 4], "is a list, not an array"),
         (np.array(["a"] * 4), "is an array of <U1, which no DType matches"),
         (WeightData.declared("weight", DType.float32, (4,)), "was declared without data"),
-        (weights_of({"one": np.ones(4)}).two, "is missing: no tensor is named `two`"),
+        (weights_of({"one": np.ones(4)}).two, "is not in the checkpoint: no tensor is named `two`"),
     ],
 )
 def test_what_is_not_a_value_is_named(value: Any, says: str) -> None:
@@ -313,7 +313,7 @@ def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:
         ({0: np.zeros(4, np.float32)}, "a weight name must be a string, not 0"),
         (
             {"weight": torch.empty(4, device="meta")},
-            "`weight` has no values",
+            "`weight` is on the meta device and has no data",
         ),
         ({"weight": np.ma.masked_array(np.zeros(4, np.float32), True)}, "is a masked array"),
     ],

@@ -156,7 +156,9 @@ def test_a_strategy_for_another_number_of_devices_is_refused() -> None:
     block = Block()
     block.sharding_strategy = ShardingStrategy.rowwise(3)
     with pytest.raises(
-        GraphError, match=r"the strategy of `up\.weight` is for 3 devices, but 2 were given"
+        GraphError,
+        match=r"the sharding strategy of `up\.weight` is for 3 devices, but 2 were "
+        r"given",
     ):
         block.shard(DEVICES)
 

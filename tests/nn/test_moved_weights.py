@@ -104,9 +104,7 @@ def test_a_model_that_changes_while_its_graph_is_built_is_refused() -> None:
     with Graph("model", [ROWS]) as graph:
         model(graph.inputs[0])
         model.layers.reverse()
-        with pytest.raises(
-            GraphError, match=r"`layers\.2\.weight`, which was renamed to `layers\.0"
-        ):
+        with pytest.raises(GraphError, match=r"`layers\.2\.weight` .*was renamed to `layers\.0"):
             model(graph.inputs[0])
 
 

@@ -123,13 +123,16 @@ REFUSED = [
     Refused(
         "allreduce",
         (f32(2), f32(2)),
-        "3 ranks with 2 in this process are not a whole number of processes",
+        "3 ranks cannot be divided into processes with 2 ranks each",
         SUM | {"ranks": 3},
     ),
     Refused("allreduce", (f32(2),), "0 ranks", SUM | {"ranks": 0}),
     Refused("allgather", (), "the list of values is empty", GATHER),
     Refused(
-        "allgather", (f32(2, 3), f32(3, 3)), "their shapes differ in other axes than -1", GATHER
+        "allgather",
+        (f32(2, 3), f32(3, 3)),
+        "the shapes of the values differ along an axis other than -1",
+        GATHER,
     ),
     Refused(
         "allgather", (f32(),), "axis -1 does not exist: a tensor of rank 0 has no axes", GATHER
@@ -137,7 +140,7 @@ REFUSED = [
     Refused(
         "allgather",
         (f32(2),),
-        "the sizes of the 1 ranks in other processes are not given",
+        "the sizes for the 1 ranks in other processes are missing",
         GATHER | {"ranks": 2},
     ),
     Refused(
@@ -156,7 +159,7 @@ REFUSED = [
     Refused(
         "reduce_scatter",
         (f32("n"), f32("n")),
-        "n cannot be divided among 2 ranks before the size is defined",
+        "`n` cannot be divided evenly among 2 ranks, because its size is not defined yet",
         PARTS,
     ),
     Refused(
@@ -168,13 +171,13 @@ REFUSED = [
     Refused(
         "reduce_scatter",
         (f32(5),),
-        "the shards [3, 2] have different sizes, and the ranks of this process are not given",
+        "the shard sizes [3, 2] differ, so `first` is required",
         PARTS | {"ranks": 2},
     ),
     Refused(
         "allreduce",
         (f32(8),),
-        "rank 2 of 2 cannot be the first of 1 in a process",
+        "a process with 1 of the 2 ranks cannot start at rank 2",
         SUM | {"ranks": 2, "first": 2},
     ),
     Refused(
@@ -186,7 +189,7 @@ REFUSED = [
     Refused(
         "reduce_scatter",
         (f32(8), f32(8)),
-        "rank 1 of 4 cannot be the first of 2 in a process",
+        "a process with 2 of the 4 ranks cannot start at rank 1",
         PARTS | {"ranks": 4, "first": 1},
     ),
 ]

@@ -223,10 +223,15 @@ REFUSED = [
     Refused(
         "concat",
         (f32(2, "a"), f32(2, "b")),
-        "their shapes differ in other axes than 0",
+        "the shapes of the values differ along an axis other than 0",
         {"axis": 0},
     ),
-    Refused("concat", (f32(2, 2), f32(2)), "their shapes differ in other axes than 0", {"axis": 0}),
+    Refused(
+        "concat",
+        (f32(2, 2), f32(2)),
+        "the shapes of the values differ along an axis other than 0",
+        {"axis": 0},
+    ),
     Refused("concat", (f32(2), i64(2)), "float32 and int64 cannot be combined", {"axis": 0}),
     Refused(
         "split",
@@ -244,7 +249,7 @@ REFUSED = [
     Refused(
         "dequantize",
         (TensorType(DType.uint8, [3, 68]),),
-        "floats, not int8",
+        "floats, so the result cannot be int8",
         DEQUANTIZE | {"dtype": DType.int8},
     ),
     Refused("range", (), "the step of a range cannot be 0", RANGE | {"step": 0}),
@@ -252,7 +257,7 @@ REFUSED = [
     Refused(
         "rms_norm", (i64(2),), "the operation needs a float dtype, not int64", {"epsilon": 0.0}
     ),
-    Refused("rms_norm", (f32(2), f32(1)), "weight is not [2]", {"epsilon": 0.0}),
+    Refused("rms_norm", (f32(2), f32(1)), "weight must be [2]", {"epsilon": 0.0}),
     Refused(
         "rms_norm",
         (f32(2), TensorType(BF16, [2])),
@@ -268,19 +273,19 @@ REFUSED = [
     Refused(
         "layer_norm",
         (f32(2), f32(2), f32(3)),
-        "the shapes of weight and bias are not [2]",
+        "the shapes of weight and bias must be [2]",
         {"epsilon": 0.0},
     ),
     Refused(
         "rope",
         (f32(3, 4), f32(3, 3), f32(3, 3)),
-        "3 angles rotate 6 elements, but there are 4",
+        "3 angles rotate 6 elements, but the head has 4",
         HALF_SPLIT,
     ),
     Refused(
         "rope",
         (f32(3, "dim"), f32(3, 2), f32(3, 2)),
-        "2 angles rotate 4 elements, but there are dim",
+        "2 angles rotate 4 elements, but the head has dim",
         HALF_SPLIT,
     ),
     Refused(
@@ -332,7 +337,7 @@ REFUSED = [
     Refused(
         "attention",
         (*(f32(1, 2, 5, 4),) * 3, i64(5, 5)),
-        "a mask of dtype int64 cannot be used with float32",
+        "mask of dtype int64 cannot be used with a query of dtype float32",
         PLAIN,
     ),
     Refused(

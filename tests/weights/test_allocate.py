@@ -232,7 +232,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
         (
             "embed.weight",
             {"quantization_encoding": Q8_0, "dtype": DType.uint8, "shape": (3, 256)},
-            "3, 256. bytes are not whole Q8_0 blocks",
+            "3, 256. in bytes: a row is not a whole number of Q8_0 blocks",
         ),
     ],
 )

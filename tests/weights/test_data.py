@@ -314,7 +314,7 @@ def test_quantized_data_stays_itself_as_bytes_and_is_dequantized_for_integers() 
 
 @pytest.mark.parametrize("shape", [(), (2, 35)], ids=str)
 def test_quantized_data_that_is_not_whole_blocks_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(EncodingError, match="not whole Q8_0 blocks"):
+    with pytest.raises(EncodingError, match="not a whole number of Q8_0 blocks"):
         WeightData(np.zeros(shape, np.uint8), "w", DType.uint8, shape, QuantizationEncoding.Q8_0)
 
 

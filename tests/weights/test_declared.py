@@ -49,9 +49,9 @@ def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(weights: Checkpo
 @pytest.mark.parametrize(
     ("given", "lacking"),
     [
-        ({}, "dtype and shape"),
-        ({"dtype": DType.int8}, "shape"),
-        ({"shape": (2,)}, "dtype"),
+        ({}, "a dtype and a shape"),
+        ({"dtype": DType.int8}, "a shape"),
+        ({"shape": (2,)}, "a dtype"),
     ],
 )
 def test_nothing_is_declared_without_dtype_and_shape(
@@ -145,12 +145,12 @@ def test_touching_declared_data_is_a_clear_error(
 ) -> None:
     with pytest.raises(MissingTensorError, match="`w` was declared without data"):
         touch(declared)
-    with pytest.raises(MissingTensorError, match="`v` is only declared"):
+    with pytest.raises(MissingTensorError, match="`v` was declared without data"):
         touch(declared.with_name("v"))
 
 
 def test_the_data_of_what_is_declared_is_an_array_without_numbers(declared: WeightData) -> None:
-    with pytest.raises(BufferError, match="only declared"):
+    with pytest.raises(BufferError, match="declared without data"):
         np.from_dlpack(declared.data)
 
 

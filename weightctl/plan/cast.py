@@ -367,8 +367,8 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
             f"{len(substituted)} tensors cannot have the requested type: "
             f"the row length of `{first.info.name}`, {first.info.row}, is not a multiple of the "
             f"{first.asked} block size",
-            hint="without --no-fallback (fallback=False in Python) it is stored as "
-            "{first.info.encoding}",
+            hint="without --no-fallback (fallback=False in Python), it is stored as "
+            f"{first.info.encoding}",
         )
 
 

@@ -36,23 +36,27 @@ ZIPS = {
     ),
     "behind": Case("4 bytes after the end of the zip file are not part of it", 436),
     "comment-cut": Case("the comment at the end of the zip file is truncated", 436),
-    "compressed": Case("'m/data/0' is compressed, which torch does not do", 176),
+    "compressed": Case(
+        "the zip member 'm/data/0' is compressed, but torch stores members uncompressed", 176
+    ),
     "count-huge": Case(
         "the directory of the zip file has 165 bytes, too few for 65535 members", 271
     ),
-    "count-lies": Case("the zip central directory has more entries than the stated 2", 381),
+    "count-lies": Case(
+        "the zip central directory has more entries than its end record states (2)", 381
+    ),
     "cut": Case("the zip file is truncated", 428),
     "directory-past-end": Case(
         "the zip central directory would end 4835 bytes after the start of its end record", 436
     ),
     "directory-short": Case("the zip central directory ends 46 bytes before its end record", 482),
     "disks": Case("the file is one part of a multi-part zip file", 436),
-    "encrypted": Case("'m/data/0' is encrypted", 176),
+    "encrypted": Case("the zip member 'm/data/0' is encrypted", 176),
     "ends-twice": Case("the zip file has two end-of-central-directory records", 436),
     "huge-member": Case("the zip central directory has an invalid offset for 'm/data/0'", 327),
     "name-twice": Case("the zip file has two members named 'm/data/0'", 435),
     "names-differ": Case("the local header of 'm/data/0' has a different name", 176),
-    "overlap": Case("'m/data/0' overlaps the data after it", 176),
+    "overlap": Case("the zip member 'm/data/0' overlaps the next one", 176),
     "same-place": Case("two members of the zip file overlap", 0),
     "storage-missing": unsound("the zip file has no member `m/data/../0`", 129),
     "storage-short": unsound("tensor `a` needs 16 bytes of its storage, but the storage has 15"),
@@ -61,7 +65,7 @@ _BELOW = "`torch._utils._rebuild_tensor_v2`"
 PICKLES = {
     "cut": Case("the file is truncated: the pickle is incomplete", 27),
     "deep": unsound("it is nested more than 100 levels deep"),
-    "digits": unsound("an integer of 5000 digits", 2),
+    "digits": unsound("an integer has 5000 digits; the limit is 4300", 2),
     "id": unsound("a persistent id has the unexpected type str", 23),
     "long-name": unsound("the module or name of a global has more than 512 characters", 2),
     "many-arguments": unsound(f"{_BELOW} is called with 100 arguments", 137),
