@@ -101,7 +101,7 @@ class UsedTokens:
             try:
                 self._read[rows] = _load_tokenizer(self._subject, rows)
             except (WeightctlError, OSError):
-                self._read[rows] = None  # what is wrong with it is for others to say
+                self._read[rows] = None  # another check reports the error
         return self._read[rows]
 
 

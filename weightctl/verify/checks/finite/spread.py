@@ -54,7 +54,7 @@ class Extremes:
         # Copied, since a view would keep the whole array in memory.
         self._samples.append(magnitudes[::step].reshape(-1).copy())
         if self.field.is_positive and int(codes.max()) > self.field.form.sign:
-            self._has_negative = True  # a negative zero is none
+            self._has_negative = True  # a negative zero does not count
         # Zeros wrap around to the largest integer.
         magnitudes -= self._one
         self._least = min(self._least, int(magnitudes.min()) + 1)

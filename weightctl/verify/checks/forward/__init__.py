@@ -79,7 +79,7 @@ def require_prompt(request: Request) -> None:
     """
     is_given = request.tokens is not None or request.text is not None
     if is_given and request.subject.checkpoint is not None:
-        with suppress(TokenizerError):  # which is the checkpoint's, and told of when it runs
+        with suppress(TokenizerError):  # reported when the model runs
             _ = request.prompt
 
 

@@ -71,7 +71,7 @@ def _compare_word(found: Compared, pair: TokenizerPair, word: str) -> None:
     taken = _find_default(pair.own, own, word)
     if taken == wanted:
         return
-    if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
+    if pair.is_across and word not in {"bos", "eos"}:  # other tools leave these out
         found.notes.append(f"`{where}` is missing, and is {there}")
         return
     instead = "" if taken is None else f", for which llama.cpp uses {show_token(own, taken)}"
@@ -90,7 +90,7 @@ def _compare_config_id(found: Compared, pair: TokenizerPair, key: str) -> None:
     token, wanted = ids
     if is_id(token) and is_id(wanted) and token != wanted:
         if any(problem.where == key.removesuffix("_id") for problem in found.problems):
-            return  # the tokenizer's own files say the same
+            return  # the tokenizer files state the same
         found.add(
             key,
             f"is {show_token(pair.tokenizer, token)} here and "

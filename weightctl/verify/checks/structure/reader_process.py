@@ -57,7 +57,7 @@ def _make_quick(reader: Any) -> Any:
     if not hasattr(reader, "_get_field_parts"):
         return reader
 
-    class Quick(reader):  # type: ignore[misc]  # a class that is only known when it runs
+    class Quick(reader):  # type: ignore[misc]  # the base class is a runtime value
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if int(raw_type) == _ARRAY:
                 data, order = memoryview(self.data), self._order
@@ -144,7 +144,7 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
         _print_line(begin=number)
         try:
             _print_line(**READERS[reader](path))
-        except ImportError as error:  # of what it needs itself
+        except ImportError as error:  # a dependency of the reader is missing
             _print_line(missing=_shorten(error))
             return
         except Exception as error:  # noqa: BLE001  # whatever it raises is what it says of the file
