@@ -80,7 +80,7 @@ _AGAIN = (
     "fresh download: `weightctl diff MODEL DOWNLOAD --hash`"
 )
 
-# In the order in which they run: each takes more for granted than the one before.
+# In the order in which they run: each check relies on more than the one before.
 CHECKS: dict[str, Check] = {
     "structure": Check(
         "weightctl.verify.checks.structure:check",

@@ -1,4 +1,4 @@
-"""Runs the checks that were asked for, one after the other, and gathers their results."""
+"""Runs the requested checks in order and collects their results."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def verify(
 ) -> Report:
     """Verify a checkpoint, alone or against a reference.
 
-    All checks run, or those of `checks`, except those of `skip`. Problems of the checkpoint are in
-    the report. With `Request.compare`, differences from the reference are listed instead. Raises
-    `ConversionError` for an unknown check, a check without its reference, no checks at all, a limit
-    that no check applies, layers that do not exist, and tokens or a text that the model cannot run
-    on; `OSError` if there is no such file; `FormatError` or `ConversionError` if the reference is
-    damaged; and `EncodingError` for tensors that cannot be read.
+    All checks run, or those in `checks`, except those in `skip`. The report lists the problems of
+    the checkpoint, or its differences from the reference if `Request.compare` is set.
+
+    Raises `ConversionError` for an unknown check, a check without its reference, no checks at all,
+    a limit that no check applies, layers that do not exist, and tokens or a text that the model
+    cannot run on; `OSError` if a file is missing; `FormatError` or `ConversionError` if the
+    reference is damaged; and `EncodingError` for tensors that cannot be read.
     """
     wanted = _choose_checks(request, checks, skip)
     subject, reference = request.subject, request.reference
@@ -60,7 +61,7 @@ def verify(
             found = Result(problems=(problem,))
         else:
             found = Result(skipped="the files cannot be opened")
-        # What an earlier check has found of the config is not repeated.
+        # A problem that an earlier check has reported is not repeated.
         problems = tuple(each for each in found.problems if each not in reported)
         reported |= {*problems}
         problems = tuple(replace(each, check=name) for each in problems)
@@ -83,10 +84,10 @@ def verify(
 
 
 def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
-    """Raise `EncodingError` for tensors that the checks would have to read and cannot.
+    """Raise `EncodingError` if a requested check has to read tensors that cannot be decoded.
 
-    That an encoding of the checkpoint is not known is a problem of its structure, where that is
-    checked.
+    An unknown encoding of the checkpoint is not an error here if the check `structure` runs, which
+    reports it as a problem.
     """
     if not any(CHECKS[name].reads_tensors for name in wanted):
         return
@@ -105,17 +106,17 @@ def _prepare(request: Request, wanted: Sequence[str]) -> None:
 
 
 def _opens_files(wanted: Sequence[str]) -> bool:
-    """Whether one of the checks reports files that cannot be opened."""
+    """Whether a requested check reports files that cannot be opened."""
     return any(CHECKS[name].opens_files for name in wanted)
 
 
 def _run_check(name: str, request: Request, reported_texts: Container[str]) -> Result:
-    """Return what a check finds; what stops it is a problem, but for one among `reported_texts`."""
+    """Run a check; return an error that stops it as a problem, unless `reported_texts` has it."""
     import numpy as np
 
     run: Callable[[Request], Result] = load(CHECKS[name].run)
     try:
-        # Numbers that NumPy would warn of are what is looked for.
+        # NumPy would warn of exactly the values that the checks look for.
         with np.errstate(all="ignore"):
             return run(request)
     except WeightctlError as error:
@@ -156,7 +157,7 @@ def _choose_checks(
 
 
 def _is_possible(name: str, request: Request) -> bool:
-    """Whether a check has something to do: with a reference or without, judging or not."""
+    """Whether a check applies to the request: with or without a reference, judging or comparing."""
     check = CHECKS[name]
     if request.compare:
         return check.compares

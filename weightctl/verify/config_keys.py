@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Spelling", "find_spelling"]
 
-# What scales cosines and sines in one naming convention and what does in the other.
+# The fields that scale cosines and sines in either naming convention.
 _LOUDNESS = {
     f"scaling.{name}": "scaling.attention_share"
     for name in ("attention_factor", "mscale", "mscale_all_dim")
@@ -27,11 +27,12 @@ _LOUDNESS = {
 
 
 class Spelling(NamedTuple):
-    """The place where a checkpoint says a field: a key, or a tensor that tells it by being there.
+    """The place where a checkpoint states a field: a key, or a tensor whose presence states it.
 
-    `is_stated`: whether it does; else `default` is the value, or what gives it from the others.
-    `seen` is what of the tensors tells it, None where a key does. A field that has no key of its
-    own `follows` from another field, whose key this is then, or from what the family is called.
+    `is_stated` says whether it does; if not, `default` is the value, or a function that computes it
+    from other fields. `seen` describes the tensor that states the field, None for a key. A field
+    without a key of its own `follows` from another field, whose key `key` is then, or from the name
+    of the family.
     """
 
     key: str
@@ -42,7 +43,7 @@ class Spelling(NamedTuple):
 
 
 def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
-    """Return where a checkpoint says a field, or would."""
+    """Return where a checkpoint states a field, or would state it."""
     lines = [key for key in checkpoint.family.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.convention)] or lines
     found = [_spell_key(checkpoint, key) for key in own]
@@ -57,11 +58,11 @@ def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
 
 
 def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling) -> Spelling:
-    """Return where that is said which a field follows from; some field without a key does."""
+    """Return the place of the value from which a field without a key follows."""
     sources = _find_sources(spelling.default, checkpoint.fields)
     if field.startswith("scaling."):
         sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
-    # What the config has is told for itself.
+    # Fields that the config has are reported by themselves.
     for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
         found = find_spelling(checkpoint, source) if source != field else spelling
         if found.key:
@@ -71,7 +72,7 @@ def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling)
 
 
 def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
-    """Return the tensor that a field is made of, empty where none is."""
+    """Return the name of the tensor that contains a field; empty if none does."""
     if checkpoint.convention != "gguf" or not field.startswith("scaling."):
         return ""
     fields: Fields = checkpoint.fields
@@ -89,7 +90,7 @@ def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
 
 
 class _Watched(Mapping[str, Any]):
-    """Fields that remember which of them were asked for."""
+    """Fields that record which of them were read."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -107,7 +108,7 @@ class _Watched(Mapping[str, Any]):
 
 
 def _find_sources(default: Any, fields: Fields) -> list[str]:
-    """Return the fields that a default is made of."""
+    """Return the fields that a default is computed from."""
     watched = _Watched(fields)
     if callable(default):
         try:
@@ -130,12 +131,12 @@ def _spell_key(checkpoint: RecognizedModel, key: Key) -> Spelling:
 
 
 def _spell_path(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
-    """Return how config.json spells what stands at a path once it is in the usual form."""
+    """Return config.json's own spelling of a path in the normalized config."""
     if not path:
         return "", False
     document = checkpoint.document
     *_, last = path.split(".")
-    # In the order in which they count.
+    # In order of precedence.
     for spelling in (path, f"rope_scaling.{last}", last):
         if _has_path(document, spelling):
             return spelling, True

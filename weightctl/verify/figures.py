@@ -1,4 +1,4 @@
-"""Figures that the checks measure, whether or not something is wrong, and a line about each."""
+"""Figures that the checks measure, with or without problems, and a summary of each."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ __all__ = [
 
 
 class Figures(ABC):
-    """The figures of a check; each check has a dataclass of its own for that."""
+    """The figures of a check; each check has its own dataclass."""
 
     __slots__ = ()
 
     @property
     def is_partial(self) -> bool:
-        """Whether the check could be made in part alone."""
+        """Whether only a part of the check was possible."""
         return False
 
     @abstractmethod
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructureFigures(Figures):
-    """The files of a checkpoint, and what other readers say of them.
+    """The files of a checkpoint, and the results of other readers.
 
-    `readers` are by name (`safetensors`, `gguf`, `torch`): empty for one that reads the files, else
-    which file it refuses and why, or why it was not asked, in one line.
+    `readers` maps names (`safetensors`, `gguf`, `torch`) to text: empty if the reader reads all
+    files, else one line that gives the file that it rejects and why, or why it was not used.
     """
 
     files: int
@@ -65,14 +65,14 @@ class StructureFigures(Figures):
     readers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         reading = [name for name, error in self.readers.items() if not error]
         readers = (
             f"; {_list_names(reading)} can read {'it' if self.files == 1 else 'them'}"
             if reading
             else ""
         )
-        # What another reader refuses is its verdict, and says so by its name.
+        # Another reader's refusal is reported with the name of that reader.
         others = "".join(f"; {name}: {error}" for name, error in self.readers.items() if error)
         files = pluralize(self.files, "file")
         tensors = pluralize(self.tensors, "tensor")
@@ -81,24 +81,24 @@ class StructureFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteFigures(Figures):
-    """The amount of numbers that were looked at."""
+    """The amount of data that was checked."""
 
     tensors: int
     numbers: int
     nbytes: int
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         tensors = pluralize(self.tensors, "tensor")
         return f"{tensors}, {format_count(self.numbers)} values checked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesFigures(Figures):
-    """The family that a checkpoint is of, empty where it is unknown, and how many tensors it has.
+    """The family of a checkpoint, empty if it is unknown, and its number of tensors.
 
-    `expected` is how many tensors its config asks for, as our modules count them, and `found` how
-    many of these are there.
+    `expected` is the number of tensors that its config asks for, as our modules count them, and
+    `found` the number of these that exist.
     """
 
     family: str
@@ -107,7 +107,7 @@ class NamesFigures(Figures):
     found: int
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         if not self.family:
             return f"unknown family; {pluralize(self.found, 'tensor')}"
         of = f"{self.found:,} of {self.expected:,} tensors"
@@ -117,10 +117,10 @@ class NamesFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFigures(Figures):
-    """The tokenizer that goes with a checkpoint: how many tokens it has, and GGUF's name for it.
+    """The tokenizer of a checkpoint: its number of tokens, and GGUF's name for it.
 
-    The name is empty where there is none. `is_compared` tells whether a reference was there to
-    compare all metadata with.
+    The name is empty without a tokenizer. `is_compared` says whether metadata was compared with a
+    reference's.
     """
 
     tokens: int
@@ -128,7 +128,7 @@ class MetadataFigures(Figures):
     is_compared: bool
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         if not self.tokenizer:
             tokenizer = "no tokenizer"
         else:
@@ -138,14 +138,14 @@ class MetadataFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """The distance of a tensor from the same one of the reference.
+    """The distance of a tensor from the reference's tensor.
 
-    `name` and `reference` are what either calls it, `part` what our modules call it without the
-    layer (`attention.q.weight`, or the name where the family is unknown), `layer` its number, None
-    where it is of none. `relative_rmse` is the root of the squared differences' sum over that of
-    the reference's squares, `expected` what the encodings should cost of that, and `worst` how many
-    times what they should cost the difference is in the worst run of numbers. Where numbers are not
-    finite the errors are infinite.
+    `name` and `reference` are the names in the two checkpoints. `part` is our module's name without
+    the layer (`attention.q.weight`; the tensor's name if the family is unknown), and `layer` the
+    number of its layer, or None. `relative_rmse` is the root of the sum of squared differences over
+    the sum of the reference's squares, `expected` the relative RMSE that the encodings explain, and
+    `worst` the largest ratio of the difference to the expected one in a run of 32 values. If values
+    are not finite, the errors are infinite.
     """
 
     name: str
@@ -167,7 +167,7 @@ class TensorError:
 class ValuesFigures(Figures):
     """The tensors that were compared, in the order of the checkpoint, and how they were paired.
 
-    `pairing` says how: by the names of a family, or by equal names. They were not `judged` where
+    `pairing` describes it: by the names of a family, or by equal names. They are not `judged` if
     differences are only listed.
     """
 
@@ -176,7 +176,7 @@ class ValuesFigures(Figures):
     judged: bool = True
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         compared = f"{pluralize(len(self.tensors), 'tensor')} compared"
         if not self.tensors:
             return compared
@@ -200,7 +200,7 @@ def list_unequal(errors: Sequence[TensorError]) -> list[TensorError]:
 
 
 def describe_differences(errors: Sequence[TensorError]) -> str:
-    """Say how many tensors have other values than the reference's, and by how much they differ."""
+    """Describe how many tensors have other values than the reference's, and their errors."""
     unequal = list_unequal(errors)
     differ = "differs" if len(unequal) == 1 else "differ"
     of = f"{len(unequal):,} of {pluralize(len(errors), 'tensor')}"
@@ -208,7 +208,7 @@ def describe_differences(errors: Sequence[TensorError]) -> str:
 
 
 def describe_range(errors: Sequence[TensorError]) -> str:
-    """Say how small and how large the errors of some tensors are, and the median."""
+    """Describe the smallest, the largest and the median error of some tensors."""
     values = sorted(error.relative_rmse for error in errors)
     ends = list(dict.fromkeys(percent(value) for value in (values[0], values[-1])))
     middle = f", median {percent(median(values))}" if len(ends) > 1 and len(values) > 2 else ""
@@ -217,10 +217,10 @@ def describe_range(errors: Sequence[TensorError]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """The output of a part of a model: the root mean square of its numbers, and the greatest.
+    """The output of a part of a model: the root mean square and the largest magnitude.
 
-    `name` is `embedding`, `layers.0` ... or `output`, the logits. `nonfinite` counts numbers that
-    are infinite or NaN; the rest is of the others.
+    `name` is `embedding`, `layers.0` and so on, or `output` for the logits. `nonfinite` is the
+    number of infinite and NaN values, which the other figures leave out.
     """
 
     name: str
@@ -231,7 +231,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextToken:
-    """A token that a model thinks may come next: its id, its text where that is known."""
+    """A token that a model predicts next, with its text if known, and its probability."""
 
     token: int
     text: str
@@ -240,9 +240,9 @@ class NextToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixGain:
-    """The length of the vector that a matrix of an unknown model makes of a random unit vector.
+    """The length of a matrix's output for a random unit vector, if the family is unknown.
 
-    `usual` is what a matrix of independent numbers of the same root mean square would make of it.
+    `usual` is the length for a matrix of independent values with the same root mean square.
     """
 
     name: str
@@ -253,11 +253,11 @@ class MatrixGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDivergence:
-    """The distance of a part's output from the reference's, both given what the reference's is.
+    """The distance of a part's output from the reference's, for the reference's input.
 
-    `divergence` is the root mean square, over positions, of the length of the difference over that
-    of what the part adds, so that no position with huge numbers hides the others; `expected` is
-    what the encodings of its weights should cost of that.
+    `divergence` is the root mean square over positions of the length of the difference, relative to
+    the length of what the part adds; a position with huge values does not hide the others.
+    `expected` is the divergence that the encodings of its weights explain.
     """
 
     name: str
@@ -268,11 +268,12 @@ class LayerDivergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The distance of what a model says from what the reference says, over all positions.
+    """The distance of a model's predictions from the reference's, over all positions.
 
-    Kullback-Leibler divergences are of the reference's distribution from the model's, in nats, None
-    for encoders, of which `cosine` is the least between their states. `histogram` counts positions
-    by their divergence: the upper bounds, and how many are below each and not below the one before.
+    The figures are Kullback-Leibler divergences from the reference's distribution to the model's,
+    in nats. They are None for encoders; `cosine` is the smallest cosine between the two models'
+    states there. `histogram` has upper bounds, each with the number of positions below it and not
+    below the bound before.
     """
 
     layers: tuple[LayerDivergence, ...]
@@ -285,7 +286,7 @@ class Divergence:
     histogram: tuple[tuple[float, int], ...] = ()
 
     def summarize(self) -> list[str]:
-        """Return what was measured, in a few words each."""
+        """Return a summary as a few short texts."""
         parts: list[str] = []
         if self.reference_perplexity is not None:
             parts.append(f"reference {number(self.reference_perplexity)}")
@@ -298,12 +299,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardFigures(Figures):
-    """The run of a model: on how many tokens, cut into windows that do not see each other.
+    """A run of a model on tokens in windows; a window does not see the others.
 
-    `source` says where the tokens are from. A checkpoint that is cut for several ranks was computed
-    by as many: `tp` in each of `ep` groups of experts, in each of `pp` stages in turn. `perplexity`
-    is None where not the whole model ran, and for encoders. `matrices` are those of a model that is
-    of no known family, which did not run.
+    `source` describes where the tokens come from. A checkpoint that is cut for several ranks was
+    computed on `tp` ranks in each of `ep` expert groups, in each of `pp` pipeline stages in turn.
+    `perplexity` is None for encoders, and if only a part of the model ran. `matrices` are those of
+    a model of unknown family, which could not run as a whole.
     """
 
     source: str = ""
@@ -321,11 +322,11 @@ class ForwardFigures(Figures):
 
     @property
     def is_partial(self) -> bool:
-        """Whether matrices were tried one by one, as the model that they make up is not known."""
+        """Whether matrices were run one by one, since the family is unknown."""
         return bool(self.matrices)
 
     def summarize(self) -> str:
-        """Return what was measured, in a line."""
+        """Return a summary in one line."""
         parts: list[str] = []
         if self.tokens:
             source = f" of {self.source}" if self.source else ""
@@ -348,7 +349,7 @@ class ForwardFigures(Figures):
 
 
 def show_cosine(value: float) -> str:
-    """Return a cosine with the digits that tell it from 1."""
+    """Return a cosine with enough digits to distinguish it from 1."""
     return f"{value:.5f}" if abs(value) < 2 else number(value)
 
 
@@ -357,5 +358,5 @@ def _list_names(names: list[str]) -> str:
 
 
 def _name_device(name: str) -> str:
-    """Return a device as people name it to the command."""
+    """Return a device as the command line spells it."""
     return "cpu" if name == "cpu:0" else name.replace("gpu", "cuda")

@@ -1,4 +1,4 @@
-"""Order of tensors and matrices: the worst first, next to what they should be."""
+"""Order of tensors and matrices by how unusual they are, worst first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def ratio_to_usual(value: float, usual: float) -> float:
-    """Return how many times the usual a value is; 1 where both are 0, infinite for NaN."""
+    """Return a value as a multiple of the usual one; 1 if both are 0, infinite for NaN."""
     if isnan(value) or isnan(usual):
         return inf
     if value == usual:
@@ -30,18 +30,18 @@ def ratio_to_usual(value: float, usual: float) -> float:
 
 
 def excess_of(error: TensorError) -> float:
-    """Return how many times what its encoding should cost a tensor is off."""
+    """Return a tensor's error as a multiple of the error that its encoding explains."""
     return ratio_to_usual(error.relative_rmse, error.expected)
 
 
 def badness_of(error: TensorError) -> tuple[bool, float, float, float]:
-    """Return what the worst tensor has most of: being a problem, its excess, then its error."""
+    """Return the sort key of a tensor: whether it is a problem, its excess, then its error."""
     rmse, worst = (inf if isnan(each) else each for each in (error.relative_rmse, error.worst))
     return error.is_problem, excess_of(error), rmse, worst
 
 
 def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
-    """Return tensors, the furthest from usual first; of usual ones, those of the largest error."""
+    """Return tensors, the least usual first; usual ones by decreasing error."""
     found = list(errors)
     if any(error.is_problem for error in found):
         return sorted(found, key=badness_of, reverse=True)
@@ -49,7 +49,7 @@ def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
 
 
 def choose_title(errors: Iterable[TensorError]) -> str:
-    """Return what a table of the first of `sort_worst_first` is called."""
+    """Return the title for a table of the first tensors of `sort_worst_first`."""
     is_wrong = any(error.is_problem for error in errors)
     return (
         "largest errors, relative to the expected errors"
@@ -59,7 +59,7 @@ def choose_title(errors: Iterable[TensorError]) -> str:
 
 
 def sort_strangest_first(matrices: Iterable[MatrixGain]) -> list[MatrixGain]:
-    """Return matrices, the one whose gain is farthest from usual first."""
+    """Return matrices, those with the least usual gain first."""
 
     def strangeness(matrix: MatrixGain) -> float:
         found = ratio_to_usual(matrix.gain, matrix.usual)

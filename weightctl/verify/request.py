@@ -1,4 +1,4 @@
-"""A request to verify a checkpoint, and the refusal of what cannot be asked for together."""
+"""A request to verify a checkpoint, and checks that its options are consistent."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Request:
 
     @cached_property
     def prompt(self) -> Prompt:
-        """The tokens that those run on that are known, one at least; the reference is asked first.
+        """The tokens to run the models on; their tokenizer is the reference's if there is one.
 
-        Raises what `run.prompt` does.
+        At least one of the models must be of a known family. Raises the errors of `make_prompt`.
         """
         from weightctl.verify.run.prompt import make_prompt
 
@@ -60,9 +60,9 @@ class Request:
 
     @cached_property
     def mismatch(self) -> Mismatch | None:
-        """Why the two are not one model with the same names; None where they are, or one is alone.
+        """Why the two are not one model with the same names; None if they are, or if alone.
 
-        Raises `FormatError` where a file cannot be read.
+        Raises `FormatError` if a file cannot be read.
         """
         from weightctl.verify.compare.mismatch import find_mismatch
 
@@ -70,9 +70,9 @@ class Request:
 
     @cached_property
     def pairing(self) -> Pairing:
-        """The tensors of both, paired, and what the checks have found out of them.
+        """The paired tensors of both checkpoints, with the results of the checks so far.
 
-        Raises `ValueError` where there is no reference.
+        Raises `ValueError` without a reference.
         """
         from weightctl.verify.compare.pairs import pair_tensors
 
@@ -83,26 +83,26 @@ class Request:
         return pair_tensors(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
-        """Tell whoever wants to know."""
+        """Report progress: the name of the step, and the part of it that is done."""
         if self.progress is not None:
             self.progress(doing, done)
 
     def has_layer(self, number: int | None) -> bool:
-        """Whether a layer is looked at; what is of no layer is only where all are."""
+        """Whether a layer is checked; tensors outside the layers are if all layers are."""
         return self.layers is None or (number is not None and number in self.layers)
 
     def last_layer(self, layers: int) -> int:
-        """Return the last layer, of so many, that has to run; -1 where none was asked for.
+        """Return the last layer that has to run in a model with `layers` layers; -1 if none has to.
 
-        The numbers that are asked for may go on far beyond those that there are.
+        The requested range may extend beyond the model's layers.
         """
         return max(filter(self.has_layer, range(layers)), default=-1)
 
 
 def require_consistent(request: Request, wanted: Container[str]) -> None:
-    """Raise `ConversionError` for a limit that no check applies, and for layers that do not exist.
+    """Raise `ConversionError` for a limit that no check applies, or layers that do not exist.
 
-    A limit that is silently ignored would look like one that holds.
+    If the limit were ignored silently, it would seem to be met.
     """
     last = _find_last_layer(request)
     _require_comparison(request)
@@ -128,7 +128,7 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
 
 
 def _require_comparison(request: Request) -> None:
-    """Raise for `--compare` without a reference, and with a limit: it judges nothing."""
+    """Raise `ConversionError` for `compare` without a reference, or with a limit."""
     if not request.compare:
         return
     if request.reference is None:
@@ -144,12 +144,12 @@ def _require_comparison(request: Request) -> None:
 
 
 def _find_last_layer(request: Request) -> int | None:
-    """Return the number of a known model's last layer; raise where others are asked for."""
+    """Return the last layer's number in a known model; raise for a request of other layers."""
     subject, asked = request.subject, request.layers
     if subject.damage is not None or subject.checkpoint is None:
         return None
     count = subject.checkpoint.config.layers
-    # Of ranges beyond all bounds no length can be had.
+    # The ends are compared, since `len` fails for very large ranges.
     if asked is not None and not (asked and {asked[0], asked[-1]} <= {*range(count)}):
         raise ConversionError(
             f"{subject.path}: --layers lists layers that do not exist: the model has "

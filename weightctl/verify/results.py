@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_NAMED", "Explanation", "Problem", "Report", "Result", "keep_first"]
 
-# Of thousands that are alike nobody reads more; a file may claim any number of them.
+# A list of thousands of similar problems is not useful, and a file may cause any number of them.
 MOST_NAMED = 20
 
 _Kind = TypeVar("_Kind", bound=Figures)
@@ -62,9 +62,10 @@ class Problem:
 
 
 def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Sequence[Problem]:
-    """Return problems as they are, or the first of them and how many more there are.
+    """Return problems; if there are many, only the first, and one that counts the others.
 
-    `others` says that, with `{}` where the number belongs, and `where` is where they are together.
+    `others` is the text of that problem, with `{}` in place of the number, and `where` is its
+    place.
     """
     left = len(problems) - MOST_NAMED
     if left <= 0:

@@ -40,7 +40,7 @@ class Subject:
 
     @cached_property
     def stored(self) -> Checkpoint:
-        """The tree as the files have it; raises `FormatError` where they are damaged."""
+        """The tree as it is in the files; raises `FormatError` if they are damaged."""
         return open_weights(self.path, self.format_name)
 
     @cached_property
@@ -50,13 +50,13 @@ class Subject:
 
     @property
     def cut(self) -> GatheredSource | None:
-        """The set that the files are, where they are those of several ranks, else None."""
+        """The sharded checkpoint, if the files are those of several ranks; else None."""
         source = source_of(self.stored)
         return source if isinstance(source, GatheredSource) else None
 
     @property
     def whole(self) -> str:
-        """The directory of the sharded checkpoint that this is one rank's file of, else empty."""
+        """The directory of the sharded checkpoint if this is one rank's file; else empty."""
         return find_whole(header_of(self.stored).files)
 
     @cached_property
@@ -80,9 +80,10 @@ class Subject:
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """What cuts text for the model that is known, None without a tokenizer.
+        """The encoder of text for a known model; None without a tokenizer.
 
-        Raises `TokenizerError` where it is damaged, or there is no `tokenizers` library.
+        Raises `TokenizerError` if the tokenizer is damaged, or if the `tokenizers` library is
+        missing.
         """
         from weightctl.translate.tokenizer.encoding import encoder_of
 
@@ -106,7 +107,7 @@ class Subject:
 
     @property
     def is_of_unknown_family(self) -> bool:
-        """Whether nothing says what model it is, or one that is not known."""
+        """Whether the checkpoint does not state its family, or states an unknown one."""
         return isinstance(self.refusal, UnknownArchitectureError) or (
             isinstance(self.refusal, ArchitectureError) and not self._says_its_family
         )

@@ -54,9 +54,9 @@ def is_same_directory(descriptor: int, path: str) -> bool:
 
 @contextmanager
 def entrance(directory: str) -> Generator[None, None, None]:
-    """Let no other run begin in a directory meanwhile, where the file system has such locks.
+    """Prevent other runs from starting in a directory, if the file system has such locks.
 
-    It is for the moment in which a run looks for others and locks its first temporary file.
+    It is held while a run looks for other runs and locks its first temporary file.
     """
     descriptor = -1
     try:
@@ -69,7 +69,7 @@ def entrance(directory: str) -> Generator[None, None, None]:
 
 
 def refuse_other_runs(path: str, names: re.Pattern[str] | None = None) -> None:
-    """Raise `OutputError` where another run is writing to a path, or the directory that has it.
+    """Raise `OutputError` if another run is writing to a path, or to its directory.
 
     `names` is the pattern of further files of the output beside the path.
     """
@@ -94,13 +94,13 @@ def find_leftovers(path: str, names: re.Pattern[str] | None = None) -> Iterator[
 
 
 def find_journal(path: str) -> str | None:
-    """Return the path of the journal of a run that was stopped; None where there is none."""
+    """Return the path of the journal of a stopped run; None without one."""
     return next((each for each in find_leftovers(path) if each.endswith(JOURNAL)), None)
 
 
 def _is_locked(path: str) -> bool:
     try:
-        # Two that only ask do not meet.
+        # Shared locks do not conflict with each other.
         os.close(_open_locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
     except BlockingIOError:
         return True
@@ -124,9 +124,9 @@ def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: str) -> None
 
 
 def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
-    """Give what waits beside its name that name again, or remove it where new ones are all there.
+    """Restore a path from its temporary name, or remove the old content if the new is complete.
 
-    That is a directory which could not be exchanged at one moment, or a set of files that an
+    This concerns a directory that could not be exchanged atomically, or a set of files that an
     earlier version was replacing.
     """
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -136,7 +136,7 @@ def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
             pair = (os.path.join(directory, name), os.path.join(directory, found[1]))
             groups.setdefault(token_of(name), []).append(pair)
     for pairs in groups.values():
-        # The index, or the first part, is the first to go and the last to come.
+        # The index, or the first part, is moved away first and back last.
         pairs.sort(key=lambda pair: (not pair[1].endswith(".json"), pair[1]))
         is_replaced = os.path.lexists(pairs[0][1])
         for aside, path in reversed(pairs):

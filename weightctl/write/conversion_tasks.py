@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 DEFAULT_MEMORY = 256 << 20
-# Chunks so small that the interpreter's share is most of the work are not worth a thread.
+# Chunks so small that the interpreter takes most of the time are not worth a thread.
 _LEAST_ROOM = 1 << 20
 # A signal waits no longer than the copy of one of these takes.
 _MAX_COPIED = 32 << 20
@@ -46,7 +46,7 @@ _LOSS_FIELDS = 6
 
 
 def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
-    """Return how many bytes to work in, of a number of bytes or text such as "512MiB".
+    """Return the memory limit in bytes, from a number of bytes or text such as "512MiB".
 
     None is `DEFAULT_MEMORY`. Raises `ConversionError` for less than `least` bytes.
     """
@@ -62,14 +62,14 @@ def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
 
 
 def count_threads(threads: int, memory: int) -> int:
-    """Return how many threads work: no more than have room in so many bytes of memory."""
+    """Return the number of threads: no more than have room in `memory` bytes."""
     return min(threads, max(1, memory // 2 // _LEAST_ROOM))
 
 
 class Filled(NamedTuple):
-    """Bytes of an output tensor, from `offset` of its file on: in memory, or a range of a file.
+    """Bytes of an output tensor at `offset` of its file: in memory, or a range of a file.
 
-    `loss` is what rounding cost them.
+    `loss` is their rounding error.
     """
 
     info: TensorInfo
@@ -81,14 +81,14 @@ class Filled(NamedTuple):
 class ConversionWork:
     """Fills the files of a plan, within `memory` bytes for all threads.
 
-    What is recorded of a task is the loss of each tensor, and its CRC-32 where the layout needs it.
+    The record of a task has the loss of each tensor, and its CRC-32 if the layout needs it.
     """
 
     def __init__(self, plan: Plan, layouts: Sequence[Layout], *, threads: int, memory: int) -> None:
         self._plan = plan
         self._layouts = layouts
         self._room = memory // 2 // threads
-        # Memory that is new is slow: each thread keeps what it reads into and writes from.
+        # New memory is slow, so each thread keeps its buffers.
         self._memory = Memory()
         self._ahead = threads * _AHEAD
         self._tasks: Sequence[Task] = ()
@@ -143,7 +143,7 @@ class ConversionWork:
         return [Record(task.file, str(task.number), facts)]
 
     def _read_ahead(self, task: Task) -> None:
-        """Have the system read what a task begins with that will follow."""
+        """Let the system read the start of a later task in advance."""
         place = self._numbers[task.number] + self._ahead
         for following in self._tasks[place : place + 1]:
             for item, start, stop, _ in following.portions:
@@ -155,9 +155,9 @@ class ConversionWork:
                     source.expect(start, stop)
 
     def fill(self, task: Task, *, ranges: bool) -> Iterator[Filled]:
-        """Yield the bytes of a task in their order, each good until the next is asked for.
+        """Yield the bytes of a task in order, each valid until the next is requested.
 
-        With `ranges`, bytes of a file that stay as they are are not read, but named.
+        With `ranges`, unchanged bytes of a file are not read; their range is yielded.
         """
         for portion in task.portions:
             item = portion.item

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "Purpose", "Record", "Recorder", "read_journal"]
 
-# A run that is stopped before this many seconds leaves nothing: to start over costs as little.
+# A run that is stopped before this many seconds leaves nothing, since starting over is cheap.
 BEGIN_AFTER = 0.5
-# To wait for a disk takes long, so it is done for much work at a time; but a crash is not to undo
-# more than this.
+# Waiting for a disk takes long, so much work is recorded at a time; but a crash must not undo more
+# than this.
 _SECONDS = 0.03
 
 
 class Purpose(NamedTuple):
-    """What a run is for: SHA-256 of its plan, and of the fingerprint of its input.
+    """The purpose of a run: SHA-256 of its plan, and of the fingerprint of its input.
 
-    `input` is empty where the input cannot be recognized again: what is in memory.
+    `input` is empty if the input is in memory, where it cannot be recognized again.
     """
 
     plan: str
@@ -44,9 +44,9 @@ class Purpose(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Work on an output file, by the file's number, that is complete and on the disk.
+    """A unit of work on an output file, by the file's number, that is complete and on the disk.
 
-    `key` names the work within the plan, and `facts` are what is known only after it.
+    `key` names the work within the plan, and `facts` are results such as checksums.
     """
 
     file: int
@@ -58,7 +58,7 @@ class Journal:
     """A journal for writing. Readers ignore a line that a crash has cut off, and later lines."""
 
     def __init__(self, path: str, purpose: Purpose, records: Iterable[Record]) -> None:
-        """Write the journal in the place of what is there; raises `OutputError`."""
+        """Write the journal, and replace an existing one; raises `OutputError`."""
         self._path = path
         new = f"{path}.new"
         try:
@@ -140,12 +140,12 @@ def _parse_record(entry: Mapping[str, Any]) -> Record | None:
 
 
 class Recorder:
-    """Collects what is complete, and records it in the journal once it is on the disk.
+    """Collects complete work, and records it in the journal once it is on the disk.
 
-    A thread does so while more is written. The journal begins when the run has lasted
-    `BEGIN_AFTER` seconds, or at once where it goes on with the records of one. Without `identify`
-    there is none: what is in memory cannot be recognized by another run. `records` are all, by file
-    and key, whether or not they are on the disk yet.
+    A thread records while further work is written. The journal starts when the run has lasted
+    `BEGIN_AFTER` seconds, or at once if the run continues another. Without `identify` there is no
+    journal, since another run cannot recognize an input in memory. `records` has all records by
+    file and key, on the disk or not.
     """
 
     def __init__(self, path: str, identify: Callable[[], Purpose] | None) -> None:
@@ -161,7 +161,7 @@ class Recorder:
         self._thread = Thread(target=self._run, name="weightctl", daemon=True)
 
     def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
-        """Continue with the records of a run that was stopped; return them by file and key."""
+        """Continue with the records of a stopped run; return them by file and key."""
         self.records.update(((record.file, record.key), record) for record in records)
         self._kept = list(self.records.values())
         if self._kept:
@@ -175,7 +175,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         try:
-            # Where no thread can start, the work is done all the same, and not recorded.
+            # If no thread can start, the work is still done, but not recorded.
             with suppress(RuntimeError, MemoryError), defer_signals():
                 self._thread.start()
         except BaseException:  # Ctrl-C that was held back
@@ -192,7 +192,7 @@ class Recorder:
                 self._journal.close()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Wait until all is recorded that was added, or cannot be; raise why it cannot be."""
+        """Wait until all added work is recorded; raise the error that prevents it, if any."""
         self._end()
         if self._failure is not None and error is None:
             raise self._failure
@@ -219,7 +219,7 @@ class Recorder:
             self._failure = error
 
     def _record(self) -> bool:
-        """Record a batch; whether there may be more."""
+        """Record a batch; return whether there may be more."""
         batch: list[Record] = []
         wait = max(self._begins - time.monotonic(), _SECONDS)
         end, goes_on = time.monotonic() + wait, True

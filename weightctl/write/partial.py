@@ -47,9 +47,9 @@ __all__ = ["Partial", "find_kept", "hold_output", "write_files"]
 
 
 class _Resumable(NamedTuple):
-    """What a run that was stopped has left: the token of its names, and its records.
+    """The remains of a stopped run: the token of its file names, and its records.
 
-    Where there is nothing to continue although there was a run, `lost` says why.
+    If there was a run but nothing can be continued, `lost` says why.
     """
 
     token: str
@@ -60,8 +60,8 @@ class _Resumable(NamedTuple):
 class Partial:
     """The temporary files of a run, which get their names when all of them are complete.
 
-    `kept` are records of a run that was stopped; `lost` says why there are none although one was.
-    After an error nothing stays, unless the run has said that it `is_resumable`.
+    `kept` are records of a stopped run; `lost` says why there are none although there was a run.
+    After an error all files are removed, unless the run is marked as `is_resumable`.
     """
 
     def __init__(self, outcome: Outcome, left: _Resumable) -> None:
@@ -69,7 +69,7 @@ class Partial:
         self._token = left.token
         self._lock = -1
         self._is_named = False
-        # What an earlier run has left stays where this one fails before it has begun.
+        # Files of an earlier run are kept if this run fails before it has started.
         self.is_resumable = bool(left.records)
         self._intact: set[int] = set()
         self.kept: tuple[Record, ...] = left.records
@@ -154,7 +154,7 @@ class Partial:
             raise cannot_write(path, error) from error
 
     def _clear(self, stays: Iterable[str]) -> None:
-        """Remove from the directory what a run that was stopped has left beside these files."""
+        """Remove from the directory what a stopped run has left, except the given files."""
         wanted = {os.path.join(self.path, name) for name in stays}
         for directory, _, names in os.walk(self.path):
             for name in names:
@@ -193,7 +193,8 @@ class Partial:
                 named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
                 name_files(named, force=force, old=outcome.list_replaced())
             self._is_named = True
-            # Up to here a run that is killed can be continued; now there is nothing to continue.
+            # A run that is killed before this line can be continued; after it there is nothing to
+            # continue.
             with suppress(FileNotFoundError):
                 os.unlink(self.journal)
         sync_directory(os.path.dirname(outcome.path))
@@ -206,7 +207,7 @@ class Partial:
         self._outcome.refuse_contents(path, force=force)
         exchange(self.path, path)
         try:
-            # Somebody may have put a file there at the last moment.
+            # A file may have been created there at the last moment.
             self._outcome.refuse_contents(self.path, force=force)
         except BaseException:
             exchange(self.path, path)
@@ -246,8 +247,8 @@ def hold_output(
 ) -> Generator[Partial, None, None]:
     """Lock an output: no other run writes to it until the block ends.
 
-    What runs that were killed have left is undone, brought to its end, or kept to be continued.
-    Raises `OutputError` where another run is writing, or where the output is refused.
+    What killed runs have left is undone, completed, or kept to be continued. Raises `OutputError`
+    if another run is writing, or if the output is refused.
     """
     path, names = outcome.path, outcome.pattern
     partial: Partial | None = None
@@ -285,7 +286,7 @@ def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record
 
 
 def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resumable:
-    """Return what a run that was stopped has left for one with this plan and input."""
+    """Return what a stopped run has left for one with this plan and input."""
     lost = ""
     directory, base = os.path.split(path)
     pattern = re.compile(f"{re.escape(base)}{TEMPORARY}")
@@ -331,7 +332,7 @@ def _copy_mode(path: str, descriptor: int) -> None:
 def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
     """Write small files, all of them completely or none; raises `OutputError`.
 
-    The keys are real paths. Without `force` a file that has appeared there meanwhile stays.
+    The keys are real paths. Without `force`, a file that has appeared at a path meanwhile is kept.
     """
     named: list[tuple[str, str]] = []
     try:

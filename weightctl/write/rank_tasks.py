@@ -31,7 +31,7 @@ __all__ = ["RankWork"]
 
 # Where bytes that follow one another are fewer, ranks that have what is between them read together.
 _LEAST_RUN = 1 << 16
-# What takes so long is begun first, so that no thread is left alone with it in the end.
+# Passes this long start first, so that no thread is still busy alone at the end.
 _LARGE = 1 << 26
 # So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
 # for each other more often.
@@ -48,7 +48,7 @@ class RankOffset(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The bytes of tensors of ranks: chunks of the source one after the other, then zeros."""
+    """The bytes of tensors of ranks: shards of the source in order, then zeros."""
 
     pieces: tuple[SourceShard, ...]
     nbytes: int
@@ -56,7 +56,7 @@ class Content(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Contents that are made while these tensors of the source are read once.
+    """Contents that are made while some tensors of the source are read once.
 
     `by_itself` is True for a single tensor whose long byte ranges are read one by one.
     """
@@ -67,7 +67,7 @@ class Pass(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are made."""
+        """The number of bytes to make."""
         return sum(content.nbytes for content in self.contents)
 
 
@@ -77,9 +77,9 @@ def _list_passes(
     layouts: Sequence[Layout],
     done: Collection[tuple[int, str]],
 ) -> list[Pass]:
-    """Return the passes that make all tensors but those that are done, by rank and name.
+    """Return the passes that make all tensors except those in `done`, given by rank and name.
 
-    What several ranks have alike is made once.
+    Content that several ranks have in common is made once.
     """
     places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
     for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
@@ -104,7 +104,7 @@ def _list_passes(
 
 
 def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
-    """Return by what passes are put in order: that of the files, which disks like best."""
+    """Return the sort key of a pass: the order of the files, which disks read fastest."""
     extents = [header.extents[name] for name in each.sources]
     first = min(((extent.file, extent.offset) for extent in extents), default=(0, 0))
     return -(each.nbytes // _LARGE), first, each.contents[0].places[0].rank
@@ -118,7 +118,7 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
     shape, part = byte_shape(info), byte_part(info, piece.part)
     axis, ranges = max(part)
     inner = prod(shape[axis + 1 :])
-    # Of a tensor without elements there are no ranges.
+    # A tensor without elements has no ranges.
     shortest = min((stop - start for start, stop in ranges), default=0)
     return shortest * inner >= _LEAST_RUN
 
@@ -165,7 +165,7 @@ class RankWork:
     def do(
         self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]
     ) -> list[Record]:
-        """Make a pass; return what it has written, whether or not that is on the disk.
+        """Make a pass; return the records of what was written, perhaps not yet on the disk.
 
         `report` is called with the bytes of each chunk, times the ranks that have it.
         """
@@ -196,7 +196,7 @@ class RankWork:
     ) -> dict[str, bytes]:
         """Return the manifest.
 
-        Without the digests it says, to whoever opens the directory, that the set is unfinished.
+        Without digests, it states that the set is unfinished.
         """
         manifest = outcome.manifest(fingerprint_source(self._source))
         if records is not None:
@@ -211,7 +211,7 @@ class RankWork:
         return found
 
     def _by_runs(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
-        """Yield the chunks of the one content there is."""
+        """Yield the chunks of the only content."""
         for name, part in task.contents[0].pieces:
             info, step = self._tensors[name], self._step(name)
             for start, nbytes in runs(info, part):
@@ -222,7 +222,7 @@ class RankWork:
                     yield 0, held
 
     def _by_boxes(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
-        """Yield chunks with the number of the content that they continue."""
+        """Yield chunks with the index of the content that they continue."""
         for number, name in enumerate(task.sources):
             info = self._tensors[name]
             shape = byte_shape(info)
@@ -247,7 +247,7 @@ class RankWork:
                     yield of, own
 
     def _step(self, name: str) -> int:
-        """Return how many bytes of a tensor are read at a time: whole blocks."""
+        """Return the number of bytes of a tensor to read at a time, in whole blocks."""
         encoding = self._tensors[name].encoding
         # A change of byte order needs them; where blocks are unknown there is none.
         block = encoding.size if encoding.is_known else 1
@@ -255,7 +255,7 @@ class RankWork:
 
 
 def _range(shape: Sequence[int], box: Box) -> tuple[int, int]:
-    """Return where the bytes of a box start, and how many there are."""
+    """Return the start and the length of the bytes of a box."""
     index = 0
     for at, size in zip(box.place, shape, strict=False):
         index = index * size + at

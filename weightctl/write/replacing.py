@@ -1,7 +1,8 @@
 """Gives new files and directories their names, and replaces existing ones.
 
-One name changes at one moment. Several change by a record, see `weightctl.formats.switch`: a run
-that is killed before the record is there has changed nothing, and after that the new set counts.
+A single name changes atomically. Several names change with a record, see
+`weightctl.formats.switch`: a run that is killed before the record exists has changed nothing; after
+that, the new set is valid.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _RENAME_EXCHANGE = 2
 
 
 def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[str] = ()) -> None:
-    """Give complete temporary files their names; the file that leads to the others is the first.
+    """Give complete temporary files their names; the first file is the one that lists the others.
 
-    With `force` they take the place of what is there, and the paths of `old` are gone afterwards.
-    Raises `OutputError`; then nothing has changed, or the record tells readers and the next run of
+    With `force` they replace existing files, and the paths of `old` are removed. Raises
+    `OutputError`; then either nothing has changed, or the record points readers and the next run to
     the new files.
     """
     paths = [path for _, path in files]
@@ -56,14 +57,14 @@ def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[s
 
 
 def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
-    """Write the record of a replacement, and before it all that it needs."""
+    """Write the record of a replacement, after everything that it needs."""
     new = {os.path.basename(path): os.path.basename(temporary) for temporary, path in files}
-    # What leads to other files comes first.
+    # The file that lists the others comes first.
     old = sorted(there, key=lambda path: (format_by_index(path) is None, path))
     record = switch_path(files[0][1])
     try:
         _prepare_loadable(files)
-        # The set counts from here on: its data is on the disk, and so is what says where it is.
+        # The set is valid from here on: its data and its record are on the disk.
         _write(record, switch_bytes(new, tuple(map(os.path.basename, old))))
     except BaseException:
         _remove(loadable_name(temporary) for temporary, _ in files)
@@ -73,9 +74,9 @@ def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
 
 
 def complete(path: str, *, force: bool) -> None:
-    """Complete a replacement at a path that was stopped; do nothing if there is none.
+    """Complete a replacement at a path that was interrupted; do nothing if there is none.
 
-    Raises `OutputError` where its files were changed since, unless `force`.
+    Raises `OutputError` if its files were changed since then, unless `force`.
     """
     record = switch_path(path)
     if not os.path.lexists(record):
@@ -100,7 +101,7 @@ def complete(path: str, *, force: bool) -> None:
 def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
     """Give the parts that an index lists second names, and write an index of these.
 
-    By it other libraries find the new set, too, while its files get their names.
+    With it, other libraries find the new set while its files get their names.
     """
     (index, path), *parts = files
     if format_by_index(path) is None:
@@ -125,13 +126,13 @@ def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
 
 
 def _name_all(switch: Switch, *, force: bool) -> None:
-    """Give the files of a decided replacement their names; it can be done again from anywhere."""
+    """Give the files of a decided replacement their names; safe to repeat after an interruption."""
     leading = switch.path_of(switch.leading)
     interim = loadable_name(switch.path_of(switch.new[switch.leading]))
     if format_by_index(leading) is not None and os.path.lexists(interim):
         _publish(interim, leading, force=force or switch.leading in switch.old, keep=True)
     elif switch.leading in switch.old and not _is_ours(switch, switch.leading):
-        # Nobody is to take old parts and new ones for one set.
+        # Old and new parts must not be mistaken for one set.
         _remove([leading])
     for name, temporary in reversed(list(switch.new.items())):
         if os.path.lexists(switch.path_of(temporary)):
@@ -142,7 +143,7 @@ def _name_all(switch: Switch, *, force: bool) -> None:
 
 
 def _undo(switch: Switch) -> None:
-    """Take back a replacement that failed, where all that it would replace is still there."""
+    """Undo a replacement that failed, if all files that it would replace still exist."""
     if all(_is_there(switch, name) for name in switch.old):
         with suppress(OSError):
             own = [name for name in switch.new if _is_ours(switch, name)]
@@ -155,7 +156,7 @@ def _is_there(switch: Switch, name: str) -> bool:
 
 
 def _is_ours(switch: Switch, name: str) -> bool:
-    """Whether a new file has its name, be it the interim index."""
+    """Whether a new file already has its name; the interim index counts too."""
     if name not in switch.new:
         return False
     temporary = switch.path_of(switch.new[name])
@@ -182,7 +183,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a small file that is whole, and on the disk, when it gets its name."""
+    """Write a small file; it is complete and on the disk when it gets its name."""
     temporary = temporary_name(without_temporary(path))
     try:
         with open(temporary, "xb") as file:
@@ -196,9 +197,9 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> None:
-    """Give a whole file its name; without `force` only where nothing has that name.
+    """Give a complete file its name; without `force`, only if nothing has that name.
 
-    With `keep` it has the temporary name too afterwards, where the file system has hard links.
+    With `keep` the file also keeps its temporary name, if the file system has hard links.
     """
     if force and not keep:
         rename(temporary, path)

@@ -18,14 +18,14 @@ __all__ = ["Chunk", "Portion", "Task", "cut_chunks", "cut_tasks"]
 
 # Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
 _WORKING = 64
-# So many that the share of the interpreter, a tenth of a millisecond for each chunk, is small.
+# Large enough that the interpreter's overhead, 0.1 ms for each chunk, is small.
 _MAX_ELEMENTS = 1 << 20
 _MAX_COPY = 1 << 20
-# However little memory there is to be.
+# The minimum, however small the memory limit is.
 _MIN_ELEMENTS = 1 << 12
 _MIN_COPY = 1 << 16
-# A task is recorded when all of it is on the disk: small enough that little is done again after a
-# crash and that all threads have work, large enough that records are few.
+# A task is recorded when all of it is on the disk. It is small enough that a crash loses little
+# work and that all threads are busy, and large enough that records are few.
 _LEAST_TASK = 1 << 20
 _LARGEST_TASK = 64 << 20
 _TASKS = 1024
@@ -44,7 +44,7 @@ class Portion(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Portions that follow one another in an output file; `number` counts tasks from 0."""
+    """Consecutive portions of an output file; `number` counts tasks from 0."""
 
     number: int
     file: int
@@ -72,9 +72,9 @@ def cut_tasks(
 ) -> Iterator[Task]:
     """Yield the tasks of a plan in the order of the output's bytes.
 
-    They depend on the plan alone, not on threads or memory, unless `nbytes` says how large they
-    are. Where a layout needs the CRC-32 of each tensor, no tensor is cut. Raises `ConversionError`
-    where a tensor would not be as long as its layout says.
+    They depend on the plan alone, not on threads or memory, unless `nbytes` gives their size. If a
+    layout needs the CRC-32 of each tensor, tensors are not divided. Raises `ConversionError` if a
+    tensor's length differs from the one in its layout.
     """
     by_name = {item.info.name: item for item in plan.items}
     if nbytes is None:
@@ -104,7 +104,7 @@ def cut_tasks(
 
 
 def _count_work(item: Item) -> int:
-    """Return the bytes that are read or written for a tensor, whichever are more."""
+    """Return the bytes read or written for a tensor, whichever is more."""
     return max(item.source.nbytes, item.info.nbytes)
 
 
@@ -113,7 +113,7 @@ def _count_units(item: Item) -> int:
 
 
 def _step(item: Item, nbytes: int) -> int:
-    """Return how many bytes or elements of a tensor one task has: whole blocks, or whole rows."""
+    """Return the number of bytes or elements in one task: whole blocks, or whole rows."""
     if item.is_copy:
         unit = _copy_unit(item)
         return max(nbytes // unit, 1) * unit
@@ -123,14 +123,14 @@ def _step(item: Item, nbytes: int) -> int:
 
 
 def _copy_unit(item: Item) -> int:
-    # A change of byte order needs whole blocks; where blocks are unknown there is none.
+    # A change of byte order needs whole blocks; unknown encodings have none.
     return item.source.encoding.size if item.source.encoding.is_known else 1
 
 
 def _unit(item: Item) -> int:
-    """Return the least number of elements that can be encoded alone.
+    """Return the smallest number of elements that can be encoded independently.
 
-    Importance is of columns, so with it that is a row; blocks alone know no rows.
+    Importance applies to columns, so with it the unit is a row; otherwise it is a block.
     """
     source, target = item.source.encoding, item.info.encoding
     return lcm(source.block, target.block) if item.importance is None else item.info.row
@@ -150,7 +150,7 @@ def _refuse_other_size(item: Item) -> None:
 def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
     """Cut a portion into chunks of whole blocks of both encodings, each within `room` bytes.
 
-    They are never so small that the interpreter would do most of the work.
+    A minimum size keeps the overhead of the interpreter small, even if it exceeds `room`.
     """
     item = portion.item
     if item.is_copy:
@@ -181,7 +181,7 @@ def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
 
 
 def _list_matrices(portion: Portion) -> Iterator[tuple[int, int, F32 | None]]:
-    """Yield runs of elements that share their importance: the first, and behind the last."""
+    """Yield ranges [start, stop) of elements that share their importance, with it."""
     item, importance = portion.item, portion.item.importance
     if importance is None:
         yield portion.start, portion.stop, None

@@ -27,7 +27,7 @@ class StoppedError(Exception):
 
 
 class _Handed(NamedTuple):
-    """What a thread made of the item of a number; the thread waits until `taken` has an answer."""
+    """A result of an item, by the item's number; the thread waits for an answer in `taken`."""
 
     number: int
     made: Any
@@ -35,7 +35,7 @@ class _Handed(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """The item of a number is done."""
+    """A message that an item is done."""
 
     number: int
 
@@ -64,9 +64,9 @@ def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, thr
 def run_in_order(
     make: Callable[[_Item], Iterable[_Made]], items: Iterable[_Item], *, threads: int
 ) -> Generator[_Made, None, None]:
-    """Yield what `make` gives for each item, in their order; threads work ahead of it.
+    """Yield the results of `make` for each item, in order; threads work ahead.
 
-    What is yielded is good until the next is asked for. Raises as `run_all` does.
+    Each result is valid until the next is requested. Raises the errors of `run_all`.
     """
     following = iter(items)
     first = list(islice(following, 2))
@@ -80,7 +80,7 @@ def run_in_order(
 
 
 class _Threads(Generic[_Item]):
-    """Threads that take items one after the other; the caller hears of them by messages."""
+    """Threads that process items in order, and send messages to the caller."""
 
     def __init__(
         self,
@@ -95,8 +95,7 @@ class _Threads(Generic[_Item]):
         self._most = threads
         self._begun: list[Thread] = []
         self._ended = ended or Event()
-        # Of the standard library's ways to wait this one needs the fewest others, and Ctrl-C
-        # leaves it as it was.
+        # This way to wait needs the fewest other modules, and works with Ctrl-C.
         self.messages: SimpleQueue[_Handed | _Done | BaseException | None] = SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -117,7 +116,7 @@ class _Threads(Generic[_Item]):
 
     def _start(self) -> None:
         for _ in range(self._most):
-            # A process does not wait at its end for work that nobody asks for any more.
+            # A process should not wait at exit for work that is no longer needed.
             thread = Thread(target=self._run, name="weightctl", daemon=True)
             try:
                 thread.start()
@@ -144,18 +143,18 @@ class _Threads(Generic[_Item]):
             self.messages.put(None)
 
     def wait(self) -> None:
-        """Wait until all threads have come to their end; raise what one of them did."""
+        """Wait until all threads have ended; raise the error of one of them, if any."""
         for _ in tuple(self._begun):
             failure = self.messages.get()
             if isinstance(failure, BaseException):
                 raise failure
 
     def _release(self) -> None:
-        """Let threads that wait go on."""
+        """Let waiting threads continue."""
 
     @property
     def count(self) -> int:
-        """How many threads were started."""
+        """The number of threads that were started."""
         return len(self._begun)
 
 
@@ -170,7 +169,7 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
         self._waiting: dict[int, _Handed] = {}
 
     def _hand_over(self, item: _Item, number: int) -> None:
-        """Hand over what is made of an item, and wait each time until it is taken."""
+        """Pass on each result of an item, and wait until it is taken."""
         taken: SimpleQueue[bool] = SimpleQueue()
         for made in self._make(item):
             self.messages.put(_Handed(number, made, taken))
@@ -205,7 +204,7 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
     def _release(self) -> None:
         for handed in self._waiting.values():
             handed.taken.put(False)
-        # Those that hand something over now are released here; none begins another item.
+        # Threads that wait to pass on a result are released here; none starts another item.
         while any(thread.is_alive() for thread in self._begun):
             try:
                 message = self.messages.get(timeout=0.01)
@@ -217,7 +216,7 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
 
 @contextmanager
 def _name_missing_memory(threads: int) -> Generator[None, None, None]:
-    """Raise `ConversionError` in the place of `MemoryError`."""
+    """Raise `ConversionError` in place of `MemoryError`."""
     try:
         yield
     except MemoryError as error:

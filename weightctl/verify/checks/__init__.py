@@ -1,1 +1,1 @@
-"""The checks, one module or one folder each, as `weightctl.verify.CHECKS` lists them."""
+"""The checks, one module or folder for each, as `weightctl.verify.CHECKS` lists them."""

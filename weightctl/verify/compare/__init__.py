@@ -1,1 +1,1 @@
-"""The tensors of two checkpoints, and how far they are from each other."""
+"""Pairs the tensors of two checkpoints, measures their differences, and finds causes."""

@@ -36,25 +36,25 @@ __all__ = [
     "spell_out_rope",
 ]
 
-# What is compared as the speeds that it all makes, not field by field.
+# Fields that are compared together, as RoPE frequencies, not one by one.
 _STRETCH = ("rope_scaling", "has_rope_factors")
-# What the tensors tell better: a separate output may be a copy of the embedding.
+# Fields that the tensors show better: a separate output may be a copy of the embedding.
 _ELSEWHERE = {"tied", *_STRETCH}
-# What changes nothing where there is no table of positions.
+# Fields without an effect if there is no table of positions.
 _CONTEXT, _POSITIONS = "context", "position_embedding"
 _WINDOWS = ("sliding_window", "windowed_layers")
-# What tells the speeds of rotations but for how they are stretched.
+# Fields that determine RoPE frequencies, apart from RoPE scaling.
 _TURNS = ("rope_base", "rope_dimensions")
-# A few roundings of float32, in which GGUF has factors.
+# A few float32 rounding errors; GGUF stores factors in float32.
 _ROUNDING = 1e-5
 _LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDifference:
-    """A key that has another value in the reference's config.
+    """A config key whose value differs from the reference's.
 
-    `changes` are the fields of the subject's config with the values that it has there.
+    `changes` maps fields of the checkpoint's config to the reference's values.
     """
 
     problem: Problem
@@ -64,11 +64,11 @@ class ConfigDifference:
 def find_differences(
     subject: RecognizedModel, reference: RecognizedModel, *, with_context: bool = False
 ) -> list[ConfigDifference]:
-    """Return in which keys two checkpoints of one family differ, those that count.
+    """Return the keys in which the configs of two models of one family differ significantly.
 
-    What the naming conventions always have in their own way is not a difference, nor is a value
-    that follows from another that differs. The length of the context counts where positions have a
-    table of their own, and else `with_context`: it changes no short text, and cuts long ones.
+    Differences that naming conventions always cause are left out, and so are values that follow
+    from another difference. The context length is included if positions have a table of their own,
+    and otherwise only `with_context`: it has no effect on short texts, but cuts long ones.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[ConfigDifference] = []
@@ -85,16 +85,16 @@ def find_differences(
     if not is_stated and not rotates_alike(own, other):
         found.append(_compare_rope_scaling(subject, reference, own.config, other.config))
     if not found:
-        # They follow from what is nowhere said, and is the same.
+        # They follow from values that are not stated, and that are equal.
         named = [each for each in unequal if each[0] in following]
         return [_make_difference(subject, reference, *each) for each in named]
-    # They come right with the rest.
+    # Correcting the other fields corrects these.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
 
 
 def _add_difference(found: list[ConfigDifference], new: ConfigDifference) -> None:
-    """Add a difference, to the one by the same key where there is one."""
+    """Add a difference, and join it with one of the same key."""
     for place, each in enumerate(found):
         if each.problem.where == new.problem.where:
             found[place] = replace(each, changes={**each.changes, **new.changes})
@@ -103,7 +103,7 @@ def _add_difference(found: list[ConfigDifference], new: ConfigDifference) -> Non
 
 
 def correct(subject: RecognizedModel, found: list[ConfigDifference]) -> RecognizedModel | None:
-    """Return a checkpoint with the reference's values in its config; None where none can be."""
+    """Return a checkpoint with the reference's config values; None if that is impossible."""
     changes = {name: value for each in found for name, value in each.changes.items()}
     given: Any = subject.config
     try:
@@ -113,7 +113,7 @@ def correct(subject: RecognizedModel, found: list[ConfigDifference]) -> Recogniz
 
 
 def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
-    """Return a note on a sliding window that GGUF left out, empty where there is none."""
+    """Return a note on a sliding window that GGUF left out; empty if there is none."""
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     if windows[0] == windows[1] or not _is_no_window(subject, reference):
         return ""
@@ -132,7 +132,7 @@ def _list_unequal(
     *,
     with_context: bool,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the fields that differ and count, with both values."""
+    """Yield the fields that differ significantly, with both values."""
     given: Any = own
     for name in (each.name for each in fields_of(given)):
         value, wanted = getattr(own, name), getattr(other, name)
@@ -147,20 +147,20 @@ def _list_unequal(
 
 
 def _is_same(value: Any, wanted: Any) -> bool:
-    # GGUF has numbers in float32, and config.json in decimals.
+    # GGUF stores values in float32, config.json in decimals.
     if isinstance(value, float) and isinstance(wanted, float):
         return value == wanted or shortest(value) == shortest(wanted)
     return bool(value == wanted)
 
 
 def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
-    """Whether no key says a field, and the naming convention alone does."""
+    """Whether a field has no key, and follows from the naming convention alone."""
     lines = [key for key in subject.family.keys if key.field == field]
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 
 def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
-    """Whether a window is such as GGUF may leave out, since llama.cpp reads past it."""
+    """Whether GGUF may leave out a sliding window, since llama.cpp ignores it."""
     pair = {each.convention: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
@@ -171,12 +171,12 @@ def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
 
 
 def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
-    """Whether the value is not said, and would be the reference's if other fields were."""
+    """Whether a value is not stated, and would equal the reference's if other fields did."""
     where = find_spelling(subject, field)
     if not callable(where.default) or (where.is_stated and not where.follows):
         return False
     if where.follows and not hasattr(subject.config, where.follows):
-        # Nothing else tells that.
+        # No other key states this.
         return False
     try:
         return _is_same(where.default(reference.fields), wanted)
@@ -217,7 +217,7 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
 
 
 def _say_value(where: Spelling, name: str, value: Any) -> str:
-    """Say which key a value has, or which it follows from."""
+    """Return a value with its key, or with the key that it follows from."""
     if where.follows:
         return f"`{where.key}` makes the {name} {_show(value)}"
     return f"`{where.key}` is {_show(value)}"
@@ -235,7 +235,7 @@ def _describe_bias(where: Spelling, *, has_none: bool) -> Problem:
 def _compare_rope_scaling(
     subject: RecognizedModel, reference: RecognizedModel, own: Config, other: Config
 ) -> ConfigDifference:
-    """Return how the stretching of rotations differs, by the first key that does."""
+    """Return the difference in RoPE scaling, by the first key that differs."""
     values: list[dict[str, Any]] = []
     for config in (own, other):
         given: Any = getattr(config, "rope_scaling", None)
@@ -264,9 +264,9 @@ def _show(value: Any) -> str:
 
 
 def spell_out_rope(checkpoint: RecognizedModel) -> Read:
-    """Return what a config says, with what GGUF has small tensors for said in words.
+    """Return the config's fields, with values in place of GGUF's small RoPE tensors.
 
-    As it is where config.json had no words for that.
+    The config is returned unchanged if config.json cannot express these values.
     """
     fields: Fields = checkpoint.fields
     try:
@@ -282,9 +282,10 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
 
 
 def rotates_alike(one: Read, other: Read) -> bool:
-    """Whether two configs turn pairs of numbers by the same angles; True where neither turns any.
+    """Whether two configs give the same RoPE angles; also true if neither uses RoPE.
 
-    Speeds of a checkpoint's own tensors that no config has words for are not compared.
+    Frequencies that are tensors of a checkpoint, and that a config cannot express, are not
+    compared.
     """
     if any(getattr(each.config, "has_rope_factors", False) for each in (one, other)):
         return True
@@ -296,7 +297,7 @@ def rotates_alike(one: Read, other: Read) -> bool:
 
 
 def _compute_speeds(config: Any) -> Sequence[NDArray[Any]]:
-    """Return the speeds of near and far positions, and what cosines are multiplied by."""
+    """Return the RoPE frequencies at near and far positions, and the factor of the cosines."""
     base, scaling = getattr(config, "rope_base", None), getattr(config, "rope_scaling", None)
     if base is None:
         return ()

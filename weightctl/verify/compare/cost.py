@@ -1,4 +1,4 @@
-"""Costs of encodings: bits of each value, and errors of values that have been through them."""
+"""Storage costs of encodings: bits for each value, and errors of values."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 __all__ = ["PairSide", "count_bits", "decode_values", "typical_error"]
 
 _F32 = ENCODINGS["F32"]
-# The root mean square of rounding errors that are spread evenly, in half units of the last place,
-# of significands that are.
+# The root mean square of evenly distributed rounding errors, in half units of the last place, for
+# evenly distributed significands.
 _EVENLY = 0.4
-# What the codecs make of weights is about twice as far from them as no code of so many bits can
-# help being, whatever the number of bits.
+# The error of the codecs is about twice the theoretical bound for a code with this number of bits,
+# whatever the number.
 _ABOVE_BOUND = 2.0
 _MOST = 0.6
-# Of eight bits some are an exponent's, or one scale serves a whole channel.
+# Eight-bit schemes use some bits for an exponent, or one scale for a whole channel.
 _EIGHT_BITS = (7.0, 9.0)
 _ABOVE_BLOCKS = 5.0
 
 
 def count_bits(header: Header) -> Callable[[ReadableTensor], float]:
-    """Return what tells the bits per number of a tensor of this header, or made of one.
+    """Return a function that gives the bits per value of a tensor with this header.
 
-    A weight that is stored in parts, of which scales are some, is counted with all of them.
+    It also accepts tensors made from these. A weight that is stored in several tensors counts with
+    all of them, including scales.
     """
     apart: dict[tuple[TensorInfo, ...], float] = {
         origin.sources: sum(source.nbytes for source in origin.sources) * 8 / info.size
@@ -55,10 +56,10 @@ def count_bits(header: Header) -> Callable[[ReadableTensor], float]:
 
 
 def typical_error(encoding: Encoding, bits: float) -> float:
-    """Return the relative RMSE that weights usually have in an encoding.
+    """Return the relative RMSE that weights typically have in an encoding.
 
-    `bits` are those per number in the file, fewer than those of the encoding where a weight is
-    stored in parts.
+    `bits` is the number of bits per value in the file. It differs from that of the encoding if a
+    weight is stored in several tensors.
     """
     is_apart = bits != encoding.size * 8 / encoding.block
     if encoding.significand is not None and not is_apart:
@@ -70,30 +71,30 @@ def typical_error(encoding: Encoding, bits: float) -> float:
 
 
 class PairSide(NamedTuple):
-    """The storage of one of two tensors: its encoding, and bits per number in the file."""
+    """How one tensor of a pair is stored: its encoding, and the bits per value in the file."""
 
     encoding: Encoding
     bits: float
 
     @property
     def is_apart(self) -> bool:
-        """Whether the weight is stored in parts that our encodings do not describe."""
+        """Whether the weight is stored in several tensors, by a scheme."""
         return self.bits != self.encoding.size * 8 / self.encoding.block
 
     @property
     def typical(self) -> float:
-        """The relative RMSE that weights usually have so."""
+        """The relative RMSE that weights typically have in this storage."""
         return typical_error(self.encoding, self.bits)
 
     @property
     def keeps_all(self) -> bool:
-        """Whether float32 goes through it unchanged."""
+        """Whether float32 values are stored without loss."""
         return not self.is_apart and is_exact(_F32, self.encoding)
 
     def through(self, numbers: F32) -> F32 | None:
-        """Return what numbers, shape (n,), are once they have been stored so; whole blocks.
+        """Encode and decode values, [n], in whole blocks.
 
-        None where that cannot be said: nothing encodes it, or what it cannot hold is among them.
+        None if the encoding cannot be written, or cannot represent all of the values.
         """
         if self.keeps_all:
             return numbers
@@ -108,7 +109,7 @@ class PairSide(NamedTuple):
 
 
 def decode_values(raw: U8, encoding: Encoding) -> F32:
-    """Return the numbers of whole blocks of an encoding, shape (n,)."""
+    """Decode whole blocks of an encoding into values, [n]."""
     if encoding == _F32:
         return raw.view(np.float32)
     rows = transcode(raw.reshape(1, -1), encoding, _F32).raw

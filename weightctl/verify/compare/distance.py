@@ -1,8 +1,8 @@
-"""Distance of a tensor from its reference, and the limits that what their encodings cost sets.
+"""Distance of a tensor from its reference, and limits derived from the encodings' errors.
 
-The figures of its pieces add up. The factors of the limits are those that hold of conversions with
-an importance matrix, and of two quantizations of one model against each other, with some room;
-random numbers of the right size are further off.
+Values are compared in runs: `RUN` consecutive values. The measurements of chunks are added. The
+limits allow, with some margin, for conversions with an importance matrix, and for two quantizations
+of one model. Random values of the right size exceed them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ __all__ = [
     "stored_rows",
 ]
 
-# The numbers of a run: the least block that has a scale of its own.
+# The number of values of a run: the smallest block with a scale of its own.
 RUN = 32
-# Of runs that are wrong so many are remembered.
+# The number of wrong runs whose indices are kept.
 MOST_KEPT = 4096
-# How many times what it should cost a run may be off; a block of many runs may have nothing left
-# for one of them whose numbers are small.
+# The largest error of a run, as a multiple of the expected one. If a block has many runs, one with
+# small values may have lost everything.
 _RUN_LIMIT, _RUN_OF_MANY_LIMIT = 8.0, 12.0
 _FACTOR = 3.0
-# Numbers that have nothing in common with the reference are further off than this, whatever the
-# encoding; and zeros are.
+# Values unrelated to the reference have a larger error than this in any encoding, and so do zeros.
 _LOST = 0.75
 _ABOVE_LOST = 1.5
 _SHARE = 0.5
 _IN_SAMPLE, _LEAST_IN_SAMPLE = 8.0, 1e-3
 _ROUNDING = 2.0**-20
-# So many runs may differ where tensors of one encoding are said to be the same but for some damage.
+# The fraction of runs that may differ if tensors of one encoding count as equal except for damage.
 _FEW = 0.05
 
 
@@ -61,21 +60,22 @@ def _join_kept(own: list[int], other: list[int]) -> list[int]:
     return own + other[: MOST_KEPT - len(own)]
 
 
-# The field's metadata say what a number of two pieces comes to where that is not the sum.
+# The key in a field's metadata of the function that joins two measurements; the default is the sum.
 _OF_BOTH = "of_both"
 
 
 @dataclass(slots=True)
 class Measured:
-    """The distance of a tensor from its reference; what was measured of its pieces adds up.
+    """The distance of a tensor from its reference; measurements of chunks can be added.
 
-    `squares` are of the reference, `own_squares` of the tensor, `product` of one with the other,
-    `error` of their differences and `cost` of what their encodings should cost. `worst` is how many
-    times what they should cost the difference is in the worst run. `beyond` are the numbers of runs
-    that are further than the limit, as far as they are kept, and `runs_beyond` how many there are;
-    `unequal` and `runs_unequal` are the same for those that are not equal at all.
-    `nonfinite` counts numbers that are infinite or NaN on one side alone, or not the same on both,
-    and `nonfinite_there` those of them that are finite here.
+    `squares` is the sum of squares of the reference, `own_squares` of the tensor, and `product`
+    their inner product. `error` is the sum of squared differences, and `cost` is what the encodings
+    are expected to make of it. `worst` is the largest ratio of a run's difference to the expected
+    one. `runs_beyond` is the number of runs above the limit, and `beyond` has the indices of the
+    first of them. `runs_unequal` and `unequal` are the same for runs that are not equal.
+
+    `nonfinite` is the number of infinite and NaN values that the other side does not have in the
+    same place, and `nonfinite_there` the number of those that are finite in the tensor.
     """
 
     count: int = 0
@@ -95,33 +95,33 @@ class Measured:
     unequal: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _join_kept})
 
     def add(self, other: Measured) -> None:
-        """Add what was measured of a piece behind those so far."""
+        """Add the measurements of the chunk that follows."""
         for each in fields(self):
             of_both: Any = each.metadata.get(_OF_BOTH, add)
             setattr(self, each.name, of_both(getattr(self, each.name), getattr(other, each.name)))
 
     @property
     def runs(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return -(-self.count // RUN)
 
     @property
     def relative_rmse(self) -> float:
-        """The root of the squared differences over the reference's squares."""
+        """The root of the squared error relative to the reference's squares."""
         if self.nonfinite:
             return inf
         return relative_root(self.error, self.squares)
 
     @property
     def expected(self) -> float:
-        """What the encodings should cost, of the same kind."""
+        """The relative RMSE that the encodings are expected to cause."""
         return relative_root(self.cost, self.squares)
 
     @property
     def cosine(self) -> float:
-        """Between both as vectors; 1 where both are zeros, 0 where one is.
+        """The cosine between the tensors as vectors; 1 if both are zero, 0 if only one is.
 
-        NaN where some numbers are finite on one side alone.
+        NaN if some values are finite on one side only.
         """
         if self.nonfinite:
             return nan
@@ -134,40 +134,41 @@ class Measured:
 
 
 def relative_root(squared: float, squares: float) -> float:
-    """Return the root of a sum of squares over another; infinite where that is of nothing."""
+    """Return the square root of the ratio of two sums of squares; infinite if only one is zero."""
     if squared == 0:
         return 0.0
     return sqrt(squared / squares) if squares else inf
 
 
 def run_limit(pair: Pair) -> float:
-    """Return how many times what the encodings cost it a run of a pair may be off."""
+    """Return the largest error of a run, as a multiple of the error that the encodings cause."""
     block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
     return _RUN_LIMIT if block <= RUN else _RUN_OF_MANY_LIMIT
 
 
 def expected_error(pair: Pair, measured: Measured) -> float:
-    """Return the relative RMSE that the encodings cost; what is usual where they happen not to."""
+    """Return the relative RMSE that the encodings cause, or half the typical one if larger."""
     least = _SHARE * max(side.typical for side in pair.sides)
     return max(measured.expected, least, _ROUNDING)
 
 
 def allowed_error(pair: Pair, measured: Measured) -> float:
-    """Return the relative RMSE above which a tensor is not its reference any more."""
+    """Return the relative RMSE above which a tensor does not match its reference."""
     usual = expected_error(pair, measured)
     return min(_FACTOR * usual, max(_LOST, _ABOVE_LOST * usual))
 
 
 def sample_limit(pair: Pair) -> float:
-    """Return the relative RMSE of a few numbers above which the whole need not be looked at."""
+    """Return the relative RMSE of a sample above which measuring the whole tensor is pointless."""
     coarser = max(side.typical for side in pair.sides)
     return min(max(_IN_SAMPLE * coarser, _LEAST_IN_SAMPLE), 1.0)
 
 
 def is_lone_change(pair: Pair, measured: Measured) -> bool:
-    """Whether both are of one encoding and equal but for a few runs: then nothing may differ.
+    """Whether two tensors have the same encoding and are equal except for a few runs.
 
-    Numbers of full precision may: what computes them rounds them.
+    That is damage, since equal encodings of one model have no small differences. False for full
+    precision, where computations round values.
     """
     side, other = pair.sides
     if side != other or side.keeps_all:
@@ -176,16 +177,16 @@ def is_lone_change(pair: Pair, measured: Measured) -> bool:
 
 
 def is_within(pair: Pair, measured: Measured) -> bool:
-    """Whether a tensor is its reference, but for what their encodings cost."""
+    """Whether a tensor matches its reference within the errors of their encodings."""
     is_far = measured.relative_rmse > allowed_error(pair, measured)
     is_damaged = measured.runs_beyond or measured.nonfinite or is_lone_change(pair, measured)
     return not is_far and not is_damaged
 
 
 def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
-    """Return the rows, of one index of the first dimension each, that runs of numbers begin in.
+    """Return the rows in which runs start; a row is one index of the first dimension.
 
-    They are counted as in the naming convention that both are compared in.
+    Rows are counted in the naming convention in which the pair is compared.
     """
     shape = pair.tensor.info.shape
     width = pair.tensor.info.size // shape[0] if shape and shape[0] else 1
@@ -193,6 +194,6 @@ def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
 
 
 def stored_rows(pair: Pair, rows: list[int]) -> list[int]:
-    """Return the same rows, smallest first, as the file that the tensor is in counts them."""
+    """Return the rows as the tensor's file counts them, in ascending order."""
     step = pair.tensor.step if isinstance(pair.tensor, DerivedTensor) else None
     return sorted(step.order[row] for row in rows) if isinstance(step, RowOrder) else rows

@@ -1,4 +1,4 @@
-"""Search for the cause by which a tensor is not its reference, in the order of their table."""
+"""Search for the cause that makes a tensor differ from its reference, in the order of the table."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "computes_the_same", "explain", "explain_each"]
 
-# Where so many tensors in turn are explained by nothing, the others will not be either.
+# After this many consecutive tensors without an explanation, the others will not have one either.
 PATIENCE = 24
 
 
 def computes_the_same(pair: Pair, pairing: Pairing) -> Explanation | None:
-    """Return why a tensor may differ from its reference as it does, and the model is the same.
+    """Return why a tensor differs in a way that does not change the model's results.
 
-    None where it is not so: all tensors that belong together must differ in the same way.
+    None if that is not the case: all tensors of the part of the model must differ in the same way.
     """
     if pair.tensor.info.shape != pair.reference.info.shape:
         return None
@@ -43,11 +43,11 @@ def computes_the_same(pair: Pair, pairing: Pairing) -> Explanation | None:
 
 
 def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Explanation | None:
-    """Return what probably made a tensor another than its reference; None where nothing is known.
+    """Return what probably made a tensor differ from its reference; None if unknown.
 
-    `pair` is one of the pairing's, which keeps what is found. `found` is how far they are apart,
-    where that was measured. A mistake counts where the reference with the same mistake is the
-    tensor, within what the encodings cost.
+    `pair` is one of the pairing's, which keeps the result. `found` is the distance, if it was
+    measured. A mistake is accepted if the reference with the same mistake matches the tensor,
+    within the errors of the encodings.
     """
     if pair.module not in pairing.causes:
         pairing.causes[pair.module] = _find_cause(pair, pairing, found)
@@ -55,9 +55,9 @@ def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Expl
 
 
 def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | None]:
-    """Return what made each of some tensors another; None for the rest where none comes to light.
+    """Return the probable cause for each pair; the search stops after many pairs without one.
 
-    To tell that of one of many experts all others of its layer are looked at.
+    To detect an exchanged expert, all other experts of its layer are examined.
     """
     causes: list[Explanation | None] = []
     for pair in pairs:
@@ -67,7 +67,7 @@ def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | 
 
 
 def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explanation | None:
-    """Return the first explanation that holds; where shapes differ only guesses are made."""
+    """Return the first explanation that holds; if shapes differ, only guesses are tried."""
     has_shape = pair.tensor.info.shape == pair.reference.info.shape
     if has_shape and found is None:
         found = measure_pair(pair, run_limit(pair))
@@ -82,7 +82,7 @@ def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explana
             detect: Detector = load(cause.detector)
             explanation = detect(pair, pairing, found)
         else:
-            # Another tensor is the same in every view, and to turn many takes long.
+            # An exchanged tensor is the same in every view, and transposing many takes long.
             seen = views[:1] if cause.takes_another else views
             explanation = _prove(load(cause.guess), seen, pairing)
         if explanation is not None:
@@ -91,7 +91,7 @@ def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explana
 
 
 def _prove(guess: Guesser, views: Iterable[Pair], pairing: Pairing) -> Explanation | None:
-    """Return the explanation of the first guess that makes the tensor of its reference."""
+    """Return the explanation of the first guess that makes the reference match the tensor."""
     for view in views:
         for made, explanation in guess(view, pairing):
             if is_proven(made, pairing):
@@ -100,9 +100,9 @@ def _prove(guess: Guesser, views: Iterable[Pair], pairing: Pairing) -> Explanati
 
 
 def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
-    """Yield the pair as it is stored, and as a tensor of GGUF: rows are outputs there.
+    """Yield the pair as it is stored, in the checkpoint's convention, and as GGUF tensors.
 
-    Mistakes are made in the naming convention that a checkpoint is written in.
+    A tool makes its mistakes in the naming convention that it writes. In GGUF, rows are outputs.
     """
     yield pair
     own = pairing.checkpoint

@@ -1,4 +1,4 @@
-"""Measurement of errors between tensors, in all and in each run: streamed, on all cores."""
+"""Measures errors between tensors, in total and for each run, in chunks and in parallel."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ __all__ = [
 ]
 
 _PIECE = 1 << 20
-# Numbers that are worked on at a time: they stay in a core's cache.
+# The number of values to process at once: they stay in a core's cache.
 _TILE = 1 << 16
-# So many numbers in so many places tell whether tensors have anything in common.
+# The sample that is enough to determine whether two tensors are related.
 _SAMPLE, _SAMPLES = 1 << 11, 4
-# Of each some 32 KB.
+# Each takes about 32 KB.
 _MOST_SAMPLES_KEPT = 512
-# What the squares of float32 that are all of full precision add up to at least.
+# Sums of squares at least this large are exact enough in float32.
 _LEAST = 1e-30
-# Where the difference is not so many times what one encoding costs the other is not asked.
+# If the difference is at most this multiple of one encoding's error, the other encoding is not
+# tried.
 _NEAR = 2.0
-# Float32's own rounding, of a few operations.
+# The float32 rounding of a few operations.
 _ROUNDING = 2.0**-22
-# Where nothing but this part of a run's difference is left when its numbers are divided by a factor
-# that is a power of two, nearly, this part of the limit counts.
+# If dividing a run's values by a power of two, nearly, leaves at most this fraction of the
+# difference, this fraction of the limit applies.
 _REST, _NEAR_POWER, _LEAST_FACTOR = 0.1, 0.1, 0.05
 _OF_ONE_FACTOR = 0.4
-# Zeros are not what an encoding makes of a run where it would lose less than this part of it.
+# An encoding does not turn a run into zeros if it would lose less than this fraction of it.
 _KEPT = 0.25
-# A run that an encoding happens to hold well is still allowed this part of what is usual.
+# A run that an encoding happens to represent well may still have this fraction of the typical
+# error.
 _SHARE = 0.5
 
 
@@ -66,7 +68,7 @@ class _Piece(NamedTuple):
 
 
 def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
-    """Return some numbers of a tensor, whole blocks of it, in float32."""
+    """Read a range of a tensor's values, in whole blocks, as float32."""
     encoding = tensor.info.encoding
     first = start // encoding.block * encoding.block
     stop = min(-(-(start + count) // encoding.block) * encoding.block, tensor.info.size)
@@ -77,13 +79,13 @@ def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
 
 
 def measure_pair(pair: Pair, limit: float) -> Measured:
-    """Return how far a pair is apart."""
+    """Return the distance of a pair."""
     (found,) = measure_pairs([pair], lambda _: limit)
     return found
 
 
 def take_sample(tensor: ReadableTensor) -> F32:
-    """Return some numbers from all over a tensor."""
+    """Return a sample of a tensor's values, from all over it."""
     size = tensor.info.size
     starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
     pieces = [read_values(tensor, start, min(_SAMPLE, size - start)) for start in starts]
@@ -91,7 +93,7 @@ def take_sample(tensor: ReadableTensor) -> F32:
 
 
 def measure_sample(pair: Pair, sample: Callable[[ReadableTensor], F32] = take_sample) -> float:
-    """Return the relative RMSE of some numbers of a pair, from all over it."""
+    """Return the relative RMSE of a sample of a pair."""
     own, reference = (sample(each).astype(np.float64) for each in (pair.tensor, pair.reference))
     error, squares = float(np.sum((own - reference) ** 2)), float(np.vdot(reference, reference))
     return relative_root(error, squares)
@@ -102,11 +104,11 @@ def measure_pairs(
     limit: Callable[[Pair], float | None],
     progress: Callable[[float], object] | None = None,
 ) -> Generator[Measured, None, None]:
-    """Yield how far each pair, of one shape and of numbers both, is apart.
+    """Yield the distance of each pair; both tensors have the same shape and numeric values.
 
-    `limit` says how many times what encodings should cost a run may be off; where it is None, costs
-    and runs are not looked at. A few MB are held for each thread. Raises `FormatError` where a file
-    cannot be read.
+    `limit` gives the largest error of a run, as a multiple of the error that the encodings cause;
+    if it is None, costs and runs are not measured. Each thread uses a few megabytes. Raises
+    `FormatError` if a file cannot be read.
     """
     total = sum(pair.tensor.info.size for pair in pairs) or 1
     memory = Memory()
@@ -157,14 +159,14 @@ def _measure_piece(piece: _Piece, limit: float | None, memory: Memory) -> Measur
             _slice_blocks(raw, side, start, count) for raw, side in zip(raws, sides, strict=True)
         ]
         tile = Tile(parts, sides, piece.start + start, count, is_shifted)
-        # Each thread has a state of its own; what is not finite is looked at, not warned of.
+        # The error state is per thread; non-finite values are examined, not warned of.
         with np.errstate(all="ignore"):
             total.add(tile.measure(limit))
     return total
 
 
 def _adds(pair: Pair) -> bool:
-    """Whether a number was added to one side, whose rounding is not relative to what is left."""
+    """Whether a constant was added to one side, so that its rounding errors are absolute."""
     steps = {*pair.tensor.origin.steps, *pair.reference.origin.steps}
     return not steps.isdisjoint({str(Plus(1.0)), str(Plus(-1.0))})
 
@@ -186,14 +188,14 @@ def _slice_blocks(raw: U8, side: PairSide, start: int, count: int) -> U8:
 
 
 class Samples:
-    """Samples of the tensors that were asked for last, told apart by which object they are."""
+    """A cache of samples of the tensors that were requested last, by object identity."""
 
     def __init__(self) -> None:
-        # With the tensor, so that no other has its number.
+        # The tensor is kept too, so that its id is not reused.
         self._kept: dict[int, tuple[ReadableTensor, F32]] = {}
 
     def of(self, tensor: ReadableTensor) -> F32:
-        """Return some numbers from all over a tensor."""
+        """Return a sample of a tensor's values, from all over it."""
         kept = self._kept.pop(id(tensor), None) or (tensor, take_sample(tensor))
         self._kept[id(tensor)] = kept
         if len(self._kept) > _MOST_SAMPLES_KEPT:
@@ -202,7 +204,7 @@ class Samples:
 
 
 class Tile:
-    """Some numbers of both, cut into runs; the last of a tensor is filled up with zeros."""
+    """A chunk of values of both tensors, cut into runs; the last run is padded with zeros."""
 
     def __init__(
         self,
@@ -218,9 +220,9 @@ class Tile:
         self._is_same = sides[0] == sides[1]
 
     def measure(self, limit: float | None) -> Measured:
-        """Return how far they are apart; `limit` is how many times its cost a run may be off.
+        """Return the distance; `limit` is the largest error of a run, relative to its cost.
 
-        Where it is None neither costs nor the runs beyond them are measured.
+        If it is None, neither costs nor runs beyond the limit are measured.
         """
         found = Measured(self._count)
         own, reference = (
@@ -237,14 +239,14 @@ class Tile:
         found.squares = float(squares.sum())
         is_unequal = self._find_unequal(error)
         if is_unequal is None:
-            # Equal bytes cost nothing.
+            # Equal bytes have no error.
             found.own_squares = found.product = found.squares
             if not self._is_same and limit is not None:
                 found.cost = float(self._measure_cost(own, reference, squares, error, limit).sum())
             return found
         own_squares = _sum_squares(own)
         found.own_squares = float(own_squares.sum())
-        # Of the squares it could not be had where one number is huge.
+        # It cannot be derived from the squares if one value is huge.
         found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
         found.error = float(error.sum())
         found.max_error = float(np.abs(difference).max())
@@ -256,7 +258,7 @@ class Tile:
         ratio = error / self._allow_error(cost, squares)
         found.worst = sqrt(float(ratio.max()))
         is_beyond = self._find_beyond(ratio, limit, error, own, reference)
-        # A coarse encoding may be allowed as much as that.
+        # The limit of a coarse encoding may be as large as the loss of a whole run.
         is_beyond |= (own_squares == 0) & (cost < squares * _KEPT)
         beyond = np.flatnonzero(is_beyond)
         found.runs_beyond = len(beyond)
@@ -268,10 +270,10 @@ class Tile:
 
     @staticmethod
     def _find_beyond(ratio: F64, limit: float, error: F64, own: F32, reference: F32) -> Bools:
-        """Return which runs are further off than the limit, or nearly so and all by one factor.
+        """Return the runs above the limit, or near it with all values off by one power of two.
 
-        A bit of a scale's exponent makes that a power of two. For the sake of a few numbers that
-        matter most an encoder makes all of a run smaller, by any factor.
+        A flipped bit of a scale's exponent multiplies by a power of two. An encoder may also shrink
+        all values of a run for the sake of its largest ones, but by any factor.
         """
         beyond = ratio > limit * limit
         near = np.flatnonzero(ratio > (limit * _OF_ONE_FACTOR) ** 2)
@@ -298,7 +300,7 @@ class Tile:
         return np.where(both, own, np.float32(0)), np.where(both, reference, np.float32(0))
 
     def _find_unequal(self, error: F64) -> Bools | None:
-        """Return which runs are not equal, in bytes where both are of one encoding."""
+        """Return which runs are not equal; bytes are compared if both have one encoding."""
         if not self._is_same:
             return error > 0 if error.any() else None
         one, other = self._raws
@@ -313,14 +315,14 @@ class Tile:
     def _measure_cost(
         self, own: F32, reference: F32, squares: F64, error: F64, limit: float
     ) -> F64:
-        """Return what the encodings cost each run, in squares.
+        """Return the squared error that the encodings cause in each run.
 
-        That is of the reference's numbers in the encoding of fewer bits; where the difference is
-        greater the other may have been made of these.
+        The values of the side with more bits are put through the other side's encoding. If the
+        difference is larger than that explains, the error of the finer encoding is added.
         """
         mine, theirs = self._sides
         if self._is_same:
-            # Which numbers both were made of nobody knows.
+            # The values that both were made from are unknown.
             return self._estimate_cost(mine, squares) * 2
         ways = [(mine, reference), (theirs, own)]
         if mine.bits > theirs.bits:
@@ -344,7 +346,7 @@ class Tile:
         return np.where(np.isfinite(lost), lost, 0)
 
     def _estimate_cost(self, side: PairSide, squares: F64) -> F64:
-        """Return what is usual for numbers as large as those that a scale is shared with."""
+        """Return the typical squared error of each run, given the squares of its whole block."""
         if side.keeps_all:
             return np.zeros(len(squares))
         together = len(squares) if side.is_apart else max(side.encoding.block // RUN, 1)
@@ -362,7 +364,7 @@ class Tile:
 
 
 def _shape_runs(numbers: F32) -> F32:
-    """Return numbers in rows of a run each."""
+    """Return values as rows of one run each."""
     rest = -len(numbers) % RUN
     if rest:
         numbers = np.concatenate([numbers, np.zeros(rest, np.float32)])
@@ -373,7 +375,7 @@ def _sum_squares(runs: F32) -> F64:
     """Return the sum of squares of each run."""
     found: F64 = np.vecdot(runs, runs).astype(np.float64)
     if found.size and not (found.min() > _LEAST and found.max() < inf):
-        # Squares of numbers this small or large are beyond float32's.
+        # Squares of such small or large values are outside the range of float32.
         wide = runs.astype(np.float64)
         found = np.vecdot(wide, wide)
     return found

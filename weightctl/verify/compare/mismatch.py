@@ -1,4 +1,4 @@
-"""Two checkpoints that are not one model: other models, other names, or the file of one rank."""
+"""Detects two checkpoints that differ as a whole: other models, other names, or one rank's file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Mismatch", "find_mismatch", "find_prefix"]
 
-# The part of the names of the smaller checkpoint that two checkpoints of one model have in common.
+# The fraction of the smaller checkpoint's names that two checkpoints of one model share.
 _COMMON = 0.5
-# The part of the tensors that one rank's file has cut in the same way.
+# The fraction of the tensors that one rank's file has cut in the same way.
 _MOST = 0.75
 _MOST_RANKS = 64
 _EXAMPLES = 2
@@ -37,11 +37,10 @@ _SAMPLE, _PLACES = 512, 4
 
 
 class Mismatch(NamedTuple):
-    """Why two checkpoints cannot be compared tensor by tensor as they are.
+    """The reason why two checkpoints cannot be compared tensor by tensor.
 
-    `text` is a sentence about both, `short` a few words for checks that are skipped. `pairing` is
-    of the tensors that can be compared, None where none can. `is_whole` says whether A is a whole
-    model.
+    `text` is a sentence about both, and `short` a few words for checks that are skipped. `pairing`
+    has the tensors that can be compared, or is None. `is_whole` says whether A is a whole model.
     """
 
     cause: Explanation
@@ -67,9 +66,9 @@ class Mismatch(NamedTuple):
 
 
 def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
-    """Return why two checkpoints are not one model with the same names; None where they are.
+    """Return why two checkpoints are not one model with the same names; None if they are.
 
-    Headers tell; of tensors without a counterpart a few bytes are read.
+    Headers are compared, and a few bytes of tensors without a counterpart are read.
     """
     if text := _describe_models(subject.checkpoint, reference.checkpoint):
         return _make_different(f"A and B are different models: {text}")
@@ -83,10 +82,10 @@ def _make_different(text: str) -> Mismatch:
 
 
 def _describe_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
-    """Say what two models are where they are not one; empty where they may be.
+    """Describe two models if they are different; empty if they may be the same.
 
-    They are of two families, or of another width and besides of another depth or vocabulary: one
-    of these alone may be a mistake in a config.
+    Different models have different families, or different widths together with different depths or
+    vocabularies. A single one of these may be an error in a config.
     """
     if own is None or other is None:
         return ""
@@ -109,7 +108,7 @@ def _describe_model(model: RecognizedModel, with_vocabulary: bool) -> str:
 
 
 def _find_rank(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
-    """Return that one of the two is the file of one rank; its shapes say so, or the manifest."""
+    """Return a mismatch if one side is the file of one rank, by its shapes or the manifest."""
     cut = [pair for pair in pairing.pairs if pair.tensor.info.shape != pair.reference.info.shape]
     wholes = subject.whole, reference.whole
     if bool(wholes[0]) != bool(wholes[1]) and (cut or pairing.missing or pairing.unexpected):
@@ -147,7 +146,7 @@ def _make_rank(side: str, text: str, pairing: Pairing) -> Mismatch:
 
 
 def _count_ranks(shape: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """Return into how many equal shards one axis of a whole is cut; 0 where it is not so."""
+    """Return the number of equal shards that an axis is cut into; 0 if it is not cut so."""
     if len(shape) != len(whole):
         return 0
     unequal = [(size, of) for size, of in zip(shape, whole, strict=True) if size != of]
@@ -158,7 +157,7 @@ def _count_ranks(shape: tuple[int, ...], whole: tuple[int, ...]) -> int:
 
 
 def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
-    """Return that two checkpoints have other names for their tensors, or other tensors."""
+    """Return a mismatch if two checkpoints have other names for their tensors, or other tensors."""
     own, other = list_trained(subject.weights), list_trained(reference.weights)
     fewest = min(len(own), len(other))
     if bool(own) != bool(other):
@@ -217,7 +216,7 @@ def _list_names(reference: Subject) -> Iterable[str]:
 
 
 def find_prefix(names: Iterable[str], wanted: Iterable[str]) -> str:
-    """Return the prefix without which most names are wanted ones; empty where there is none."""
+    """Return the prefix without which most names are wanted ones; empty if there is none."""
     known = {*wanted}
     found: Counter[str] = Counter()
     for name in names:
@@ -229,7 +228,7 @@ def find_prefix(names: Iterable[str], wanted: Iterable[str]) -> str:
 
 
 def _match_contents(weights: Checkpoint, reference: Checkpoint) -> dict[str, str]:
-    """Return the name in the reference of each tensor that has the same bytes, by its own name."""
+    """Map the name of each tensor to the reference's name for a tensor with the same bytes."""
     own, other = (_read_contents(each) for each in (weights, reference))
     return {
         name: new

@@ -1,4 +1,4 @@
-"""Detection of values of full precision that were in a coarser encoding once."""
+"""Detects full-precision values that were stored in a coarser encoding before."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 __all__ = ["OnceQuantized", "exchange_sides", "find_former_encoding", "find_once_quantized"]
 
-# What has blocks, and what rounds each number by itself.
+# Encodings with blocks, and encodings that round each value by itself.
 _ROUNDED = {"F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _LEAST_BLOCK = 16
-# Numbers that are looked at: so many of a row at most, of so many rows.
+# The size of the sample: values of a row, values in total, and rows.
 _OF_ROW, _MOST_NUMBERS, _MOST_ROWS = 1024, 8192, 64
-# What was through an encoding loses less than this part of what numbers at large lose in it. What
-# bf16 rounds of Q8_0 is a third of that; noise loses all of it.
+# Encoding again loses less than this fraction of the error of other values. For bf16 and Q8_0 it is
+# a third; for noise it is the whole error.
 _FIXED = 0.5
-# How many times what the encoding costs the numbers may be apart from the reference's.
+# The range of the difference from the reference, as a multiple of the encoding's error.
 _NEAREST, _FARTHEST = 0.5, 2.0
-# How many times more or less than is usual an encoding may cost some numbers.
+# The largest factor between the error of an encoding and its typical error.
 _UNUSUAL = 8.0
-# All other tensors are like one of so many.
+# The number of tensors that represent all others.
 _MOST_TENSORS = 48
 
 
 class OnceQuantized(NamedTuple):
-    """The former encodings of the tensors of two checkpoints, the commonest of each first."""
+    """The former encodings of the tensors of two checkpoints, most frequent first."""
 
     own: Sequence[str]
     reference: Sequence[str]
 
 
 def find_once_quantized(pairs: Sequence[Pair]) -> OnceQuantized:
-    """Return what tensors of either side were in once, as far as some of them tell."""
+    """Return the former encodings of both sides, judging by some of the tensors."""
     matrices = [pair for pair in pairs if len(pair.tensor.info.shape) > 1]
     looked_at = matrices[:: -(-len(matrices) // _MOST_TENSORS) or 1]
     own = Counter(map(find_former_encoding, looked_at))
@@ -60,9 +60,9 @@ def _name_encodings(found: Counter[str]) -> list[str]:
 
 
 def find_former_encoding(pair: Pair) -> str:
-    """Return the encoding that a tensor of full precision was in, empty where it was in none.
+    """Return the former encoding of a full-precision tensor; empty if there is none.
 
-    It must be as far from the reference as that encoding makes it.
+    The tensor's difference from the reference must be the error of that encoding.
     """
     side = pair.sides[0]
     shape = pair.tensor.info.shape
@@ -89,7 +89,7 @@ def find_former_encoding(pair: Pair) -> str:
 
 
 def exchange_sides(pair: Pair) -> Pair:
-    """Return the pair with the reference for the tensor."""
+    """Return the pair with tensor and reference exchanged."""
     return pair._replace(
         tensor=pair.reference,
         reference=pair.tensor,
@@ -99,7 +99,7 @@ def exchange_sides(pair: Pair) -> Pair:
 
 
 def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
-    """Yield the encodings of fewer bits that rows of a width can be in."""
+    """Yield the encodings with fewer bits that can store rows of this width."""
     for encoding in ENCODINGS.values():
         is_meant = encoding.block >= _LEAST_BLOCK or encoding.name in _ROUNDED
         if is_meant and width % encoding.block == 0 and can_encode(encoding):
@@ -109,7 +109,7 @@ def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
 
 
 def _sample_values(tensor: ReadableTensor) -> F32:
-    """Return numbers of rows from all over a tensor, whole blocks of each."""
+    """Return values of rows from all over a tensor, in whole blocks."""
     width = tensor.info.shape[-1]
     rows = tensor.info.size // width if width else 0
     count = min(width, _OF_ROW)
@@ -125,7 +125,7 @@ def _measure_lost(side: PairSide, numbers: F32) -> float:
 
 
 def _measure_apart(own: F32, wanted: F32) -> float:
-    """Return the relative RMSE of a run that half of all are above: a huge number is in one."""
+    """Return the median relative RMSE of the runs, which a single huge value does not change."""
     difference = own.astype(np.float64) - wanted
     runs = [
         each[: len(each) // RUN * RUN].reshape(-1, RUN).astype(np.float64)

@@ -1,4 +1,4 @@
-"""The tensors of two checkpoints that are the same part of a model, whatever either calls them."""
+"""Pairs the tensors of two checkpoints that are the same part of a model, whatever their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-    # The module, the axis, and the steps that made the tensor what it is compared as.
+    # The module, the axis, and the steps that were applied to the tensor.
     OrderKey = tuple[str, int, tuple[str, ...]]
     Places = tuple[int, ...]
 
@@ -51,12 +51,12 @@ _CONVENTION_NAMES: dict[NamingConvention, str] = {
 
 
 class Pair(NamedTuple):
-    """One tensor of a checkpoint and the same one of the reference, both in one naming convention.
+    """A tensor of a checkpoint and the reference's counterpart, both in one naming convention.
 
-    `module` is what our modules call it, `part` that without layer and expert, and `layer` its
-    layer's number, None where it is of none. `name` and `reference_name` are what the checkpoints
-    call what they store it in. `names` are None where the family is unknown. `bits` and
-    `reference_bits` say how many bits either spends on a number.
+    `module` is the name of the module's parameter in weightctl, `part` that name without layer and
+    expert, and `layer` the number of its layer or None. `name` and `reference_name` are the names
+    of the stored tensors. `names` is None if the family is unknown. `bits` and `reference_bits` are
+    the bits per value in the files.
     """
 
     module: str
@@ -72,13 +72,13 @@ class Pair(NamedTuple):
 
     @property
     def expert(self) -> int | None:
-        """The number of the expert that it is of, None where it is of none."""
+        """The number of the expert that the tensor is part of, or None."""
         is_of_one = self.names is not None and "{expert}" in self.names.line.module
         return self.names.expert if self.names is not None and is_of_one else None
 
     @property
     def sides(self) -> tuple[PairSide, PairSide]:
-        """How either is stored."""
+        """How the two tensors are stored."""
         return (
             PairSide(self.tensor.info.encoding, self.bits),
             PairSide(self.reference.info.encoding, self.reference_bits),
@@ -87,17 +87,18 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """The tensors of two checkpoints, paired.
+    """The paired tensors of two checkpoints.
 
-    `missing` are what the checkpoint would call those that only the reference has, `unexpected`
-    what it calls those that only it has. `how` tells people by which names they were paired.
-    `checkpoint` and `reference` are the models, None where the family is unknown.
+    `missing` are the tensors that only the reference has, by their names in the checkpoint's
+    convention; `unexpected` are those that only the checkpoint has. `how` describes, for messages,
+    by which names they were paired. `checkpoint` and `reference` are the models, None if the family
+    is unknown.
 
-    What was found out of a pair is kept, by its module, for the check that asks next: `within` says
-    whether it is off by no more than its encodings cost, and `causes` why it is off, None where
-    nothing is known. `orders` are those in which a tensor has the rows or columns of its reference,
-    and `alike` says of parts of the model whether they compute what the reference's do though their
-    tensors differ. `samples` are of tensors that are compared with many others.
+    Results on pairs are kept by module for later checks: `within` says whether the error is
+    explained by the encodings, and `causes` why it is not, None if unknown. `orders` are the orders
+    in which tensors have the rows or columns of their references. `alike` says why parts of the
+    model compute the same although their tensors differ. `samples` are of tensors that are compared
+    with many others.
     """
 
     pairs: Sequence[Pair]
@@ -114,32 +115,32 @@ class Pairing:
 
     @property
     def is_of_other_models(self) -> bool:
-        """Whether all tensors together were found to be another model's, or of another step."""
+        """Whether the tensors were found to be from another model or another training step."""
         return any(cause is not None and is_of_both(cause.name) for cause in self.causes.values())
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:
-        """The pairs by what our modules call them."""
+        """The pairs by the names of our modules."""
         return {pair.module: pair for pair in self.pairs}
 
     @cached_property
     def once_quantized(self) -> OnceQuantized:
-        """What the tensors of either side were in before they were made full precision."""
+        """The former encodings of both sides' full-precision tensors."""
         views = [view for pair in self.pairs if (view := self.seen_in("gguf", pair)) is not None]
         return find_once_quantized(views)
 
     @cached_property
     def by_part(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
-        """The pairs that are one part of several layers, by the part and the expert."""
+        """The pairs of a part in several layers, by the part and the expert."""
         return _group(self.pairs, lambda pair: (pair.part, pair.expert))
 
     @cached_property
     def by_layer(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
-        """The pairs that are one part of several experts, by the part and the layer."""
+        """The pairs of a part for several experts, by the part and the layer."""
         return _group(self.pairs, lambda pair: (pair.part, pair.layer))
 
     def seen_in(self, convention: NamingConvention, pair: Pair) -> Pair | None:
-        """Return a pair of this pairing as a convention has it, None where that cannot be."""
+        """Return a pair of this pairing in a naming convention; None if that is impossible."""
         own, other = self.checkpoint, self.reference
         if pair.names is None or own is None or other is None:
             return pair
@@ -169,10 +170,10 @@ def convert_convention(
     checkpoint: RecognizedModel,
     convention: NamingConvention,
 ) -> ReadableTensor:
-    """Return a tensor of a checkpoint as another convention has it; itself where that is its own.
+    """Return a tensor of a checkpoint in another naming convention.
 
-    Raises `ConversionError` where it is of another shape than the change between them can be done
-    to.
+    It is returned unchanged if the convention is its own. Raises `ConversionError` if its shape
+    does not fit the change between the conventions.
     """
     change = names.change
     if change is None or checkpoint.convention == convention:
@@ -185,10 +186,10 @@ def convert_convention(
 
 
 def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
-    """Pair the tensors of two checkpoints: by our modules' names where a family is known.
+    """Pair the tensors of two checkpoints, by our modules' names if a family is known.
 
-    Where one alone is of a known family the other is read as if it were of that one too. Else equal
-    names are paired. No tensor is read.
+    If only one family is known, the other checkpoint is read as of the same family if possible.
+    Otherwise tensors with equal names are paired. No tensor is read.
     """
     own, other = subject.checkpoint, reference.checkpoint
     if own is None and other is not None:
@@ -203,7 +204,7 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
 def pair_renamed(subject: Subject, reference: Subject, names: Mapping[str, str]) -> Pairing:
     """Pair the tensors of two checkpoints after those of the first are renamed.
 
-    `names` are the new names, by the names that the checkpoint has; other tensors keep theirs.
+    `names` maps the checkpoint's names to new ones; other tensors keep theirs.
     """
     source = source_of(subject.weights)
     tensors = {
@@ -226,7 +227,7 @@ def pair_renamed(subject: Subject, reference: Subject, names: Mapping[str, str])
 
 
 def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
-    """Return a tree as a model like a known one; None where most of that is not there."""
+    """Return a tree as a model like a known one; None if most of its tensors are missing."""
     best: RecognizedModel | None = None
     for convention in _CONVENTIONS:
         try:
@@ -247,7 +248,7 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     lines = {each.module: each for each in own.family.tensors(own.config)}
     lines |= {each.module: each for each in other.family.tensors(other.config)}
     mine, theirs = _complete(own, other, lines), _complete(other, own, lines)
-    # Which rows are pairs is for the reference to say: the number of heads may be what is wrong.
+    # The reference determines which rows are pairs, since the number of heads may be wrong.
     own = replace(own, config=other.config)
     widths = count_bits(header_of(own.tree)), count_bits(header_of(other.tree))
     pairs: list[Pair] = []
@@ -291,10 +292,10 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
 def _complete(
     own: RecognizedModel, other: RecognizedModel, lines: dict[str, TensorNames]
 ) -> Mapping[str, ReadableTensor]:
-    """Return a model's tensors, with those that it alone has in another form.
+    """Return a model's tensors, with those that the other model stores separately.
 
-    That is the embedding as output, and what its config says where the other naming convention has
-    numbers.
+    These are a tied output, and values of the config that are tensors in the other naming
+    convention.
     """
     tensors = dict(own.tensors)
     if own.convention == "hugging_face" and other.convention == "gguf":
@@ -324,9 +325,10 @@ def _convert_both(
     *,
     is_finer: bool,
 ) -> tuple[ReadableTensor, ReadableTensor]:
-    """Return both in one naming convention, as they are where that cannot be done to their shapes.
+    """Return both tensors in one naming convention, or unchanged if their shapes do not allow it.
 
-    Where numbers change it is that of the one that has fewer bits, which stays as it is stored.
+    If the conversion changes values, the convention is that of the side with fewer bits, whose
+    values stay as stored.
     """
     convention: NamingConvention = "gguf"
     if names.change is not None and not names.change.is_of_rows:
@@ -345,14 +347,14 @@ def _name_part(names: TensorNames) -> str:
 
 
 def _name_stored(tensor: ReadableTensor) -> str:
-    """Return what a checkpoint calls the tensor that another is made of, or that it is itself."""
+    """Return the name of the stored tensor that a tensor is, or is made from."""
     if isinstance(tensor, StoredTensor):
         return tensor.name
     return ", ".join(source.name for source in tensor.origin.sources) or tensor.info.name
 
 
 def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
-    """Return the tensors that are of no part of the model, by their names without a prefix."""
+    """Return the tensors that are not part of the model, by their names without a prefix."""
     return {
         model.family.plain(name) if model.convention == "hugging_face" else name: name
         for name in model.unexpected
@@ -370,12 +372,12 @@ def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
 
 
 def list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
-    """Return the tensors of a tree by name, without buffers, which are computed from the config."""
+    """Return the tensors of a tree by name, except buffers, which are computed from the config."""
     return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
 def pair_named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
-    """Return the pair of two tensors of these names, as they are stored."""
+    """Return the pair of two tensors with these names, as they are stored."""
     tensor = tensor_of(source_of(weights), name)
     counterpart = tensor_of(source_of(reference), reference_name)
     layer, part = split_layer_number(name)

@@ -1,4 +1,4 @@
-"""Reports that are kept: what verifying a checkpoint found, in a file for people or for scripts."""
+"""Reports in files: what verifying a checkpoint found, for people or for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REPORTS", "check_targets", "write"]
 
-# What a path ends in, and what makes the text of such a file: `(report: Report) -> str`.
+# Suffixes of paths, each with the function that renders the text: `(report: Report) -> str`.
 REPORTS: dict[str, str] = {
     ".html": "weightctl.verify.report.html:render_page",
     ".md": "weightctl.verify.report.markdown:render_page",
@@ -25,10 +25,10 @@ REPORTS: dict[str, str] = {
 
 
 def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bool = False) -> None:
-    """Refuse, before anything is computed, reports that could not or must not be written.
+    """Raise `OutputError` for reports that cannot or must not be written, before any work.
 
-    `inputs` are files that are read. Raises `OutputError` for a suffix that is none of `REPORTS`,
-    an input, a place that is not there, and without `force` for a file that is.
+    `inputs` are files that are read. Refused are a suffix that `REPORTS` does not list, a path of
+    an input, a missing directory, and, without `force`, an existing file.
     """
     read = list(inputs)
     for path in paths:
@@ -48,11 +48,11 @@ def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bo
 
 
 def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
-    """Keep a report in files, each in the form that its suffix asks for.
+    """Write a report to files, each in the format of its suffix.
 
-    They appear whole, and all of them or none; a pipe is written at once. Raises `OutputError`
-    where that cannot be, for a suffix that is none of `REPORTS`, and without `force` for a file
-    that is there.
+    Either all files appear, complete, or none; pipes are written directly. Raises `OutputError` if
+    that fails, for a suffix that `REPORTS` does not list, and, without `force`, for an existing
+    file.
     """
     from weightctl.write.partial import write_files
     from weightctl.write.save import open_stream

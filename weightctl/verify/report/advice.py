@@ -1,4 +1,4 @@
-"""Advice on what to do next about what is wrong with a checkpoint."""
+"""Advice on what to do about problems of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ COMPARE = (
 
 
 def list_remedies(report: Report) -> list[str]:
-    """Return what to do next, each piece of advice once, in the order of the problems."""
+    """Return the remedies, each once, in the order of the problems."""
     advice = [each for each in dict.fromkeys(map(_choose_remedy, report.problems)) if each]
-    # Where the model does not work, and nothing that was found says why.
+    # For a model that does not work without a known reason.
     if report.reference is None and not advice and any(not each.hint for each in report.problems):
         advice.append(COMPARE)
     return advice
 
 
 def _choose_remedy(problem: Problem) -> str:
-    """Return the remedy of a problem's cause, else that of its check, else nothing."""
+    """Return the remedy of a problem's cause, or that of its check, or an empty text."""
     if problem.cause is not None:
         return CAUSES[problem.cause.name].remedy if problem.cause.name in CAUSES else ""
     return CHECKS[problem.check].remedy if problem.check in CHECKS and not problem.hint else ""

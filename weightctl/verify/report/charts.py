@@ -1,4 +1,4 @@
-"""Pictures of what each part of a model gives, and of how many positions diverge by how much."""
+"""Charts of the outputs of a model's parts, and of the distribution of divergences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MARGIN, _OUTER, _ABOVE_BARS, _BELOW_BARS = 62.0, 20.0, 40.0, 46.0
 
 
 class _Frame(NamedTuple):
-    """Where the parts of a model stand in a picture, and the lines behind them."""
+    """The positions of the model's parts in a chart, with its axis and grid lines."""
 
     places: list[float]
     axis: Axis
@@ -42,7 +42,7 @@ class _Frame(NamedTuple):
 
 
 def draw_activations(activations: Sequence[Activation]) -> Markup:
-    """Return a picture of the root mean square of what each part gives, and the greatest."""
+    """Return a chart of the root mean square and the largest value of each part's output."""
     values = [value for part in activations for value in (part.rms, part.greatest)]
     frame = _draw_frame([part.name for part in activations], values)
     parts = list(frame.lines)
@@ -79,7 +79,7 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
 
 
 def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
-    """Return a picture of how far each part is from the reference's, and how far is usual."""
+    """Return a chart of each part's divergence from the reference, and the usual one."""
     values = [value for part in layers for value in (part.divergence, part.expected)]
     frame = _draw_frame([part.name for part in layers], values, in_percent=True)
     parts = list(frame.lines)
@@ -131,12 +131,12 @@ def _draw_frame(
 
 
 def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
-    """Return what the parts are called, as many as there is room for: the last one first."""
+    """Return labels of the parts, as many as there is room for."""
     labels: list[Markup] = []
     y = HEIGHT - _BOTTOM + 20
     texts = [shorten(name.removeprefix(_LAYER), 14) for name in names]
     taken: list[tuple[float, float]] = []
-    # Words first: they stand for what is not a layer.
+    # Words first: they name the parts that are not layers.
     order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
     for every in (10, 5, 2, 1):
         for place in order:
@@ -152,7 +152,7 @@ def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
 
 
 def _draw_tooltip(x: float, frame: _Frame, text: str) -> Markup:
-    """Return what shows a text when something of a part is pointed at, however small it is."""
+    """Return an area that shows a text when the pointer is over a part, however small its bar."""
     half = (frame.places[1] - frame.places[0]) / 2 if len(frame.places) > 1 else 20.0
     left, right = max(x - half, _LEFT), min(x + half, WIDTH - _RIGHT)
     return element(
@@ -167,7 +167,7 @@ def _draw_tooltip(x: float, frame: _Frame, text: str) -> Markup:
 
 
 def draw_histogram(divergence: Divergence) -> Markup:
-    """Return a picture of how many positions have which divergence, empty ends left out."""
+    """Return a chart of the number of positions by divergence, without empty ends."""
     bars = _trim(divergence.histogram)
     bounds = [below for below, _ in bars]
     most = max((count for _, count in bars), default=0) or 1
@@ -226,7 +226,7 @@ def _trim(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def _find_bar(value: float | None, bounds: Sequence[float]) -> float | None:
-    """Return in which bar a value is, and how far in it; None where it is in none."""
+    """Return the position of a value on the axis of bars; None if it is outside."""
     if value is None or not isfinite(value) or value < 0:
         return None
     for place, below in enumerate(bounds):

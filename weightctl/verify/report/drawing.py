@@ -1,4 +1,4 @@
-"""Pictures as SVG, whose colours are those of the page: light or dark; and their axes."""
+"""SVG pictures in the colours of the page, light or dark, and their axes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ __all__ = [
     "make_axis",
 ]
 
-# Of a picture, in its own units; a page that is narrower has it scrolled.
+# The size of a picture in its own units; a narrower page scrolls it.
 WIDTH, HEIGHT = 960.0, 260.0
-# What is smaller or larger is drawn at the end, as what is smaller by so many decades than the
-# greatest is.
+# Values outside an axis are drawn at its end; an axis has at most this many decades.
 _LEAST, _GREATEST, _DECADES = 1e-30, 1e30, 10
 
 
 def draw_picture(
     title: str, parts: list[Markup], height: float = HEIGHT, width: float = WIDTH
 ) -> Markup:
-    """Return a picture that says what it shows to those who cannot see it."""
+    """Return a picture with a title for those who cannot see it."""
     drawn = element(
         "svg", *parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title,
         style=f"min-width:{0.72 * width:.0f}px",
@@ -54,7 +53,7 @@ def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str = "grid") 
 
 
 def draw_legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
-    """Return what colours mean, side by side: class and words of each."""
+    """Return a legend in one row; each entry is a colour's class and its text."""
     parts: list[Markup] = []
     for class_, words in entries:
         parts += [
@@ -67,7 +66,7 @@ def draw_legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis between two exponents of 10, drawn from `start` to `end`."""
+    """A logarithmic axis between two exponents of 10, drawn from `start` to `end`."""
 
     low: float
     high: float
@@ -75,7 +74,7 @@ class Axis:
     end: float = 1.0
 
     def at(self, value: float) -> float:
-        """Return where a value is drawn; at the ends what is beyond them, and 0 at the low one."""
+        """Return the position of a value; values beyond an end, and 0, are drawn at that end."""
         if isnan(value):  # drawn where infinity is
             return self.end
         exponent = log10(min(max(value, _LEAST), _GREATEST))
@@ -83,7 +82,7 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return the values that are written beside it, between three and eight."""
+        """Return the values to label, between three and eight."""
         decades = range(ceil(self.low - 1e-9), floor(self.high + 1e-9) + 1)
         if len(decades) > 3:
             return [10.0**power for power in decades[:: ceil(len(decades) / 7)]]
@@ -95,9 +94,9 @@ class Axis:
 def make_axis(
     values: Iterable[float], start: float = 0.0, end: float = 1.0, decades: float = 1.0
 ) -> Axis:
-    """Return an axis that has all the positive finite values on it, and at least so many decades.
+    """Return an axis for all positive finite values, at least `decades` long.
 
-    Of more than ten decades it has the greatest.
+    If they span more than ten decades, it covers the largest ones.
     """
     found = [
         log10(min(max(value, _LEAST), _GREATEST))
@@ -113,12 +112,12 @@ def make_axis(
 
 
 def _round_down(exponent: float) -> float:
-    """Return the exponent of the next 1, 2 or 5 of a decade that is not above one."""
+    """Return the exponent of the largest 1, 2 or 5 of a decade that is not above the given one."""
     return max(step for step in _list_steps(exponent) if step <= exponent + 1e-9)
 
 
 def _round_up(exponent: float) -> float:
-    """Return the exponent of the next 1, 2 or 5 of a decade that is not below one."""
+    """Return the exponent of the smallest 1, 2 or 5 of a decade that is not below the given one."""
     return min(step for step in _list_steps(exponent) if step >= exponent - 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The errors of all tensors in one picture: a column for each layer, a row for each kind."""
+"""A heat map of the errors of all tensors: a column for each layer, a row for each kind."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ __all__ = ["ErrorCell", "ErrorGrid", "draw_errors", "draw_excesses", "make_grid"
 
 _Place = TypeVar("_Place")
 
-# So many rows and columns are drawn, and what has no room is told.
+# The largest number of rows and columns; the report states how many tensors are left out.
 _MOST_KINDS = 40
 _MOST_LAYERS = 300
 _LEFT, _TOP, _ROW, _FOOT = 188.0, 26.0, 20.0, 34.0
 _WIDEST, _NARROWEST = 56.0, 6.0
 _LEVELS = 9
-# How many times the usual error, up to which a tensor has the colour; what is more has the last.
+# The upper bounds of the colours, as multiples of the usual error; larger errors have the last
+# colour.
 _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
 
 
 class ErrorCell(NamedTuple):
-    """What is drawn of the tensors of a kind in a layer: how many they are, and the worst."""
+    """The tensors of one kind in one layer: their number, and the worst one."""
 
     tensors: int
     worst: TensorError
 
 
 class ErrorGrid(NamedTuple):
-    """Tensors by what they are and by their layer, None for those outside the layers.
+    """Tensors by kind and layer; the layer is None for tensors outside the layers.
 
-    `left_out` counts the tensors for which there is no room.
+    `left_out` is the number of tensors that the grid has no room for.
     """
 
     kinds: Sequence[str]
@@ -58,7 +59,7 @@ class ErrorGrid(NamedTuple):
 
 
 def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
-    """Return tensors by kind and layer; of several in one place, as experts are, the worst."""
+    """Return tensors by kind and layer; of several in one cell, such as experts, the worst."""
     cells: dict[tuple[str, int | None], ErrorCell] = {}
     for error in errors:
         place = _find_place(error)
@@ -74,7 +75,7 @@ def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
         place: cell for place, cell in cells.items() if place[0] in kinds and place[1] in layers
     }
     places = {layer for _, layer in shown}
-    # Rows that only have something outside the layers stand below the others.
+    # Rows with only tensors outside the layers are below the others.
     inside = {kind for kind, layer in shown if layer is not None}
     return ErrorGrid(
         kinds=sorted(dict.fromkeys(kind for kind, _ in shown), key=lambda kind: kind not in inside),
@@ -85,10 +86,10 @@ def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
 
 
 def _find_place(error: TensorError) -> tuple[str, int | None]:
-    """Return what kind of tensor one is, and its layer.
+    """Return the kind and the layer of a tensor.
 
-    Where no family says which, the layer is the first number in the name. Other numbers are those
-    of experts and the like, and make no kinds.
+    If the family is unknown, the layer is the first number in the name. Other numbers, such as
+    those of experts, do not distinguish kinds.
     """
     pieces = error.part.removesuffix(".weight").split(".")
     layer = error.layer
@@ -104,7 +105,7 @@ def _is_number(piece: str) -> bool:
 
 
 def _keep_worst(places: Iterable[tuple[_Place, ErrorCell]], most: int) -> set[_Place]:
-    """Return so many of the places, those with the worst tensors."""
+    """Return the `most` places that have the worst tensors."""
     worst: dict[_Place, tuple[bool, float, float, float]] = {}
     for place, cell in places:
         found = badness_of(cell.worst)
@@ -113,7 +114,7 @@ def _keep_worst(places: Iterable[tuple[_Place, ErrorCell]], most: int) -> set[_P
 
 
 def draw_errors(grid: ErrorGrid) -> Markup:
-    """Return a picture of relative RMSE."""
+    """Return a heat map of relative RMSE."""
     worst = [cell.worst for cell in grid.cells.values()]
     sound = [error.relative_rmse for error in worst if not error.is_problem]
     scale = make_axis(
@@ -137,7 +138,7 @@ def draw_errors(grid: ErrorGrid) -> Markup:
 
 
 def draw_excesses(grid: ErrorGrid) -> Markup:
-    """Return a picture of how many times the error is what the encodings should cost."""
+    """Return a heat map of errors as multiples of the errors that the encodings explain."""
 
     def colour(error: TensorError) -> str:
         if error.relative_rmse == error.expected == 0:
@@ -198,7 +199,7 @@ def _draw_map(
 
 
 def _label_columns(columns: dict[int | None, float], step: float) -> list[Markup]:
-    """Return the layers' numbers over their columns, as many as there is room for."""
+    """Return the numbers of the layers above their columns, as many as there is room for."""
     labels: list[Markup] = []
     free = 0.0
     for layer, x in columns.items():

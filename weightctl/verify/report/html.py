@@ -1,4 +1,4 @@
-"""A report as one page with pictures, which needs no network and runs no script."""
+"""A report as one HTML page with pictures, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["render_page"]
 
-# A browser that obeys it loads nothing from anywhere and runs nothing, whatever the page says.
+# With this policy, a browser loads and runs nothing, whatever the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _FIRST_PROBLEMS = 40
 
 
 def render_page(report: Report) -> str:
-    """Return a report as a page of HTML, with its style and pictures inside."""
+    """Return a report as an HTML page, with its style and pictures inside."""
     outline = make_outline(report)
     name = report.path.rstrip("/").rpartition("/")[2] or report.path
     head = element(

@@ -24,10 +24,10 @@ def render_page(report: Report) -> str:
 
 
 def make_document(report: Report) -> dict[str, Any]:
-    """Return a report as what JSON can hold.
+    """Return a report as JSON-compatible objects.
 
-    What was measured has the names of `figures.py`. What is unknown is null, and numbers that are
-    not finite are the strings `inf`, `-inf` and `nan`.
+    Figures have the names of `figures.py`. Unknown values are null, and values that are not finite
+    are the strings `inf`, `-inf` and `nan`.
     """
     return {
         "path": report.path,
@@ -68,7 +68,7 @@ def _make_problem(problem: Problem) -> dict[str, Any]:
 
 
 def _make_plain(figure: Any) -> Any:
-    """Return what was measured, of whatever kind, as JSON has it."""
+    """Return a figure of any type as JSON-compatible objects."""
     if is_dataclass(figure):
         found = {field.name: _make_plain(getattr(figure, field.name)) for field in fields(figure)}
         if isinstance(figure, Divergence):

@@ -1,4 +1,4 @@
-"""A report as Markdown, for an issue or a model's card; nothing that a file says becomes markup."""
+"""A report as Markdown, for an issue or a model card; text from files never becomes markup."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["escape_text", "quote_code", "render_page"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-# What begins markup, a link or a mention; an underscore between letters does not.
+# Characters that begin markup, a link or a mention; an underscore between letters does not.
 _SIGNS = re.compile(r"[\\`*\[\]<>~&#$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# What makes a list or a heading of a line that it begins.
+# Characters that make a list or a heading at the beginning of a line.
 _FIRST = re.compile(r"[-+=](?=[-=\s]|$)|\d+[.)](?=\s|$)")
 _LONGEST = 120
 
 
 def render_page(report: Report) -> str:
-    """Return a report as a page of Markdown, as GitHub reads it."""
+    """Return a report as a page of GitHub-flavoured Markdown."""
     outline = make_outline(report)
     blocks = [*_render_header(outline), *chain.from_iterable(map(_render, outline.sections))]
     return "\n\n".join([*blocks, f"Written by weightctl {__version__} verify."]) + "\n"
@@ -80,7 +80,7 @@ def _render_block(block: Block) -> Iterator[str]:
 
 
 def _render_chart(chart: Chart) -> Iterator[str]:
-    """Yield a curve in the place of a picture, and the table that goes with it."""
+    """Yield a curve in place of the picture, and the chart's table."""
     yield f"**{chart.title}**"
     if chart.sentence:
         yield escape_text(chart.sentence)
@@ -105,7 +105,7 @@ def _render_table(table: OutlineTable) -> Iterator[str]:
 
 
 def _mark_cell(text: str, column: Column) -> str:
-    """Return a name or another text of a file as code, any other text escaped."""
+    """Return names and other texts from files as code, and any other text escaped."""
     if column.kind == "name" or (column.kind == "code" and text):
         return quote_code(text)
     return text if column.kind == "number" else escape_text(text)
@@ -128,7 +128,7 @@ def _join_rows(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]
 
 
 def _draw_curve(values: Sequence[float]) -> str:
-    """Return a line of bars, whose heights are those of the values' logarithms."""
+    """Return a line of bar characters, with heights by the logarithms of the values."""
     sound = [log10(value) for value in values if isfinite(value) and value > 0]
     low, high = min(sound, default=0.0), max(sound, default=0.0)
 
@@ -142,15 +142,15 @@ def _draw_curve(values: Sequence[float]) -> str:
 
 
 def escape_text(written: str) -> str:
-    """Return a text of ours in which what stands between two backticks is code, in one line."""
+    """Return a text of ours as one line, with code between backticks kept and the rest escaped."""
     return "<br>".join(_escape_line(line.strip()) for line in written.split("\n") if line.strip())
 
 
 def quote_code(shown: str, most: int = _LONGEST) -> str:
-    """Return a text as code of at most so many characters, which nothing in it ends."""
+    """Return a text as code of at most `most` characters, which its content cannot end."""
     shown = shorten(shown, max(most, 1))
     if "|" in shown:
-        # In a table it would end the cell, and how it is escaped there differs between readers.
+        # In a table it would end the cell, and readers differ in how it is escaped there.
         return f"<code>{''.join(map(_escape_char, shown))}</code>"
     if not shown.strip():
         return f'"{shown}"'
@@ -173,7 +173,7 @@ def _escape_line(line: str) -> str:
 
 
 def _escape_first(line: str) -> str:
-    """Return text that may stand at the beginning of a line."""
+    """Return a text that is safe at the beginning of a line."""
     begins = _FIRST.match(line)
     if begins is None:
         return _escape_signs(line)

@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG, in which nothing that a file says can be anything but text."""
+"""Elements of HTML and SVG, in which text from files is always escaped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Markup", "element", "join", "mark_code", "show_decimal"]
 
 
 class Markup(str):
-    """Text that is markup already; any other is escaped where it becomes part of an element."""
+    """Text that is already markup; any other text is escaped when it is put in an element."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element with what is in it and its attributes.
+    """Return an element with its children and attributes.
 
-    An underscore at the end of an attribute's name is left out, and others are hyphens; one that
-    is None is left out. Numbers have up to two decimals.
+    In an attribute's name, a final underscore is removed, and others become hyphens. Attributes
+    with the value None are left out. Numbers have up to two decimals.
     """
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{_show_attribute(value)}"'
@@ -36,12 +36,12 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def join(children: Sequence[str]) -> Markup:
-    """Return elements and texts, one behind the other."""
+    """Return elements and texts joined in order."""
     return Markup("".join(map(_escape_child, children)))
 
 
 def mark_code(text: str) -> Markup:
-    """Return a text in which what stands between two backticks is code, in its lines."""
+    """Return a text with the parts between backticks as code, and its line breaks kept."""
     lines = [_mark_code_in_line(line) for line in text.split("\n")]
     return Markup("<br/>".join(line for line in lines if line))
 

@@ -1,4 +1,4 @@
-"""The outline of a report: sections of what was found, which renderers write in their own ways."""
+"""The outline of a report: sections of content, which each renderer writes in its own format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State: TypeAlias = Literal["good", "wrong", "different", "skipped"]
 
 
 class CheckLine(NamedTuple):
-    """A check, what it looks at, and what came of it."""
+    """A check, what it examines, and its result."""
 
     name: str
     about: str
@@ -44,9 +44,9 @@ class CheckLine(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: names and other texts of files are code, numbers stand at the right.
+    """A column of a table: text from files is shown as code, and numbers are right-aligned.
 
-    One that is not `brief` is left out where there is little room.
+    A column that is not `brief` is left out if there is little room.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table. `note` belongs to its first cell; `share`, 0 to 1, is drawn as a bar."""
+    """A row of a table. `note` is added to its first cell; `share`, 0 to 1, is drawn as a bar."""
 
     cells: tuple[str, ...]
     is_problem: bool = False
@@ -67,8 +67,8 @@ class Row(NamedTuple):
 class OutlineTable:
     """A table with a title and a caption, which may be empty.
 
-    In one that `marks_problems` rows may be problems. One that `is_folded` is shown on request, and
-    left out where there is no way to ask.
+    With `marks_problems`, rows may be marked as problems. A table that `is_folded` is shown on
+    request, and left out of formats that cannot fold it.
     """
 
     columns: tuple[Column, ...]
@@ -88,19 +88,19 @@ class Fact(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts that stand side by side."""
+    """Facts that are shown side by side."""
 
     facts: tuple[Fact, ...]
 
 
 class Paragraph(NamedTuple):
-    """A text that explains what comes after it."""
+    """A text that introduces what follows."""
 
     text: str
 
 
 class Bullets(NamedTuple):
-    """Sentences one below the other."""
+    """A list of sentences."""
 
     items: tuple[str, ...]
 
@@ -113,11 +113,11 @@ class ProblemList(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart, and what stands in for it where pictures cannot be drawn.
+    """A chart, and its replacement in formats without pictures.
 
-    `draw` returns SVG; a `sentence` says all that there is to be seen where it is not empty. Where
-    pictures cannot be drawn there are a curve of `values` with a text that says what it is, and a
-    table; nothing without `values`.
+    `draw` returns SVG. If `sentence` is not empty, it says all that the picture would show, and
+    replaces it. In formats without pictures, the replacement is a curve of `values`, `text` that
+    explains it, and a table; without `values`, nothing.
     """
 
     title: str
@@ -141,7 +141,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A report in the order in which it is read."""
+    """A report in reading order."""
 
     path: str
     reference: str | None

@@ -1,4 +1,4 @@
-"""Words and digits for what was measured."""
+"""Texts for figures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = [
     "show_times",
 ]
 
-# Signs that look like a letter and a hyphen.
+# Characters that look like a letter and a hyphen.
 DASH, TIMES = "\u2013", "\u00d7"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def show_tick(value: float) -> str:
-    """Return a number beside an axis, where there is little room: `0.02`, `3.2·10⁻⁵`."""
+    """Return a short label for an axis: `0.02`, `3.2·10⁻⁵`."""
     if value == 0 or not isfinite(value) or 1e-4 < abs(value) < 1e5:
         return number(value + 0.0, 2) if isfinite(value) else number(value)
     digits, _, power = f"{value:.1e}".partition("e")
@@ -49,12 +49,12 @@ def show_tick(value: float) -> str:
 
 
 def show_times(value: float) -> str:
-    """Return how many times something is: 2.1 and the sign."""
+    """Return a factor with a multiplication sign."""
     return f"{number(value, 2)} {TIMES}"
 
 
 def shorten(text: str, length: int) -> str:
-    """Return a printable text of at most so many characters, dots for those in its middle."""
+    """Return a printable text of at most `length` characters, with dots in place of its middle."""
     text = printable(text)
     if len(text) <= length:
         return text
@@ -63,12 +63,12 @@ def shorten(text: str, length: int) -> str:
 
 
 def show_shape(shape: Sequence[int]) -> str:
-    """Return a shape, outermost first: its sizes with the sign between them."""
+    """Return a shape, outermost dimension first, with multiplication signs."""
     return f" {TIMES} ".join(map(str, shape))
 
 
 def say_verdict(report: Report) -> str:
-    """Return what came of it all, in a line."""
+    """Return the overall verdict in one line."""
     ran = sum(not result.skipped for result in report.results.values())
     noun = "difference" if report.comparison else "problem"
     found = len(report.problems) + len(report.differences)
@@ -83,7 +83,7 @@ def say_verdict(report: Report) -> str:
 
 
 def list_facts(figures: ForwardFigures) -> list[Fact]:
-    """Return what is known of how a model ran: what it is, the number, and what that means."""
+    """Return facts about the run of a model: name, number and meaning."""
     found: list[Fact] = []
     divergence = figures.divergence
     if figures.perplexity is not None:
@@ -111,7 +111,7 @@ def _list_divergence(divergence: Divergence) -> list[Fact]:
 
 
 def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
-    """Say that no part diverges from the reference's by more than is usual, and which does most."""
+    """Return a sentence that no part diverges more than usual, and that names the largest."""
     most = max(layers, key=lambda part: part.divergence)
     if most.divergence == 0:
         return "The output of every part equals that of the reference."
@@ -123,12 +123,12 @@ def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
 
 
 def show_encodings(error: TensorError) -> str:
-    """Return how a tensor is stored, and the reference's where that is stored otherwise."""
+    """Return a tensor's encoding, and the reference's if it is another."""
     if error.encoding == error.reference_encoding:
         return error.encoding
     return f"{error.encoding}, reference {error.reference_encoding}"
 
 
 def show_spaces(text: str) -> str:
-    """Return a token's text with its spaces to be seen."""
+    """Return a token's text with visible spaces."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")

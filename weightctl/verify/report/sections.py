@@ -1,4 +1,4 @@
-"""The sections of a report: what is in each, in which order, and how much of it."""
+"""The sections of a report: their content, their order and their length."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _WORST, _MOST_TENSORS, _GAINS, _LAYERS = 12, 1000, 20, 40
 
 
 def make_outline(report: Report) -> Outline:
-    """Return the outline of a report, which is the same whatever it is written as."""
+    """Return the outline of a report, which is the same for all formats."""
     sections = (
         Section("Problems", _list_problems(report.problems)),
         Section("Differences", _list_problems(report.differences)),
@@ -316,5 +316,5 @@ def _list_tensors(
 
 
 def _has_size(values: Iterable[float]) -> bool:
-    """Whether there is something to draw an axis for."""
+    """Whether a value is positive and finite, so that a chart can have an axis."""
     return any(isfinite(value) and value > 0 for value in values)

@@ -1,4 +1,4 @@
-"""The style of a report's page: light or dark as its reader's system is, on any screen."""
+"""The style of a report's page: light or dark as the reader's system is, on any screen."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _LEVELS = "".join(
     for level in range(count)
 )
 
-# What is wrong is told by its class last, whatever colour it has otherwise.
+# The class of problems comes last, so that its colour overrides others.
 STYLE = (
     f":root{{{_LIGHT}}}@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
     f"{_RULES}{_LEVELS}svg .bad{{fill:var(--bad)}}"

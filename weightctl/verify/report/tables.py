@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["list_checks", "make_table"]
 
-# A longer name of a tensor has dots in its middle, and so has a text a third as long.
+# Longer names of tensors are shortened in the middle, and texts longer than a third of this too.
 _LONGEST = 120
 _CLASSES = {"name": "wide", "number": "n", "code": "nowrap", "text": None}
 _SIGNS = {"wrong": "✗ ", "different": "≠ ", "skipped": f"{DASH} ", "good": "✓ "}
 
 
 def list_checks(checks: Sequence[CheckLine]) -> Markup:
-    """Return a table of what each check looked at, and what came of it."""
+    """Return a table of the checks with what each examines and its result."""
     heads = (
         _make_head("Check", "nowrap"), _make_head("Verdict", "nowrap"),
         _make_head("Checked", "wide"), _make_head("Seconds", "n time"),
@@ -31,7 +31,7 @@ def list_checks(checks: Sequence[CheckLine]) -> Markup:
 
 
 def make_table(table: OutlineTable) -> Markup:
-    """Return a table with a bar at the end of rows that have a share."""
+    """Return a table; rows with a share have a bar at the end."""
     heads = [_make_head(column.title, _CLASSES[column.kind]) for column in table.columns]
     has_shares = any(row.share is not None for row in table.rows)
     if has_shares:
@@ -82,7 +82,7 @@ def _make_row(columns: Sequence[Column], row: Row) -> Markup:
 
 
 def _mark_cell(text: str, column: Column) -> str:
-    """Return a name or another text of a file as code, any other text as it is."""
+    """Return names and other texts from files as code, and any other text as it is."""
     if column.kind == "name":
         return element("code", shorten(text, _LONGEST))
     if column.kind == "code":

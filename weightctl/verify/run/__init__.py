@@ -1,1 +1,1 @@
-"""A model of a checkpoint, run on tokens."""
+"""Runs a checkpoint's model on tokens."""

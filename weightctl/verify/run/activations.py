@@ -1,4 +1,4 @@
-"""Sizes of the values that a part of a model gives."""
+"""Sizes of the outputs of a model's parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ActivationSums", "measure_activation", "measure_usual_size"]
 
 
 class ActivationSums:
-    """What a part gives, looked at a piece at a time; infinities and NaN are only counted."""
+    """Sums over the output of a part, added in chunks; infinite and NaN values are only counted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,10 +25,10 @@ class ActivationSums:
         self._finite, self._nonfinite = 0, 0
 
     def add(self, x: F32) -> None:
-        """Look at more of it, of any shape."""
+        """Add values, of any shape."""
         if not x.size:
             return
-        # Squares of what float32 can hold are too large for it.
+        # Squares of large float32 values overflow float32.
         with np.errstate(invalid="ignore", over="ignore"):
             squares = np.einsum("i,i->", x.reshape(-1), x.reshape(-1), dtype=np.float64)
             greatest = float(np.abs(x).max())
@@ -43,7 +43,7 @@ class ActivationSums:
         self._greatest = max(self._greatest, greatest)
 
     def figure(self) -> Activation:
-        """Return what all of it comes to."""
+        """Return the figure for all values so far."""
         rms = (self._squares / self._finite) ** 0.5 if self._finite else 0.0
         return Activation(
             name=self._name, rms=rms, greatest=self._greatest, nonfinite=self._nonfinite
@@ -51,17 +51,17 @@ class ActivationSums:
 
 
 def measure_activation(name: str, x: F32, mask: NDArray[np.bool_]) -> Activation:
-    """Return the figure of what a part gives, of the positions in the mask alone."""
+    """Return the figure of a part's output at the positions of the mask."""
     gathered = ActivationSums(name)
     gathered.add(x[mask])
     return gathered.figure()
 
 
 def measure_usual_size(x: F32, mask: NDArray[np.bool_]) -> float:
-    """Return the root mean square of a position's numbers, the median of those of the mask.
+    """Return the median over the mask's positions of the root mean square of their values.
 
-    A few positions, the first for one, have numbers that are thousands of times larger in models
-    that are well; infinite where most positions have numbers that are not finite.
+    In healthy models a few positions, such as the first, have values that are thousands of times
+    larger; the median ignores them. Infinite if most positions have values that are not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = np.sqrt(np.square(x[mask], dtype=np.float64).mean(-1))

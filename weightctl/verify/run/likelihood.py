@@ -1,4 +1,4 @@
-"""Likelihoods of the tokens that came next, from logits."""
+"""Likelihoods of the next tokens, from logits."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MOST_BYTES = 64 * 2**20
 
 
 def count_positions(vocabulary: int) -> int:
-    """Return how many positions' logits, float32, are in memory at a time: 64 MiB, one at least."""
+    """Return how many positions' float32 logits fit in 64 MiB, at least one."""
     return max(1, _MOST_BYTES // (4 * max(1, vocabulary)))
 
 
 def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = None) -> F64:
-    """Return how unexpected each target was, in nats: logits [n, vocabulary], targets [n] -> [n].
+    """Return the loss of each target, in nats: logits [n, vocabulary], targets [n] -> [n].
 
-    `least` is what `compute_least_losses` returns, where that is known already. Sums are float64;
-    NaN where the logits are not finite.
+    `least` is the result of `compute_least_losses`, if already computed. Sums are float64. Losses
+    are NaN if the logits are not finite.
     """
     least = compute_least_losses(logits) if least is None else least
     with np.errstate(invalid="ignore", over="ignore"):
@@ -43,9 +43,9 @@ def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = 
 
 
 def compute_least_losses(logits: F32) -> F64:
-    """Return how unexpected the likeliest token is at each position, in nats: [n, any] -> [n]."""
+    """Return the loss of each position's most likely token, in nats: [n, any] -> [n]."""
     found = np.empty(len(logits), np.float64)
-    # A few rows at a time stay in the processor's cache.
+    # A few rows at a time fit in the processor's cache.
     step = max(1, count_positions(logits.shape[-1]) // 64)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(logits), step):
@@ -56,7 +56,7 @@ def compute_least_losses(logits: F32) -> F64:
 
 
 def compute_log_probabilities(logits: F32) -> F64:
-    """Return the logarithms of probabilities, along the last axis."""
+    """Return the logarithms of probabilities along the last axis."""
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = logits.astype(np.float64)
         shifted -= shifted.max(-1, keepdims=True)
@@ -65,9 +65,9 @@ def compute_log_probabilities(logits: F32) -> F64:
 
 
 def compute_perplexity(all_losses: F64) -> float | None:
-    """Return the exponential of the mean loss, infinite where that is too large for a number.
+    """Return the exponential of the mean loss, infinite if that overflows.
 
-    None where there is no loss, or one is not finite.
+    None if there are no losses, or if one is not finite.
     """
     if not all_losses.size or not np.isfinite(all_losses).all():
         return None

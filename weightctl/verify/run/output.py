@@ -1,4 +1,4 @@
-"""Judgement of a model's output: sense, likelihood of the text, and the tokens that come next."""
+"""Runs a model's output, and judges it: logits, likelihood of the text, and next tokens."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["Ending", "list_next_tokens", "list_targets", "run_output"]
 
 _NEXT = 5
-# Differences below this part of the numbers themselves are float32's rounding.
+# Differences below this fraction of the values are float32 rounding.
 _ALIKE = 1e-6
-# How unexpected, in nats, what a model is certain of still is.
+# The largest loss, in nats, of a token that counts as certain.
 _CERTAIN = 1e-5
 
-# Those of a model for tests, or of an alphabet of its own, need not be those of English.
+# Vocabularies of test models, or of special alphabets, need not contain English.
 _LEAST_VOCABULARY = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What came of a model's last part; nothing where it did not run."""
+    """The results of a model's output; empty if it did not run."""
 
     figures: tuple[Activation, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -52,10 +52,10 @@ class Ending:
 
 
 def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = False) -> Ending:
-    """Run the output on what came out of the last layer, a few positions at a time.
+    """Run the output on the last layer's output, a few positions at a time.
 
-    A model that is worse than chance at a text is worth a note, as the text may be strange; a
-    problem where any model `must_make_sense` of it, plain English.
+    A perplexity worse than chance is a note, since the text may be unusual. It is a problem if a
+    model `must_make_sense` of the text, which is plain English.
     """
     if not running.has_logits:
         return _judge_states(running.end(x), given)
@@ -69,14 +69,14 @@ def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool
         least, of_these = compute_least_losses(logits), targets[start : start + step]
         gathered.add(logits)
         judged.add(logits, least)
-        # Of those that nothing follows the first token stands in, and is left out.
+        # Positions without a target have the first token as a placeholder, and are left out.
         lost = compute_losses(logits, np.maximum(of_these, 0), least)
         found.append(lost[of_these >= 0])
         if start + step >= len(rows):
             last = list_next_tokens(logits[-1], given)
     figure = gathered.figure()
     ppl = None if figure.nonfinite else compute_perplexity(np.concatenate(found))
-    # To be no better than chance on tokens that are chance is expected.
+    # Random tokens cannot be predicted better than chance.
     is_lost = given.is_text and ppl is not None and ppl > running.vocabulary
     has_several = len(np.unique(given.ids[given.mask])) > 1
     text = _describe_nonfinite(figure) or judged.wrong(has_several=has_several, is_lost=is_lost)
@@ -109,14 +109,14 @@ def _judge_perplexity(ppl: float | None, running: Running) -> str:
 
 
 def list_targets(given: Prompt) -> NDArray[np.int64]:
-    """Return which token follows each position of the mask in its window, -1 where none does."""
+    """Return the token that follows each position of the mask in its window, -1 if none does."""
     after = np.full(given.ids.shape, -1, np.int64)
     after[:, :-1] = np.where(given.mask[:, 1:], given.ids[:, 1:], -1)
     return after[given.mask]
 
 
 def list_next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
-    """Return the likeliest tokens that a position's logits say come next, the likeliest first."""
+    """Return the most likely next tokens by a position's logits, most likely first."""
     if not np.isfinite(logits).all():
         return ()
     logarithms = compute_log_probabilities(logits)
@@ -132,7 +132,7 @@ def list_next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
 
 
 class _Judged:
-    """What logits of many positions have in common, looked at a piece at a time."""
+    """Properties of the logits of many positions, added in chunks."""
 
     def __init__(self) -> None:
         self._first: F32 | None = None
@@ -140,12 +140,12 @@ class _Judged:
         self._certain, self._count = 0, 0
 
     def add(self, logits: F32, least: F64) -> None:
-        """Look at those of more positions, and at how unexpected the likeliest token of each is."""
+        """Add the logits of more positions, and the losses of their most likely tokens."""
         first = logits[0] if self._first is None else self._first
         self._first = first.copy()
         with np.errstate(invalid="ignore", over="ignore"):
             smallest = _ALIKE * np.abs(first).max()
-            # The first rows of a model that is well settle it.
+            # In a healthy model, the first rows settle this.
             self._differs = self._differs or any(
                 bool((np.abs(row - first) > smallest).any()) for row in logits
             )
@@ -156,7 +156,11 @@ class _Judged:
         self._count += len(logits)
 
     def wrong(self, *, has_several: bool, is_lost: bool) -> str:
-        """Say what no working model's logits are; `has_several` tokens, and not all the same."""
+        """Return what is wrong with the logits, empty if nothing is.
+
+        `has_several` says whether the tokens of the text differ, and `is_lost` whether the model
+        predicts it worse than chance.
+        """
         if not self._spreads:
             return "all tokens are equally probable, at every position"
         if not self._differs and has_several:

@@ -1,4 +1,4 @@
-"""A model that is run a part at a time."""
+"""Runs a model one part at a time."""
 
 from __future__ import annotations
 
@@ -43,36 +43,38 @@ __all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "explain_unbuil
 Replaced: TypeAlias = "Mapping[str, ReadableTensor | F32]"
 
 EMBEDDING, OUTPUT = "embedding", "output"
-# The input of encoders, and what networks call the first dimension of theirs.
+# The input of encoders, and the name of a network's first dimension.
 _MASK, _BATCH = "mask", "batch"
 _NOTHING: Replaced = MappingProxyType({})
 
 
 def name_layer(number: int) -> str:
-    """Return what a layer is called, in figures and problems."""
+    """Return the name of a layer in figures and problems."""
     return f"layers.{number}"
 
 
 def explain_unbuilt(error: WeightctlError) -> str:
-    """Return why a checkpoint is not a model that can be run, in a line."""
+    """Return in one line why a checkpoint is not a model that can run."""
     return f"the model cannot be built: {error.headline} (see `names`)"
 
 
 class Flow(NamedTuple):
-    """What goes into a layer, float32[windows, positions, hidden], and what all are given."""
+    """A layer's input, float32[windows, positions, hidden], and inputs that all layers share."""
 
     x: F32
     beside: tuple[Buffer, ...]
 
 
 class Running:
-    """A model in float32 that is run part by part; the weights of one are in memory at a time.
+    """A model in float32 that runs part by part; the weights of one part are in memory.
 
-    Its parts are `embedding`, `layers.0` and so on, and `output`. What is `replaced` stands in for
-    the checkpoint's tensors, by the names of our modules. Of a checkpoint that is `cut` for several
-    ranks these compute it together, but for parts of which something is replaced; `grid` are those
-    that do, and `notes` say why where they cannot. Raises `ArchitectureError` where the checkpoint
-    is not a whole model, and `EngineError` where there is no torch or no such device.
+    Its parts are `embedding`, `layers.0` and so on, and `output`. Arguments `replaced` map names of
+    our modules to tensors that are used instead of the checkpoint's. If the checkpoint is `cut` for
+    several ranks, the ranks compute each part together, except parts with replaced tensors. `grid`
+    has the ranks that are used, and `notes` say why the ranks cannot compute it, if so.
+
+    Raises `ArchitectureError` if the checkpoint is not a whole model, and `EngineError` if torch or
+    the device is missing.
     """
 
     def __init__(
@@ -98,31 +100,31 @@ class Running:
 
     @property
     def grid(self) -> Grid:
-        """The ranks that compute it together; one alone where it is not cut."""
+        """The ranks that compute the model together; one rank if it is not cut."""
         return Grid() if self._ranks is None else self._ranks.grid
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """The number of layers."""
         return len(self._network.layers)
 
     @property
     def has_logits(self) -> bool:
-        """Whether it says what comes next; else it gives the last layer's states."""
+        """Whether the model predicts tokens; if not, its output is the last layer's states."""
         return hasattr(self._network, OUTPUT)
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens it knows."""
+        """The size of the vocabulary."""
         _, shape = self._network.embedding.weight.original_dtype_and_shape
         return shape.sizes[0]
 
     def begin(
         self, ids: NDArray[np.int64], mask: NDArray[np.bool_], replaced: Replaced = _NOTHING
     ) -> Flow:
-        """Run what comes before the layers, on tokens and where they are: [windows, positions].
+        """Run the part before the layers on tokens and their mask, both [windows, positions].
 
-        Raises `EngineError` for tokens that it does not know.
+        Raises `EngineError` for tokens that are not in the vocabulary.
         """
         given = [mask.astype(np.int64) if name == _MASK else ids for name in self._network.INPUTS]
         with self._hold_replaced(replaced):
@@ -133,7 +135,7 @@ class Running:
     def layer(
         self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
     ) -> F32:
-        """Return what a layer makes of any number of windows, as many times those of `beside`."""
+        """Run a layer on windows; their number is a multiple of the number in `beside`."""
         network = self._choose_network(replaced)
         with (
             self._hold_replaced(replaced),
@@ -149,16 +151,16 @@ class Running:
     def end(self, x: F32, replaced: Replaced = _NOTHING) -> F32:
         """Return the logits [windows, positions, vocabulary], or the states of an encoder.
 
-        No position sees another here: any part of what came out of the last layer will do.
+        Each position is computed by itself, so `x` may be any subset of the last layer's output.
         """
         with self._hold_replaced(replaced):
             graph = self._end(self._choose_network(replaced))
         return self._run(graph, [x], replaced)[0].to_numpy()
 
     def weights_of(self, part: str) -> list[str]:
-        """Return the names by our modules of the weights that a part needs.
+        """Return our modules' names of the weights that a part needs.
 
-        A tied output needs the embedding's.
+        A tied output needs the embedding's weight.
         """
         if part == EMBEDDING:
             return list(self._begin(self._network).weights_by_name)
@@ -167,7 +169,7 @@ class Running:
         return [name for name in self._weights if name.startswith(f"{part}.")]
 
     def _choose_network(self, replaced: Replaced) -> Network:
-        """Return what computes a part: the ranks together, where nothing stands in for weights."""
+        """Return the network for a part: that of the ranks, unless weights are replaced."""
         return self._network if replaced or self._ranks is None else self._ranks.network
 
     def _begin(self, network: Network) -> Graph:
@@ -199,7 +201,7 @@ class Running:
 
     @contextmanager
     def _hold_replaced(self, replaced: Replaced) -> Generator[None]:
-        """Have the weights be stored as what stands in for them, in graphs that are built here."""
+        """In graphs that are built here, give weights the storage of their replacements."""
         changed = {name: self._weights[name] for name in replaced}
         before = {
             name: (*weight.original_dtype_and_shape, weight.quantization_encoding)
@@ -218,7 +220,8 @@ class Running:
 
 @contextmanager
 def _build(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
-    # The weights are named already: to do so for each layer anew is a third of a model's time.
+    # The weights already have names; naming them again for each layer takes a third of the model's
+    # time.
     with Graph(name, types) as graph, under(naming_of(network)):
         yield graph
 
@@ -230,7 +233,7 @@ def _find_storage(given: ReadableTensor | F32) -> tuple[tuple[int, ...], Encodin
 
 
 def _repeat(given: Buffer, kind: TensorType, windows: int) -> Buffer:
-    """Return what is of each window once more for each further window, all else as it is."""
+    """Return a per-window input repeated to `windows` windows; other inputs unchanged."""
     if str(kind.shape[0]) != _BATCH or given.shape[0] == windows:
         return given
     array = given.to_numpy()

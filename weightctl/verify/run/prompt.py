@@ -28,8 +28,8 @@ WINDOW, MOST_WINDOWS = 256, 8
 _SEED = 8
 _SHOWN = 4
 _TOKENS_HINT = "give token ids: --tokens 1,2,3"
-# Written for this purpose, so that no model has learned it by heart: plain English of several
-# kinds, about as long as one window.
+# Written for this purpose, so that models have not memorized it. It is plain English on several
+# subjects, and about as long as one window.
 TEXT = """\
 The harbour was quiet when the ferry came in, an hour later than the timetable had promised. Two \
 men in yellow coats threw the ropes over the bollards, and the passengers went down the narrow \
@@ -51,12 +51,11 @@ it a name, and finding our way home by it.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Tokens in windows that do not see each other, int64[windows, positions].
+    """Tokens in windows, int64[windows, positions]; a window does not see the others.
 
-    The `mask` is true where there is one of the prompt's, and not behind the end of the last
-    window. `source` says for people where they are from, and `text_of` what a token stands for,
-    empty where that is not known. They make a text unless `is_text` is false: then what a model
-    expects of them says nothing.
+    `mask` is true at tokens, and false at the padding of the last window. `source` describes where
+    the tokens come from, for messages. `text_of` returns the text of a token, empty if unknown. If
+    `is_text` is false, the tokens are not a text, and predictions of them have no meaning.
     """
 
     ids: NDArray[np.int64]
@@ -68,18 +67,20 @@ class Prompt:
 
     @property
     def count(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return int(self.mask.sum())
 
 
 def make_prompt(request: Request, *subjects: Subject) -> Prompt:
-    """Return the tokens that were asked for, or those of the text, for models that are known.
+    """Return the requested tokens, or those of the text, for models of known families.
 
-    The first that has a tokenizer says what they stand for, or makes them of the text. Without
-    either the text is our own; where no model has a tokenizer for that, tokens are drawn, always
-    the same. Raises `ConversionError` where what was asked for is nothing that such models run on:
-    tokens that they do not know, a text of no tokens, or one without a tokenizer. Raises
-    `TokenizerError` where a tokenizer is damaged, or is another model's.
+    The first subject with a tokenizer encodes the text, or gives the texts of requested tokens. If
+    neither is requested, the text is the built-in one; if no subject has a tokenizer, the tokens
+    are random, with a fixed seed.
+
+    Raises `ConversionError` if the models cannot run on what was requested: tokens outside the
+    vocabulary, a text without tokens, or a text without a tokenizer. Raises `TokenizerError` if a
+    tokenizer is damaged or of another model.
     """
     if request.tokens is not None:
         return _prompt_of_tokens(request.tokens, subjects)
@@ -104,7 +105,7 @@ def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Pro
         raise ConversionError(f"the tokens {strange}", hint=_TOKENS_HINT)
     try:
         encoder = None if find_spec("tokenizers") is None else _find_encoder(subjects)[1]
-    except TokenizerError:  # it is only to say what they stand for
+    except TokenizerError:  # the texts of tokens are optional
         encoder = None
     text_of = _show_nothing if encoder is None else encoder.text
     return _cut_windows(
@@ -151,7 +152,7 @@ def _require_text(text: str) -> None:
 
 
 def _find_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
-    """Return the first that has a tokenizer, and that; else the last, and none."""
+    """Return the first subject with a tokenizer, and its encoder; else the last one and None."""
     for subject in subjects:
         if subject.encoder is not None:
             return subject, subject.encoder
@@ -171,7 +172,7 @@ def _draw_tokens(checkpoint: RecognizedModel, why: str) -> Prompt:
 
 
 def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
-    """Name those that are not tokens of a model, empty where all are."""
+    """Return a description of the ids that are not in the vocabulary; empty if all are."""
     vocabulary = checkpoint.config.vocabulary
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
     if not strange:
@@ -189,7 +190,7 @@ def _cut_windows(
     around: tuple[Sequence[int], Sequence[int]] = ((), ()),
     text_of: Callable[[int], str] = _show_nothing,
 ) -> Prompt:
-    """Return windows of so many positions, what belongs around a text around each."""
+    """Return windows of `length` positions; the tokens `around` a text surround each window."""
     first, last = around
     room = length - len(first) - len(last)
     if room < 1:

@@ -1,4 +1,4 @@
-"""The ranks of a sharded checkpoint, which compute its model together, each from its own files."""
+"""The ranks of a sharded checkpoint, which compute its model together from their own files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Ranks"]
 
 
 class Ranks:
-    """A model that the ranks of a sharded checkpoint compute together, all of them on one device.
+    """A model that the ranks of a sharded checkpoint compute together, all on one device.
 
-    Those of one stage compute a layer. What a rank's file has of a weight is read from that. Raises
-    `ArchitectureError` where the checkpoint is not a whole model, and `ShardingError` where its
-    layers cannot be cut for so many.
+    The ranks of one pipeline stage compute a layer. Each rank's shards are read from its own file.
+    Raises `ArchitectureError` if the checkpoint is not a whole model, and `ShardingError` if its
+    layers cannot be cut for this number of ranks.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Ranks:
         network.to(device)
         self.network = parallel(network, [device] * grid.ranks, grid=grid)
         everywhere = range(self.grid.ranks)
-        # One of each stage: a layer is on one of them.
+        # One rank of each stage, since a layer is on one stage only.
         self._trees = [
             _make_tree(gathered.view_for_ranks(everywhere[rank :: grid.ranks]))
             for rank in range(grid.ranks)
@@ -49,7 +49,7 @@ class Ranks:
         self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
 
     def part(self, weight: Weight) -> Checkpoint:
-        """Return what a rank has of a weight, which is a shard."""
+        """Return the shard of a weight that a rank has."""
         whole, rank = weight.shard_of, weight.shard_idx
         if whole is None or rank is None or weight.part is None:
             raise ValueError(f"`{weight.name}` is not a shard")
@@ -64,6 +64,6 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
-    """Return the tensors by the names of our modules, of the same checkpoint in another tree."""
+    """Return a tree's tensors by our modules' names; it is another tree of the same checkpoint."""
     family, config = checkpoint.family, checkpoint.config
     return match(tree, family, checkpoint.convention, config, checkpoint.where).tensors

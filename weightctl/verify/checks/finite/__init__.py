@@ -1,4 +1,4 @@
-"""The check `finite`: all values are numbers, and none were lost or never written."""
+"""The check `finite`: all values are finite, and none are missing or damaged."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["check"]
 
 
 def check(request: Request) -> Result:
-    """Look at every floating-point number and block of a checkpoint.
+    """Check every floating-point value and every block of a checkpoint.
 
-    Found are NaN and infinity, scales of blocks that are damaged, matrices that are all zero or
-    constant, and rows that were lost. Rows of tokens that nothing uses are only noted.
+    Problems are NaN and infinite values, damaged block scales, matrices that are all zero or
+    constant, and rows that were lost. Zero rows of unused tokens are only noted.
     """
     weights = request.subject.weights
     header = header_of(weights)
@@ -70,7 +70,7 @@ def check(request: Request) -> Result:
 
 
 def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
-    """Name the first tensors of which something is wrong, and count the others."""
+    """Yield a problem for each of the first findings, and one that counts the others."""
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.kind] = counts.get(finding.kind, 0) + 1
@@ -83,7 +83,7 @@ def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
 
 
 def _is_repeated(header: Header, info: TensorInfo) -> bool:
-    """Whether a tensor is larger than its file, which has the same elements in many places."""
+    """Whether a tensor is larger than its file, which stores the same elements for many indices."""
     strides = header.extents[info.name].strides
     return strides is not None and any(
         stride == 0 and size > 1 for stride, size in zip(strides, info.shape, strict=False)

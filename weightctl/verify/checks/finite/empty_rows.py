@@ -1,4 +1,4 @@
-"""Rows of zeros that healthy checkpoints have, told from those that were lost."""
+"""Distinguishes the rows of zeros that healthy checkpoints have from rows that were lost."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EmptyRows", "UsedTokens", "is_made", "is_table", "may_be_zero"]
 
-# What a program computes, or a training begins with at zero, and no training made: masks, bases of
-# Fourier transforms, what an optimizer remembers of rows that had no gradient, biases of experts.
+# Tensors that are computed or that start at zero, and that training does not change: masks, bases
+# of Fourier transforms, optimizer state of rows without a gradient, biases of experts.
 _MADE = re.compile(
     r"mask|basis|filter|buffer|window|stft|(inv|rope)_freq|freqs|position_ids|sinusoid|"
     r"optimizer|exp_avg|momentum|bias(es)?$|bias_\w+$",
     re.IGNORECASE,
 )
-# The half of a low-rank adaptation that is zero before it is trained; and the kinds of segment of
-# models that have none.
+# The half of a low-rank adapter that is zero before training, and the segment embeddings of models
+# that do not use segments.
 _MAY_BE_ZERO = re.compile(
     r"lora_(B|up|embedding_B)\b|\.lora_b$|token_type(s|_embeddings)\b", re.IGNORECASE
 )
@@ -38,47 +38,47 @@ _TABLE = re.compile(
     r"emb|token_type|wte|wpe|lm_head|(^|\.)output\.weight$|shared\.weight|decoder\.weight$|cls\.pred"
 )
 _POSITIONS = re.compile(r"pos|wpe|type", re.IGNORECASE)
-# Tokens that a vocabulary keeps for whoever comes later.
+# Tokens that a vocabulary reserves for later use.
 _RESERVED = re.compile(
     r"unused|reserved|extra_id|extra_token|placeholder|dummy|madeupword|\[PAD|<pad|special_token",
     re.IGNORECASE,
 )
 _TRAINED = ("bos", "eos", "eot", "unknown", "cls", "seperator", "mask")
-# Before the first position or token some libraries put that of padding.
+# Some libraries store a padding row before the first position or token.
 _FIRST = 2
 
 
 def is_made(name: str) -> bool:
-    """Whether a tensor is, by its name, none that training makes: its numbers may be anything."""
+    """Whether a tensor is computed, not trained, judging by its name: it may have any values."""
     return _MADE.search(name) is not None
 
 
 def may_be_zero(name: str) -> bool:
-    """Whether a tensor of this name is all zeros in checkpoints that work."""
+    """Whether a tensor of this name may be all zeros in a working checkpoint."""
     return _MAY_BE_ZERO.search(name) is not None
 
 
 def is_table(name: str) -> bool:
-    """Whether a tensor has a row for each token, position or kind of segment, by its name."""
+    """Whether a tensor has a row for each token, position or segment type, judging by its name."""
     return _TABLE.search(name) is not None
 
 
 class EmptyRows(NamedTuple):
-    """Runs of rows of zeros, each from its first to behind its last: `unused` ones, and `lost`."""
+    """Ranges [first, stop) of rows that are all zeros: `unused` rows and `lost` rows."""
 
     unused: list[tuple[int, int]]
     lost: list[tuple[int, int]]
 
 
 class UsedTokens:
-    """The tokens of a checkpoint that are in use; its tokenizer is read when that is asked for."""
+    """The tokens of a checkpoint that are in use; the tokenizer is read on first use."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._read: dict[int, Tokenizer | None] = {}
 
     def split_unused(self, info: TensorInfo, runs: Sequence[tuple[int, int]]) -> EmptyRows:
-        """Tell rows of zeros of a table that nothing uses from those that were lost."""
+        """Split ranges of zero rows of a table into unused rows and lost rows."""
         rows = info.shape[0]
         is_of_tokens = _POSITIONS.search(info.name) is None
         tokenizer = self._find_tokenizer(rows) if is_of_tokens else None
@@ -101,7 +101,7 @@ class UsedTokens:
             try:
                 self._read[rows] = _load_tokenizer(self._subject, rows)
             except (WeightctlError, OSError):
-                self._read[rows] = None  # what is wrong with it is for others to say
+                self._read[rows] = None  # another check reports the error
         return self._read[rows]
 
 
@@ -113,12 +113,12 @@ def _load_tokenizer(subject: Subject, rows: int) -> Tokenizer | None:
         directory = os.path.dirname(files[0])
         kind = str(config(files).get("model_type", ""))
         found = from_directory(directory or ".", rows, kind)
-    # Else the rows are of something else than its tokens.
+    # If there are more tokens than rows, the rows are not those of the tokens.
     return found if found is not None and len(found.tokens) <= rows else None
 
 
 def _is_used(tokenizer: Tokenizer, row: int) -> bool:
-    # Many models pad with the token that ends a text.
+    # Many models use the end-of-text token for padding.
     if row in {tokenizer.special.get(word) for word in _TRAINED}:
         return True
     is_control = tokenizer.types[row] in {TokenType.CONTROL, TokenType.UNUSED}

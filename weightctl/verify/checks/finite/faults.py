@@ -37,25 +37,25 @@ __all__ = [
 NONFINITE = "not finite"
 _F64 = ENCODINGS["F64"]
 _PLAIN = {"F64", "F32", "BF16", "F16"}
-# So many numbers show how their sizes are spread.
+# The number of values that is enough to measure how magnitudes spread.
 _SAMPLE, _LEAST = 1 << 14, 64
-# The sizes of most weights are within so many powers of two; where bytes of a significand are taken
-# for exponents they are further apart.
+# Most weights of a tensor span at most this many powers of two. The span is larger if bytes of a
+# significand are read as exponents.
 _USUAL, _WIDE = 8.0, 14.0
-# What most numbers are between, in percent.
+# The percentiles that bound most values.
 _MOST = (10, 90)
 
 
 @dataclasses.dataclass(slots=True)
 class Occurrences:
-    """A count of what was looked for, and the first of it: its element and what it is."""
+    """The number of occurrences of a fault, with the element and the value of the first."""
 
     count: int = 0
     first: int = -1
     value: float = 0.0
 
     def add(self, start: int, step: int, wrong: NDArray[np.bool_], values: NDArray[Any]) -> None:
-        """Count what is `wrong` among values, each of `step` elements, from `start` on."""
+        """Count the `wrong` values; each covers `step` elements, the first from `start`."""
         count = int(np.count_nonzero(wrong))
         if count and not self.count:
             index = int(wrong.argmax())
@@ -65,7 +65,7 @@ class Occurrences:
 
 @dataclasses.dataclass(slots=True)
 class ScaleFault:
-    """Scales that are wrong, all in one way: the field that they are of, and what they are."""
+    """One kind of wrong scales: the field of the block, and what is wrong with it."""
 
     field: ScaleField
     text: str
@@ -75,7 +75,7 @@ class ScaleFault:
 
 
 def find_nonfinite(tensor: ReadableTensor, memory: Memory) -> tuple[Occurrences, Occurrences]:
-    """Return the numbers of a tensor that are NaN, and those that are infinite."""
+    """Return the occurrences of NaN and of infinity in a tensor."""
     nan, infinite = Occurrences(), Occurrences()
     encoding = tensor.info.encoding
     if can_decode(encoding):
@@ -89,7 +89,7 @@ def find_nonfinite(tensor: ReadableTensor, memory: Memory) -> tuple[Occurrences,
 def find_bad_scales(
     tensor: ReadableTensor, memory: Memory
 ) -> tuple[list[ScaleFault], list[ScaleSpread]]:
-    """Return the scales of a tensor that no healthy one has, and how all of them spread."""
+    """Return the faults of a tensor's block scales, and the distribution of the scales."""
     info = tensor.info
     fields = find_scales(info.encoding)
     spreads = [ScaleSpread(each) for each in fields]
@@ -109,7 +109,7 @@ def find_bad_scales(
 
 
 def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
-    """Return what is to be looked for among scales that spread so."""
+    """Return the kinds of faults to look for in scales of this distribution."""
     each, usual = spread.field, spread.usual
     form, greatest, least = each.form, spread.greatest, spread.least
     kinds: list[ScaleFault] = []
@@ -152,7 +152,7 @@ def _clear_signs(each: ScaleField, codes: Codes) -> Codes:
 
 
 def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
-    """Say which are below the least, and neither zero nor beside another that is so small."""
+    """Return which values are nonzero, below `least`, and not next to another such value."""
     small = values < least
     beside = np.zeros_like(small)
     beside[1:] |= small[:-1]
@@ -162,7 +162,7 @@ def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
 
 
 def has_swapped_bytes(tensor: ReadableTensor) -> bool:
-    """Whether plain numbers are weights of usual sizes with their bytes in reverse, and only so."""
+    """Whether unquantized values have usual weight sizes only if their bytes are reversed."""
     info = tensor.info
     encoding = info.encoding
     if encoding.name not in _PLAIN or info.size < _LEAST:
@@ -175,7 +175,7 @@ def has_swapped_bytes(tensor: ReadableTensor) -> bool:
 
 
 def _measure_spread(raw: U8, encoding: Encoding) -> float:
-    """Return within how many powers of two the sizes of most numbers are."""
+    """Return the range that the magnitudes of most values span, in powers of two."""
     with np.errstate(all="ignore"):  # misread bits may be NaN
         numbers = transcode(raw.reshape(1, -1), encoding, _F64).raw.reshape(-1).view(np.float64)
     sizes = np.abs(numbers[np.isfinite(numbers) & (numbers != 0)])

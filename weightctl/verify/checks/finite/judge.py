@@ -1,4 +1,4 @@
-"""Findings about a tensor of which a survey is made: what is wrong with it."""
+"""Decides from a survey of a tensor what is wrong with it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = ["Finding", "Judge"]
 
 _MOST_ROWS = 5
 _MOST_IDLE = 4
-# Its square is beyond float32, as are all products with it.
+# The square of such a value overflows float32, and so does any product of two of them.
 _ABSURD = 1e18
-# A matrix of fewer numbers may be constant by chance.
+# A matrix of fewer values may be constant by chance.
 _LEAST_MATRIX = 32
 
 
@@ -58,7 +58,7 @@ _SWAPPED = Explanation(
 
 
 class Finding(NamedTuple):
-    """A fault of a tensor: `kind` is the same for all of which the same is wrong."""
+    """A fault of a tensor; findings with the same `kind` have the same fault."""
 
     name: str
     kind: str
@@ -67,9 +67,9 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """A judge of tensors, by a quick survey and, where that is unusual, a closer look.
+    """Finds the faults of tensors: from a quick survey, then a closer look at unusual ones.
 
-    `notes` are what a person should know of those that are unusual and not wrong.
+    `notes` describe tensors that are unusual but not wrong.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -81,21 +81,21 @@ class Judge:
 
     @property
     def notes(self) -> list[str]:
-        """What was unusual so far and not wrong; of many that are alike the first are named."""
+        """The notes on unusual tensors so far; only the first of many similar ones are named."""
         idle = join_names(self._idle, _MOST_IDLE)
         which = "is all zeros and has" if len(self._idle) == 1 else "are all zeros and have"
         notes = [f"{idle} {which} no effect, which is usual for such tensors"] if self._idle else []
         return [*notes, *self._unused[:MOST_NAMED]]
 
     def findings(self, tensor: ReadableTensor, survey: Survey) -> Iterator[Finding]:
-        """Yield all that is wrong with a tensor."""
+        """Yield each fault of a tensor."""
         info = tensor.info
         damaged: list[Finding] = []
         if not all(each.are_usual for each in survey.extremes):
             damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
             text = self._find_nonfinite(tensor)
-            # What a scale does to its block is not a problem of its own.
+            # The values that a wrong scale makes wrong are not a second problem.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
                 cause = _SWAPPED
@@ -182,9 +182,9 @@ class Judge:
 
 
 def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
-    """Return the gains of norms, as the checkpoint calls them: where they are zero nothing passes.
+    """Return the stored names of norm gains, which block all signal where they are zero.
 
-    Without those that are stored less one.
+    Gains that are stored minus one are left out.
     """
     if checkpoint is None:
         return frozenset()
@@ -230,7 +230,7 @@ def _say_run(info: TensorInfo, start: int, stop: int) -> str:
 
 
 def _say_row(info: TensorInfo, number: int) -> str:
-    """Say which row it is; in a stack of matrices, of which of them."""
+    """Return the row's number; in a stack of matrices, the matrix's index and the row's."""
     if len(info.shape) == 2:
         return str(number)
     return str(list(divmod(number, info.shape[1])))

@@ -1,4 +1,4 @@
-"""Runs of rows of values that a tensor's bytes hold, decoded a few at a time."""
+"""Reads and decodes the rows of a tensor, a few at a time."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ __all__ = [
     "row_length",
 ]
 
-# Numbers of any width.
+# Floating-point values of any width.
 Numbers = NDArray[Any]
 
-# So many numbers stay in a processor's cache, and are enough for the interpreter to cost little.
+# The number of values to read at once: they fit in the cache, and the interpreter costs little.
 _MOST = 1 << 19
-# What one thread does before another may take over.
+# The number of elements in a thread's unit of work.
 _STRETCH = 1 << 24
-# Fewer numbers are zeros by chance, or are of a filter rather than of a neuron.
+# A shorter row may be zero by chance, or belong to a filter instead of a neuron.
 _LEAST_ROW = 32
-# Which floats of the table are one complex number.
+# The encoding of the real and the imaginary part of each complex encoding.
 _HALVES = {"C32": "F16", "C64": "F32", "C128": "F64"}
 
 
 class Stretch(NamedTuple):
-    """Elements of a tensor from `start` to behind the last, `stop`; whole rows and blocks."""
+    """A range of elements [start, stop) of a tensor; it consists of whole rows and blocks."""
 
     name: str
     start: int
@@ -53,9 +53,9 @@ class Stretch(NamedTuple):
 
 
 class RowRun(NamedTuple):
-    """Some rows of a tensor: the element they begin with, and their bytes, shape (rows, bytes).
+    """Consecutive rows of a tensor: the first element's index, and bytes [rows, bytes per row].
 
-    They are one row where rows mean nothing.
+    A tensor whose rows are not examined has a single row here.
     """
 
     start: int
@@ -63,15 +63,15 @@ class RowRun(NamedTuple):
 
 
 def is_numbers(encoding: Encoding) -> bool:
-    """Whether an encoding is of numbers with fractions, plain ones or blocks."""
+    """Whether an encoding stores real or complex values, plain or in blocks."""
     return encoding.is_known and (encoding.is_real or encoding.name in _HALVES)
 
 
 def row_length(info: TensorInfo) -> int:
-    """Return how many elements are in a row of a matrix, or a stack of them; 0 where it is none.
+    """Return the number of elements in a row of a matrix or a stack of matrices; else 0.
 
-    Kernels of convolutions are none: their last dimension is short, or another is 1. Nor are rows
-    that are too long for a run, or do not end where blocks do.
+    It is also 0 for convolution kernels (a short last dimension, or a dimension of 1), for rows
+    that are too long to read at once, and for rows that end inside a block.
     """
     is_matrix = len(info.shape) in {2, 3} and min(info.shape) > 1
     is_whole = info.row % info.encoding.block == 0
@@ -79,7 +79,7 @@ def row_length(info: TensorInfo) -> int:
 
 
 def cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
-    """Cut a tensor into what threads do side by side."""
+    """Yield the stretches of a tensor; each is a unit of work for a thread."""
     unit = row_length(info) or info.encoding.block
     step = max(_STRETCH // unit, 1) * unit
     for start in range(0, info.size, step):
@@ -87,9 +87,9 @@ def cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
 
 
 def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
-    """Yield the runs of a stretch of a tensor; each is only good until the next.
+    """Yield the rows of a range of elements; each `RowRun` is valid until the next is read.
 
-    Raises `FormatError` where a file cannot be read.
+    Raises `FormatError` if a file cannot be read.
     """
     info = tensor.info
     encoding = info.encoding
@@ -104,14 +104,14 @@ def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> 
 
 
 def can_decode(encoding: Encoding) -> bool:
-    """Whether numbers of an encoding can be had, and quickly."""
+    """Whether weightctl can decode the values of an encoding, and quickly."""
     return encoding.quantization is None or encoding.codec != ""
 
 
 def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
-    """Return the numbers of rows, shape (rows, bytes): shape (rows, columns), good until the next.
+    """Decode rows [rows, bytes] into values [rows, columns], valid until the next call.
 
-    Of complex ones both halves are.
+    A complex value becomes two columns.
     """
     plain = ENCODINGS[_HALVES.get(encoding.name, encoding.name)]
     if plain.name in {"F32", "F64"}:
@@ -119,7 +119,7 @@ def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
     columns = raw.shape[1] // plain.size * plain.block
     made = np.frombuffer(memory.room("made", len(raw) * columns * 4), np.uint8)
     made = made.reshape(len(raw), -1)
-    # What damaged scales give is what is looked for.
+    # Overflow and NaN of damaged scales are what the check looks for.
     with np.errstate(all="ignore"):
         transcode(raw, plain, ENCODINGS["F32"], out=made)
     return made.view(np.float32)

@@ -1,4 +1,4 @@
-"""The scales inside quantized blocks: where they lie, and what their bits stand for."""
+"""Scales in quantized blocks: where they are stored, and how to read their values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Codes = NDArray[Any]
 
 
 class ScaleForm(NamedTuple):
-    """A form that scales are stored in, as unsigned integers of a NumPy type.
+    """The number format of a scale; its bits are read as an unsigned integer `kind` of NumPy.
 
-    Without the bits of `sign` they are in the order of the magnitudes that they stand for, and from
-    `limit` on not finite. `as_float32` gives these numbers.
+    Without the `sign` bits, the integers sort in the order of the magnitudes, and integers from
+    `limit` on are not finite. `as_float32` converts them to values.
     """
 
     kind: str
@@ -43,7 +43,7 @@ def _read_single(codes: Codes) -> F32:
 
 
 def _read_power_of_two(codes: Codes) -> F32:
-    # The exponent of a float32 is the same; its 0 and 255 are zero and infinity.
+    # The byte equals the exponent of a float32; 0 and 255 give zero and infinity.
     return (codes.astype(np.uint32) << np.uint32(23)).view(np.float32)
 
 
@@ -53,19 +53,19 @@ def _read_e4m3(codes: Codes) -> F32:
     return np.where(exponent == 0, mantissa * np.float32(2.0**-9), normal)
 
 
-# By the names that the table of encodings has for them.
+# The keys are the names in the table of encodings.
 _FORMS = {
     "f16": ScaleForm("<u2", 0x8000, 0x7C00, _read_half),
     "f32": ScaleForm("<u4", 0x8000_0000, 0x7F80_0000, _read_single),
-    # 255 is NaN in the standard; and from 253 on the greatest number of a block is beyond float32.
+    # 255 is NaN in the standard. From 253 on, the largest value of a block overflows float32.
     "e8m0": ScaleForm("u1", 0, 0xFD, _read_power_of_two),
-    # Nothing takes its highest bit for a sign.
+    # No decoder reads its highest bit as a sign.
     "ue4m3": ScaleForm("u1", 0x80, 0x7F, _read_e4m3),
 }
 
 
 class ScaleField(NamedTuple):
-    """A field of a block as `BlockScale` describes it, and how to read its numbers."""
+    """A scale field of a block, as `BlockScale` describes it, and how to read its values."""
 
     called: str
     offset: int
@@ -76,7 +76,7 @@ class ScaleField(NamedTuple):
     in_nibbles: bool
 
     def of(self, raw: U8, size: int) -> Codes:
-        """Return this field of blocks of `size` bytes, shape (bytes,): shape (blocks, width)."""
+        """Return the field as integers [blocks, width]; each block has `size` bytes."""
         words = 4 if self.in_nibbles else self.width
         kind: np.dtype[Any] = np.dtype({
             "names": ["field"], "formats": [(self.form.kind, (words,))],
@@ -90,7 +90,7 @@ class ScaleField(NamedTuple):
 
 
 def find_scales(encoding: Encoding) -> tuple[ScaleField, ...]:
-    """Return the fields of an encoding's blocks that scale their numbers; none of plain ones."""
+    """Return the scale fields of an encoding's blocks; an unquantized encoding has none."""
     return tuple(
         ScaleField(
             each.called,

@@ -1,4 +1,4 @@
-"""Distributions of the scales of a tensor's blocks, and those scales that no healthy tensor has."""
+"""Distributions of block scales, and the scales that a healthy tensor cannot have."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Extremes", "ScaleSpread", "extract_powers", "magnitude_bits"]
 
-# A scale so many powers of two from the next is not an outlier. In real models, in any encoding,
-# there are at most 3 between neighbours above the median; a flipped bit of an exponent makes up to
-# 16.
+# A scale is an outlier if it is this many powers of two from the next one. In real models, in any
+# encoding, neighbours above the median are at most 3 apart; a flipped exponent bit moves a scale by
+# up to 16.
 _TOO_FAR_ABOVE = 6
 _TOO_FAR_BELOW = 8
-# More of them are how the tensor is, not damage.
+# More outliers than this are a property of the tensor, not damage.
 _FEW = 1 / 64
-# A float16 as small as this has two bits left, and is off by up to an eighth.
+# A float16 this small has two bits left, and a relative error of up to an eighth.
 _COARSE = 2.0**-22
-# Of a run of blocks so many are looked at to know what is usual.
+# The number of scales to sample from each group of blocks.
 _SAMPLED = 64
 _POWERS = 256
 _BIAS = 127
 
 
 class Extremes:
-    """The greatest and the least scale of a field of blocks, and what is usual among them.
+    """The largest and the smallest scale of a block field, and a sample of the scales.
 
-    This is quickly had; `are_usual` tells whether it is worth to look closer.
+    It is cheap to compute; `are_usual` tells whether a closer look is needed.
     """
 
     def __init__(self, field: ScaleField) -> None:
@@ -47,20 +47,20 @@ class Extremes:
         self._samples: list[Codes] = []
 
     def add(self, codes: Codes) -> None:
-        """Look at the field of some blocks."""
+        """Add the scales of some blocks."""
         magnitudes = codes & self._mask
         self._greatest = max(self._greatest, int(magnitudes.max()))
         step = len(codes) // _SAMPLED + 1
-        # A copy: a view would keep all of them.
+        # Copied, since a view would keep the whole array in memory.
         self._samples.append(magnitudes[::step].reshape(-1).copy())
         if self.field.is_positive and int(codes.max()) > self.field.form.sign:
-            self._has_negative = True  # a negative zero is none
-        # Zeros wrap to the greatest there is.
+            self._has_negative = True  # a negative zero does not count
+        # Zeros wrap around to the largest integer.
         magnitudes -= self._one
         self._least = min(self._least, int(magnitudes.min()) + 1)
 
     def join(self, other: Extremes) -> None:
-        """Look at what another has looked at."""
+        """Add the scales that another record has collected."""
         self._greatest = max(self._greatest, other._greatest)
         self._least = min(self._least, other._least)
         self._has_negative |= other._has_negative
@@ -68,12 +68,12 @@ class Extremes:
 
     @property
     def are_finite(self) -> bool:
-        """Whether all scales are, and so what they scale."""
+        """Whether all scales are finite; if so, the values that they scale are finite too."""
         return self._greatest < self.field.form.limit
 
     @property
     def are_usual(self) -> bool:
-        """Whether no scale is such that a problem could come of a closer look."""
+        """Whether the scales are so ordinary that a closer look cannot find a problem."""
         form = self.field.form
         if self._greatest >= form.limit or self._has_negative:
             return False
@@ -85,16 +85,16 @@ class Extremes:
         greatest, least = np.log2(form.as_float32(extremes))
         if not codes.size:
             return bool(greatest - least < _TOO_FAR_ABOVE)
-        # A list in order: a median of two middle codes may not be a code.
+        # Sorted, since the mean of the two middle integers may not be a valid code.
         usual = np.log2(form.as_float32(np.sort(codes)[codes.size // 2 :][:1]))[0]
-        # One power less than what a look at all of them calls too far: this is a guess.
+        # The sample only gives an estimate, so the margin is one power of two smaller.
         is_small = bool(usual - least >= _TOO_FAR_BELOW - 1 or 2.0**usual < 2 * _COARSE)
         is_large = bool(greatest - usual >= _TOO_FAR_ABOVE - 1)
         return not is_large and (self.field.is_added or not is_small)
 
 
 class ScaleSpread:
-    """The counts of scales of each power of two, of a field of a tensor's blocks."""
+    """A histogram of a block field's scales by power of two, over a tensor."""
 
     def __init__(self, field: ScaleField) -> None:
         self.field = field
@@ -103,7 +103,7 @@ class ScaleSpread:
         self.negative = 0
 
     def add(self, codes: Codes) -> None:
-        """Count the field of some blocks."""
+        """Add the scales of some blocks."""
         form = self.field.form
         magnitudes = codes & codes.dtype.type(magnitude_bits(self.field))
         finite = magnitudes[magnitudes < form.limit]
@@ -114,17 +114,17 @@ class ScaleSpread:
 
     @property
     def count(self) -> int:
-        """How many scales there are that are finite and not zero."""
+        """The number of scales that are finite and not zero."""
         return int(self._powers[1:].sum())
 
     @property
     def has_few_negative(self) -> bool:
-        """Whether some are below zero, and so few that it is not how the tensor was encoded."""
+        """Whether some scales are negative, but too few to be a property of the encoder."""
         return 0 < self.negative <= max(1, self.count * _FEW)
 
     @property
     def greatest(self) -> float:
-        """The power of two from which on scales are absurd: infinite where none is."""
+        """The power of two from which scales are implausibly large; infinite if none are."""
         used, middle = self._used, self._middle
         for lower, upper in pairwise(used):
             if lower >= middle and upper - lower >= _TOO_FAR_ABOVE and self._are_few(upper, inf):
@@ -133,7 +133,7 @@ class ScaleSpread:
 
     @property
     def least(self) -> float:
-        """The power of two below which scales that stand alone are absurd: 0 where none is."""
+        """The power of two below which isolated scales are implausibly small; 0 if none are."""
         used, middle = self._used, self._middle
         if self.field.is_added:
             return 0.0
@@ -144,12 +144,12 @@ class ScaleSpread:
 
     @property
     def usual(self) -> float:
-        """The power of two of the scale that is in the middle, 0 where there is none."""
+        """The power of two of the median scale; 0 if there are no scales."""
         return 2.0 ** (self._middle - _BIAS) if self.count else 0.0
 
     @property
     def is_coarse(self) -> bool:
-        """Whether most scales are float16 numbers so small that hardly a bit of them is left."""
+        """Whether most scales are float16 values so small that few of their bits are left."""
         is_half = self.field.form.kind == "<u2" and not self.field.is_added
         return is_half and 0 < self.usual < _COARSE
 
@@ -168,10 +168,10 @@ class ScaleSpread:
 
 
 def magnitude_bits(field: ScaleField) -> int:
-    """Return the bits of a field's codes that are not their signs."""
+    """Return a mask of the bits of a field's integers that are not the sign."""
     return (1 << 8 * np.dtype(field.form.kind).itemsize) - 1 & ~field.form.sign
 
 
 def extract_powers(scales: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return the exponents of float32 numbers as they are stored: 127 for those from 1 to 2."""
+    """Return the stored (biased) exponents of float32 values: 127 for values in [1, 2)."""
     return scales.reshape(-1).view(np.uint32) >> np.uint32(23) & np.uint32(_POWERS - 1)

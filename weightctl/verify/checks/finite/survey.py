@@ -1,4 +1,4 @@
-"""One quick look at all values of tensors, side by side, for what asks for a closer one."""
+"""Surveys the values of tensors in parallel, to find those that need a closer look."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_RUNS", "Survey", "survey_runs", "survey_tensors"]
 
-# Of rows of zeros so many runs are remembered; more of them are counted.
+# The number of ranges of zero rows that are kept; further ones are only counted.
 MOST_RUNS = 1000
-# BLAS would start threads of its own for the product of longer vectors.
+# For longer vectors, BLAS would start threads of its own.
 _COLUMNS = 8192
 
 
 @dataclass(slots=True)
 class Survey:
-    """A survey of some of a tensor's rows.
+    """A survey of consecutive rows of a tensor.
 
-    `rows` were looked at, of which `zeros` are zero; `zero_runs` are these, from the first to
-    behind the last. All numbers are `constant`, None where they are not. `extremes` are of each
-    field that scales blocks. `greatest` is the greatest magnitude in rows that are unusual.
+    `rows` is the number of rows examined, and `zeros` the number of zero rows; `zero_runs` are
+    their ranges [first, stop). `constant` is the value that all elements have, or None if they
+    differ. `extremes` has an entry for each scale field of the blocks. `greatest` is the largest
+    magnitude in unusual rows.
     """
 
     row: int
@@ -62,11 +63,11 @@ class Survey:
 
     @classmethod
     def of(cls, info: TensorInfo) -> Survey:
-        """Return one of a tensor of which nothing has been looked at."""
+        """Return an empty survey of a tensor."""
         return cls(row_length(info), tuple(map(Extremes, find_scales(info.encoding))))
 
     def join(self, other: Survey) -> None:
-        """Know what another one knows of the rows behind."""
+        """Add the survey of the rows that follow."""
         self.add_constant(other.constant)
         self.numbers += other.numbers
         self.rows += other.rows
@@ -79,7 +80,7 @@ class Survey:
             own.join(others)
 
     def add_constant(self, constant: float | None) -> None:
-        """Know which number all of some rows are, None where they are not alike."""
+        """Add rows whose elements are all `constant`, or None if they differ."""
         if not self.numbers:
             self.constant = constant
         elif constant != self.constant:
@@ -92,7 +93,7 @@ class Survey:
             self.zero_runs.append((start, stop))
 
     def add(self, first: int, zeros: NDArray[np.bool_]) -> None:
-        """Count rows from the `first` on, of which some are zero."""
+        """Add rows from row `first` on; `zeros` marks the zero rows."""
         self.rows += zeros.size
         found = np.flatnonzero(zeros)
         if not found.size:
@@ -106,7 +107,7 @@ class Survey:
 
 
 def survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
-    """Look at runs of a tensor that follow one another."""
+    """Return the survey of consecutive rows of a tensor."""
     found = Survey.of(info)
     encoding = info.encoding
     fields = find_scales(encoding)
@@ -120,7 +121,7 @@ def survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Sur
         elif can_decode(encoding):
             _look_at_blocks(found, run, encoding, memory)
         elif found.row:
-            # Nothing is left of numbers whose scales are all zero.
+            # If all scales of a row are zero, all its values are zero.
             sizes = [
                 own & own.dtype.type(magnitude_bits(each))
                 for each, own in zip(fields, codes, strict=True)
@@ -137,7 +138,7 @@ def _look_at_values(found: Survey, start: int, numbers: Numbers) -> None:
     is_constant = numbers[-1, -1] == first and bool((numbers == first).all())
     found.add_constant(float(first) if is_constant else None)
     squares = _sum_squares(numbers)
-    # What is not a positive number is of zeros, of what is not finite, or beyond what squares hold.
+    # A sum that is not positive and finite means zeros, non-finite values, or an overflow.
     zeros: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
     if not (squares.min() > 0 and squares.max() < np.inf):
         odd = ~((squares > 0) & (squares < np.inf))
@@ -152,9 +153,9 @@ def _look_at_values(found: Survey, start: int, numbers: Numbers) -> None:
 
 
 def _look_at_blocks(found: Survey, run: RowRun, encoding: Encoding, memory: Memory) -> None:
-    """Look at rows of blocks, whose numbers are finite where their scales are.
+    """Survey rows of blocks, whose values are finite if their scales are finite.
 
-    Only what begins as a row of zeros, or a constant matrix, is decoded as a whole.
+    Only rows that start with zeros, and matrices that start out constant, are decoded as a whole.
     """
     heads = decode_rows(np.ascontiguousarray(run.raw[:, : encoding.size]), encoding, memory)
     first = heads[0, 0]
@@ -188,10 +189,10 @@ def survey_tensors(
     *,
     threads: int | None = None,
 ) -> dict[str, Survey | str]:
-    """Return a survey of each tensor, or why it cannot be read.
+    """Return the survey of each tensor by name, or the reason why it cannot be read.
 
-    `progress` is called with the share that is done, by one thread at a time. No more than a few
-    megabytes are held for each thread.
+    `progress` is called with the fraction that is done, by one thread at a time. Each thread uses a
+    few megabytes.
     """
     total = sum(info.nbytes for info in infos) or 1
     one_at_a_time, memory = Lock(), Memory()
@@ -216,7 +217,7 @@ def survey_tensors(
         except WeightctlError as error:
             return str(error)
 
-    # In the order of the files, which disks like best.
+    # In file order, which disks read fastest.
     extents = source.header.extents
     in_order = sorted(infos, key=lambda info: extents[info.name][:2])
     stretches = [stretch for info in in_order for stretch in cut_stretches(info)]

@@ -1,4 +1,4 @@
-"""The check `forward`: the model runs, and makes sense of a text."""
+"""The check `forward`: the model runs, and predicts a text better than chance."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ __all__ = ["check", "require_prompt"]
 
 _COMPARE = "weightctl.verify.checks.forward.comparison:compare"
 _NO_TORCH = "running a model needs torch, which is not installed: pip install 'weightctl[verify]'"
-# What a position's numbers usually come to grows by far less from one layer to the next, even where
-# embeddings are tiny; a few positions may grow by more, and are not looked at.
+# The typical magnitude of a position grows by far less than this from one layer to the next, even
+# if the embeddings are tiny. A few positions may grow by more; they are ignored.
 _MOST_GROWTH = 1e4
 
 
 def check(request: Request) -> Result:
-    """Run a model, or a model and its reference, on a text; or the matrices of one of no family.
+    """Run a model on a text, alone or beside its reference.
 
-    Problems are activations and logits that no working model has, and a perplexity above the bar.
-    It is skipped where the tensors do not make a model, which the check `names` tells all about.
+    If the family is unknown, each matrix is run by itself. Problems are outputs of layers and
+    logits that no working model has, and a perplexity above the limit. The check is skipped if the
+    tensors do not form a model; the check `names` reports the details.
     """
     found = _run(request)
     figures = found.figures
@@ -72,18 +73,18 @@ def _run(request: Request) -> Result:
 
 
 def require_prompt(request: Request) -> None:
-    """Raise `ConversionError` where what it is to run on is nothing that the model runs on.
+    """Raise `ConversionError` if the model cannot run on the requested text or tokens.
 
-    That is the caller's to change, and no fault of the checkpoint's.
+    This is an error of the request, not a problem of the checkpoint.
     """
     is_given = request.tokens is not None or request.text is not None
     if is_given and request.subject.checkpoint is not None:
-        with suppress(TokenizerError):  # which is the checkpoint's, and told of when it runs
+        with suppress(TokenizerError):  # reported when the model runs
             _ = request.prompt
 
 
 def _explain_skip(request: Request) -> str:
-    """Say why nothing can run, empty where something can."""
+    """Return the reason why nothing can run; empty if something can."""
     subject = request.subject
     if find_spec("torch") is None:
         return _NO_TORCH
@@ -97,7 +98,7 @@ def _explain_skip(request: Request) -> str:
 
 
 class _Pass(NamedTuple):
-    """A model's run through its layers: what came out, and how large each part's numbers are."""
+    """A run through the layers: the last output, and the size of each part's output."""
 
     x: F32
     figures: list[Activation]
@@ -117,7 +118,7 @@ def _run_alone(request: Request, running: Running) -> Result:
         is_alone = request.reference is None and request.tokens is None and request.text is None
         ending = run_output(running, passed.x, given, must_make_sense=is_alone)
         figures += ending.figures
-        # What a part before has ruined is not a fault of the output's.
+        # The output is not to blame for values that an earlier part has ruined.
         problems += ending.problems if is_sound else []
         problems += check_perplexity(
             request, given, ending.perplexity, has_logits=running.has_logits
@@ -152,7 +153,7 @@ def _run_layers(request: Request, running: Running, given: Prompt, last: int) ->
         figure = measure_activation(name, x, given.mask)
         if request.has_layer(number):
             figures.append(figure)
-        # What comes after the first part that is ruined is a consequence.
+        # Parts after the first faulty one are faulty as a consequence.
         text = "" if problems else _judge_size(figure, before, size)
         if text:
             problems.append(Problem(where=name, text=text))
@@ -175,7 +176,7 @@ def _run_parts(
 
 @contextmanager
 def _name_errors(part: str) -> Generator[None]:
-    """Have errors of the engine name the part of the model."""
+    """Add the name of the model's part to errors of the engine."""
     try:
         yield
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""Search for the tensor, or the key of the config, by which a part is not the reference's."""
+"""Finds the tensor or config key that makes a part of the model differ from the reference."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Blame"]
 
-# More tensors at once are a whole block that is another; of fewer each is tried without.
+# With more tensors than this, the whole block is a different one. Otherwise each is tried by
+# itself.
 _MOST_APART = 4
 
 
 class Blame:
-    """Finds out what is wrong with parts, by trying what makes them well.
+    """Finds the cause of differing parts, by trying which correction removes the difference.
 
-    `found` are the differences of the configs.
+    `found` are the differences between the configs.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class Blame:
         self._corrected = _build_with_config(running.checkpoint, self._found, device)
 
     def of_config(self, part: ComparedPart) -> Explanation | None:
-        """Return what of the config is to blame: with the reference's the part is as it should be.
+        """Return the config difference that explains a part; None if correcting it does not help.
 
-        None where that does not help.
+        The config is to blame if the part matches with the reference's values in it.
         """
         running = self._corrected
         if running is None or not _Trial(part, running, self._lend_tensors(part, running)).is_well(
@@ -68,9 +69,9 @@ class Blame:
     def of_tensors(
         self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
     ) -> list[Pair]:
-        """Return the tensors without which a part is well, as few as that takes; maybe none.
+        """Return the fewest tensors that must be replaced for a part to match; possibly none.
 
-        Those that are called as `first` says are tried at first, and others if it `is_searched`.
+        Tensors whose names are in `first` are tried first, the others only if `is_searched`.
         """
         running = self._corrected or self._running
         trial = _Trial(part, running, self._lend_tensors(part, running))
@@ -82,14 +83,14 @@ class Blame:
             return []
         off = [group for group in groups.values() if any(map(self._is_off, group))]
         if not (off and self._is_well_without(trial, off)):
-            # Some that is less off than the bar may matter all the same.
+            # A tensor within the limit may still have an effect.
             off = list(groups.values())
             if not self._is_well_without(trial, off):
                 return []
         return self._find_guilty(self._find_needed(trial, off))
 
     def _find_needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
-        """Return those of some groups of tensors without which a part is not well."""
+        """Return the groups of tensors that must be replaced for a part to match."""
         if len(groups) > _MOST_APART:
             return groups
         for group in groups:
@@ -99,17 +100,18 @@ class Blame:
         return groups
 
     def _find_guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
-        """Return those of some groups that are off: one expert may be, and the others are not.
+        """Return the tensors of some groups that differ: perhaps a single expert of a layer.
 
-        All of them where each is within what its encoding costs, and they are not together.
+        All tensors are returned if each is within the error of its encoding, but together they are
+        not.
         """
         pairs = [pair for group in groups for pair in group]
         return [pair for pair in pairs if len(pairs) > 1 and self._is_off(pair)] or pairs
 
     def _is_off(self, pair: Pair) -> bool:
-        """Whether a tensor is further off than its encodings cost, which `values` may have seen.
+        """Whether a tensor differs by more than its encodings explain, and computes other values.
 
-        One that computes the same is not.
+        The result is kept; the check `values` may have stored it before.
         """
         within = self._pairing.within
         if pair.module not in within:
@@ -120,7 +122,7 @@ class Blame:
         return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
 
     def _list_pairs(self, part: ComparedPart, running: Running) -> dict[str, list[Pair]]:
-        """Return the pairs of a part by what they are called; experts of one layer together."""
+        """Return the pairs of a part by name; the experts of a layer share an entry."""
         modules = set(running.weights_of(part.name))
         groups: dict[str, list[Pair]] = {}
         for pair in self._pairing.pairs:
@@ -143,7 +145,7 @@ class Blame:
         return made
 
     def _lend_tensors(self, part: ComparedPart, running: Running) -> dict[str, ReadableTensor]:
-        """Return the reference's tensors that a corrected config asks for and nobody has."""
+        """Return the reference's tensors that only a corrected config requires."""
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
             return {}
@@ -157,25 +159,25 @@ class Blame:
 
 
 class _Trial(NamedTuple):
-    """A part of a model that is run again; what is `lent` to it is the reference's."""
+    """A part of a model to run again; it may use the `lent` tensors of the reference."""
 
     part: ComparedPart
     running: Running
     lent: dict[str, ReadableTensor]
 
     def is_well(self, replaced: dict[str, ReadableTensor]) -> bool:
-        """Whether the part is as it should be with some tensors replaced."""
+        """Whether the part matches the reference if some tensors are replaced."""
         try:
             return self.part.is_well(self.running, self.lent | replaced)
         except EngineError:
-            # Of other shapes than the model's, it does not run at all.
+            # With shapes unlike the model's, it cannot run at all.
             return False
 
 
 def _find_output_tied(
     own: RecognizedModel, other: RecognizedModel | None
 ) -> Iterator[ConfigDifference]:
-    """Yield that the embedding is the output, where the reference has one of its own."""
+    """Yield a difference if only the reference has an output apart from the embedding."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
         cause = Explanation(
@@ -190,7 +192,7 @@ def _find_output_tied(
 def _build_with_config(
     own: RecognizedModel, found: list[ConfigDifference], device: DeviceRef
 ) -> Running | None:
-    """Return the model with the reference's values in its config; None where it cannot be."""
+    """Return the model with the reference's values in its config; None if it cannot be built."""
     model = correct(own, found) if found else None
     try:
         return None if model is None else Running(replace(model, missing=[]), device)
@@ -199,7 +201,7 @@ def _build_with_config(
 
 
 def _is_within(pair: Pair, pairing: Pairing) -> bool:
-    """Whether a tensor is the reference's, or computes the same."""
+    """Whether a tensor matches the reference's, or computes the same."""
     try:
         if is_within(pair, measure_pair(pair, run_limit(pair))):
             return True

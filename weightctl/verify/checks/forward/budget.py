@@ -1,4 +1,4 @@
-"""The reference's weights, as far off as the encodings may put those of the subject."""
+"""Simulates the encoding errors of the checkpoint in the reference's weights."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Degraded", "degrade"]
 
-# So many numbers are encoded at a time, whole rows of them.
+# The number of values to encode at once, in whole rows.
 _RUN = 1 << 20
-# Types of so many bits and more are rounded to, and lose next to nothing beside blocks.
+# Types with at least this many bits round values; their error is negligible beside that of blocks.
 _PLAIN = 16
-# Where more of the blocks differ it is not the same quantization.
+# If a larger fraction of the blocks differs, the tensors were quantized separately.
 _MOST_CHANGED = 0.5
 
 
 def degrade(
     pair: Pair, subject: RecognizedModel, reference: RecognizedModel
 ) -> ReadableTensor | None:
-    """Return the reference's tensor, in its naming convention, as far off as the subject's may be.
+    """Return the reference's tensor with the largest error that the encodings explain.
 
-    None where the subject's should be equal to it, and where no encoding explains a difference, as
-    of shapes.
+    The tensor is in the reference's naming convention. None if the checkpoint's tensor should be
+    equal to it, or if encodings cannot explain the difference, for example of shapes.
     """
     if pair.names is None:
         return None
-    # A tied output is in the pair alone.
+    # A tied output only exists in the pair.
     own = subject.tensors.get(pair.module, pair.tensor)
     other = reference.tensors.get(pair.module, pair.reference)
     sides = (
@@ -61,7 +61,7 @@ def degrade(
     step = Degraded(*sides, is_repeated=is_alike)
     if not step.costs:
         return None
-    # Blocks are of rows: they are those of the side that has the fewer bits.
+    # Blocks follow the rows of the side with fewer bits.
     convention = (subject if pair.bits <= pair.reference_bits else reference).convention
     try:
         turned = convert_convention(pair.names, own, subject, convention)
@@ -77,11 +77,11 @@ def degrade(
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """Numbers of the first tensor as they are `stored`, and as far off as the second's are too.
+    """Adds the encoding errors of two tensors to the values of the first.
 
-    The second is stored as `other` says the first is. Both have one shape. With `is_repeated` both
-    are quantized alike, and are not the same: what they were made of nobody knows, and the numbers
-    are off by what is usual.
+    The first tensor's encoding is `stored`, the second's is `other`; both have the same shape. With
+    `is_repeated`, both have the same encoding but different blocks: their common source is unknown,
+    and random errors of the usual size are added.
     """
 
     stored: PairSide
@@ -90,7 +90,7 @@ class Degraded:
 
     @property
     def costs(self) -> bool:
-        """Whether there is anything that numbers lose."""
+        """Whether the encodings change any values."""
         return _is_worth_counting(self.stored, self.other) or _is_worth_counting(
             self.other, self.stored
         )
@@ -109,7 +109,7 @@ class Degraded:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Encode and decode the run, and the rows around it."""
+        """Read the rows that contain the range, and add the encoding errors."""
         made = np.frombuffer(buffer, np.float32)
         shape = inputs[0].info.shape
         row = shape[-1] if shape else 1
@@ -143,7 +143,7 @@ class Degraded:
 
 
 def _is_worth_counting(side: PairSide, beside: PairSide) -> bool:
-    """Whether what one way of storing costs is worth a look beside the other."""
+    """Whether the error of one encoding is significant beside the error of the other."""
     return not side.keeps_all and not (side.bits >= _PLAIN > beside.bits)
 
 
@@ -162,7 +162,7 @@ def _add_noise(rows: F32, noise: float, seed: int) -> F32:
 
 
 def _is_otherwise_quantized(pair: Pair) -> bool:
-    """Whether most blocks of a tensor differ between two that are encoded alike."""
+    """Whether most blocks of two tensors with the same encoding differ."""
     one, other = pair.tensor.info, pair.reference.info
     if one.encoding != other.encoding or one.nbytes != other.nbytes:
         return True

@@ -1,4 +1,4 @@
-"""Two models on the same tokens: where the one stops being the other, and why."""
+"""Compares two models on the same tokens: which parts differ, and why."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["compare"]
 
 
 def compare(request: Request) -> Result:
-    """Run a model and its reference, both known, block by block on the same tokens.
+    """Run a model and its reference, both of known families, layer by layer on the same tokens.
 
-    Problems are what their configs say otherwise, blocks that are further from the reference's than
-    their encodings explain, each with the tensor that is to blame where one is, and what is above
-    the limits. Skipped where either does not run, or both have no blocks in common.
+    Problems are differing config values, layers that differ by more than the encodings explain,
+    each with the tensor to blame if one is found, and values above the limits. The check is skipped
+    if either model cannot run, or if they have no layers in common.
     """
     own = request.subject.checkpoint
     other = None if request.reference is None else request.reference.checkpoint
@@ -105,7 +105,7 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
 
 
 class _Comparison:
-    """The walk through both models, and what was found on the way."""
+    """Runs two models in parallel and collects what differs."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class _Comparison:
         self._walk, self._faults = walk, faults
         self._layers: list[LayerDivergence] = []
         self._beyond: list[ComparedPart] = []
-        # What is known of all tensors is not repeated for each layer.
+        # A cause that explains all tensors is not repeated for each layer.
         self._judges = not request.compare and not request.pairing.is_of_other_models
 
     def result(self, problems: list[Problem]) -> Result:
-        """Walk, and return all that was found."""
+        """Run the models, and return all differences that were found."""
         request, walk = self._request, self._walk
         last = request.last_layer(walk.reference.layers)
         if request.layers is None:
@@ -165,7 +165,7 @@ class _Comparison:
             self._faults.add(part)
 
     def _describe_difference(self, figures: ForwardFigures) -> Problem:
-        """Say how many parts of the models differ, and by how much what they predict does."""
+        """Describe how many parts differ, and how much the predictions diverge."""
         most = max(self._beyond, key=lambda part: part.found.all)
         count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
         differ = "differs" if len(self._beyond) == 1 else "differ"

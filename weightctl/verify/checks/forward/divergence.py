@@ -1,4 +1,4 @@
-"""Divergences of what two models say at each position, and how they are distributed."""
+"""Divergences of two models' predictions at each position, and their distribution."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "DivergenceSummary", "count_by_bound", "find_least_cosine", "summarize"]
 
-# So many numbers are taken to float64 at a time.
+# The number of values to convert to float64 at once.
 _RUN = 1 << 20
-# Upper bounds in nats, three to a factor of ten: below the first is rounding.
+# Upper bounds in nats, three for each factor of ten; divergences below the first are rounding.
 _BOUNDS = tuple(float(f"{10 ** (third / 3):.2g}") for third in range(-18, 4))
 
 
 class Agreement:
-    """The divergence of what two models say of the same positions, a few at a time.
+    """The divergences of two models' predictions at the same positions, added in batches.
 
-    `divergences` are of the reference's distribution from the other, in nats, float64, one for each
-    position; infinite where either has numbers that are not finite. `agreed` counts positions where
-    the same token is the likeliest to both.
+    `divergences` is the Kullback-Leibler divergence from the reference's distribution to the other,
+    in nats, float64, for each position; infinite if either side has logits that are not finite.
+    `agreed` is the number of positions where both models predict the same most likely token.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Agreement:
         self.agreed = 0
 
     def add(self, reference: F32, logits: F32) -> None:
-        """Take the logits of some positions, (positions, vocabulary) on both sides."""
+        """Add the logits of more positions: [positions, vocabulary] from both models."""
         at_once = max(1, _RUN // max(1, reference.shape[-1]))
         for first in range(0, len(reference), at_once):
             run = slice(first, first + at_once)
@@ -48,7 +48,7 @@ class Agreement:
 
     @property
     def divergences(self) -> F64:
-        """Those of all positions so far, in their order."""
+        """The divergences of all positions so far, in order."""
         return np.concatenate(self._divergences) if self._divergences else np.empty(0)
 
 
@@ -56,15 +56,15 @@ def _measure_divergences(reference: F32, logits: F32) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
         expected, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
         terms = np.exp(expected) * (expected - other)
-        # What cannot be said by one and is not by the other is not a difference.
+        # A token that has probability zero in both models is not a difference.
         terms[(expected == -np.inf) & (reference == -np.inf)] = 0
         found: F64 = terms.sum(axis=-1)
-    # Of equal distributions rounding leaves a little less than nothing.
+    # Rounding makes the divergence of equal distributions slightly negative.
     return np.where(np.isfinite(found), np.maximum(found, 0), np.inf)
 
 
 class DivergenceSummary(NamedTuple):
-    """The mean, the 99th percentile and the greatest of some numbers."""
+    """The mean, the 99th percentile and the largest of some values."""
 
     mean: float
     percentile_99: float
@@ -72,10 +72,10 @@ class DivergenceSummary(NamedTuple):
 
 
 def summarize(numbers: F64) -> DivergenceSummary | None:
-    """Return how numbers lie, None where there are none; infinite where one of them is."""
+    """Return a summary of the values; None if there are none, infinite if one of them is."""
     if not numbers.size:
         return None
-    # Between an infinite number and another nothing can be interpolated.
+    # An infinite value cannot be interpolated.
     nearest = np.percentile(numbers, 99, method="higher")
     percentile = nearest if np.isinf(numbers).any() else np.percentile(numbers, 99)
     return DivergenceSummary(float(numbers.mean()), float(percentile), float(numbers.max()))
@@ -84,9 +84,9 @@ def summarize(numbers: F64) -> DivergenceSummary | None:
 def count_by_bound(
     numbers: F64, bounds: Sequence[float] = _BOUNDS
 ) -> tuple[tuple[float, int], ...]:
-    """Return how many numbers are below each bound and not below the one before.
+    """Return for each bound how many values are below it, and not below the previous bound.
 
-    What is below none is counted at the last, which is infinite; it is there only then.
+    The last bound is infinite, and is only present if values are above all others.
     """
     edges = [-np.inf, *bounds, np.inf]
     places = np.searchsorted(edges, numbers, side="right") - 1
@@ -96,9 +96,9 @@ def count_by_bound(
 
 
 def find_least_cosine(reference: F32, states: F32) -> float:
-    """Return the least cosine between vectors of the same positions, shape (positions, hidden).
+    """Return the smallest cosine between vectors at the same positions, [positions, hidden].
 
-    1 where there is no position, 0 for a vector that is zero or not finite on one side alone.
+    1 without positions; 0 if a vector is zero or not finite on one side only.
     """
     a, b = reference.astype(np.float64), states.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""Problems with blocks that are not the reference's, named with what is to blame for them."""
+"""Problems with layers that differ from the reference, and what is to blame."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
-# For so many blocks of a kind whatever is to blame is searched; for others what was to blame before
-# is tried.
+# The number of layers for which tensors to blame are searched; for further layers only those found
+# before are tried.
 _MOST_SEARCHED = 4
-# With more of one cause it is the block that is wrong, not each of them.
+# With more tensors of one cause than this, the whole layer is the problem.
 _FEW = 4
 _AGREES = "of the reference, it agrees"
 
 
 class _Fault(NamedTuple):
-    """A tensor that is to blame, or a block where none is known to be."""
+    """A tensor that is to blame for a difference, or a layer if no tensor is found."""
 
     part: ComparedPart
     where: str
@@ -40,7 +40,7 @@ class _Fault(NamedTuple):
 
 
 class Faults:
-    """The blocks that are further off than their encodings explain, and why."""
+    """The layers that differ by more than their encodings explain, with their causes."""
 
     def __init__(self, blame: Blame, pairing: Pairing) -> None:
         self._blame, self._pairing = blame, pairing
@@ -49,7 +49,7 @@ class Faults:
         self._before: list[str] = []
 
     def add(self, part: ComparedPart) -> None:
-        """Find out what is to blame for a block."""
+        """Find out what is to blame for a layer's difference."""
         cause = self._blame.of_config(part)
         if cause is not None:
             self._faults.append(
@@ -82,7 +82,7 @@ class Faults:
             self._faults.append(_Fault(part, pair.name, pair.part, text, cause))
 
     def problems(self) -> Sequence[Problem]:
-        """Return what is wrong, the first block first, with one problem for what is alike."""
+        """Return the problems in the order of the layers; similar ones are joined."""
         made = [_fold(same) for same in group_alike(self._faults, _kind_of)]
         return keep_first(made, "{} more parts that differ are not listed")
 
@@ -102,7 +102,7 @@ def _say_distance(part: ComparedPart) -> str:
 
 
 def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
-    """Return what faults that are reported together have in common."""
+    """Return the properties by which faults are joined into one problem."""
     cause = None if fault.cause is None else CAUSES.get(fault.cause.name)
     return (
         "" if cause is not None and cause.of_the_file else fault.kind,

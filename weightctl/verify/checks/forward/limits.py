@@ -1,4 +1,4 @@
-"""The limits that a request sets for a model that runs, and the problems where it exceeds them."""
+"""Checks of the limits that a request sets for a model that runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _report_unchecked(figure: str, limit: float, why: str) -> Problem:
 def check_perplexity(
     request: Request, given: Prompt, perplexity: float | None, *, has_logits: bool
 ) -> Iterator[Problem]:
-    """Yield that a perplexity is above the limit, or that there is none to hold below it."""
+    """Yield a problem if the perplexity is above the limit, or could not be measured."""
     limit = request.max_perplexity
     if limit is None:
         return
@@ -57,7 +57,7 @@ def check_perplexity(
 def check_divergence(
     request: Request, divergence: Divergence | None, *, has_logits: bool
 ) -> Iterator[Problem]:
-    """Yield that a mean divergence is above the limit, or that there is none to hold below it."""
+    """Yield a problem if the mean divergence is above the limit, or could not be measured."""
     limit = request.max_divergence
     if limit is None:
         return

@@ -1,4 +1,4 @@
-"""The matrices of a model that is not known, each run by itself on a random unit vector."""
+"""Runs each matrix of a model of unknown family by itself, on a random unit vector."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matrices"]
 
-# Numbers at a time, 32 MiB of them as float32.
+# The number of values to read at once: 32 MiB as float32.
 _MOST = 8 * 2**20
 _SEED = 8
 _SHOWN = 4
-# A last dimension below is that of a kernel's width or the like, not of a matrix's columns.
+# A smaller last dimension is the width of a kernel or similar, not matrix columns.
 _LEAST_COLUMNS = 32
-# No matrix of a model that is well makes more of a vector of length 1.
+# No matrix of a healthy model maps a unit vector to a longer vector than this.
 _ABSURD = 1e8
 
 
 class _Rows(NamedTuple):
-    """Some rows of a tensor, that is taken as so many columns side by side."""
+    """A range of rows of a tensor that is read as a matrix with `columns` columns."""
 
     tensor: ReadableTensor
     columns: int
@@ -52,28 +52,27 @@ class _Rows(NamedTuple):
 
     @property
     def info(self) -> TensorInfo:
-        """What it is as a matrix."""
+        """The description of the rows as a matrix."""
         return self.tensor.info._replace(shape=(self.rows, self.columns))
 
     @property
     def origin(self) -> Origin:
-        """That of the tensor."""
+        """The origin of the whole tensor."""
         return self.tensor.origin
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Read a run of the rows."""
+        """Read a range of the rows."""
         row = self.info.encoding.nbytes((1, self.columns))
         self.tensor.read_into(self.start * row + start, buffer)
 
     def file_range(self) -> None:
-        """Return None: it is only a part of what a file has."""
+        """Return None, since the rows are only a part of what the file stores."""
 
 
 def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
-    """Run each matrix of a checkpoint; those are problems that ruin or blow up a vector.
+    """Run each matrix of a checkpoint; report those with non-finite or far too large outputs.
 
-    The weights of one are in memory at a time, and of a large one as many rows as have `at_once`
-    numbers.
+    One matrix is in memory at a time; of a large one, as many rows as `at_once` values make.
     """
     session = InferenceSession([request.device])
     tree = request.subject.weights
@@ -104,12 +103,12 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
 
 def _is_matrix(info: TensorInfo) -> bool:
     is_matrix = len(info.shape) > 1 and bool(info.size) and info.encoding.is_real
-    # What an optimizer keeps is among buffers.
+    # Optimizer state is among the buffers.
     return is_matrix and not is_buffer(info)
 
 
 def _count_columns(shape: tuple[int, ...]) -> int:
-    """Return how many numbers come in: of stacked matrices each is one of its own."""
+    """Return the number of inputs; stacked matrices count as separate ones."""
     if len(shape) == 2 or shape[-1] >= _LEAST_COLUMNS:
         return shape[-1]
     return prod(shape[1:])
@@ -126,7 +125,7 @@ def _judge_gain(gain: float) -> str:
 def _measure_gain(
     session: InferenceSession, request: Request, tensor: ReadableTensor, at_once: int
 ) -> tuple[float, float]:
-    """Return the length of what a matrix makes of a unit vector, and what would be usual."""
+    """Return the length of a matrix's output for a unit vector, and the usual length."""
     columns = _count_columns(tensor.info.shape)
     vector = np.random.default_rng(_SEED).standard_normal(columns).astype(np.float32)
     vector /= np.float32(np.linalg.norm(vector))
@@ -148,7 +147,7 @@ def _cut_rows(tensor: ReadableTensor, columns: int, at_once: int) -> Iterator[_R
 def _multiply(
     session: InferenceSession, request: Request, part: _Rows, vector: F32
 ) -> tuple[F32, float]:
-    """Return the product of some rows with a vector, and the sum of the rows' squares."""
+    """Return the product of some rows with a vector, and the sum of the squares of the rows."""
     info = part.info
     name, encoding = info.name, info.encoding
     dtype = DType.float32 if encoding.dtype is None else encoding.dtype

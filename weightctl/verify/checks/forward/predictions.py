@@ -1,4 +1,4 @@
-"""Predictions of two models for the tokens that come next, a few positions at a time."""
+"""Compares two models' predictions of the next tokens, a few positions at a time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Predictions", "predict"]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The agreement of two models' distributions, and how well each foretells what follows.
+    """The agreement of two models' predictions, and how well each predicts the text.
 
-    Perplexities are None where nothing is foretold, where the tokens are not text, and where what
-    is said is not finite.
+    Perplexities are None if there is nothing to predict, if the tokens are not text, and if logits
+    are not finite.
     """
 
     agreement: Agreement
@@ -41,9 +41,10 @@ class Predictions:
 def predict(
     subject: Running, reference: Running, own: F32, wanted: F32, given: Prompt
 ) -> Predictions:
-    """Return what models make of what came out of their last layers, [windows, positions, hidden].
+    """Return the predictions of both models from the outputs of their last layers.
 
-    Of positions where there is a token; tokens that one of the two alone knows do not count.
+    `own` and `wanted` are [windows, positions, hidden]. Positions without a token are ignored, and
+    so are tokens that only one of the models has.
     """
     own, wanted, targets = own[given.mask], wanted[given.mask], list_targets(given)
     known = min(subject.vocabulary, reference.vocabulary)
@@ -51,7 +52,7 @@ def predict(
     lost: list[F64] = []
     other_lost: list[F64] = []
     last: tuple[NextToken, ...] = ()
-    # As large as both may be together.
+    # The memory limit for the logits of both models.
     step = max(1, count_positions(max(subject.vocabulary, reference.vocabulary)) // 2)
     for start in range(0, len(own), step):
         logits = subject.end(own[None, start : start + step])[0, :, :known]

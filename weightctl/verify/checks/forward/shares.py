@@ -1,4 +1,4 @@
-"""Errors of what a part of a model gives, as shares of what that part adds."""
+"""Errors of a part's output, relative to what the part adds to its input."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FACTOR", "ROUNDING", "Share", "center", "is_beyond", "measure_share"]
 
-# So many times what its encodings cost a part may be off: other encoders of the same encoding stay
-# within 1.5 of ours on real models, small faults begin at 5.
+# The largest error of a part, as a multiple of the error that its encodings explain. On real
+# models, different encoders of one encoding stay within 1.5; small faults begin at 5.
 FACTOR = 3.0
-# Float32's own, of sums in another order: of a position's whole length, and of what is added.
+# Rounding of float32 sums in another order: relative to a position's length, and to what is added.
 _OF_LENGTH, ROUNDING = 3e-6, 2e-5
 _LEAST = 1e-30
 
 
 class Share(NamedTuple):
-    """The root mean square, over positions, of a difference as a share of what is added there.
+    """The root mean square over positions of the difference, relative to what a part adds.
 
-    A position counts as much as another, however large its numbers are. `beyond` is the same of
-    what rounding of float32 does not explain.
+    All positions have the same weight, however large their values are. `beyond` is the same for the
+    difference that float32 rounding does not explain.
     """
 
     all: float
@@ -35,9 +35,10 @@ class Share(NamedTuple):
 
 
 def measure_share(found: F32, wanted: F32, added: F32) -> Share:
-    """Return how far `found` is from `wanted`, which came of something by `added`; [positions, n].
+    """Return the error of `found` against `wanted`, relative to `added`; all [positions, n].
 
-    Positions where what is wanted is not finite say nothing; infinite where what is found is not.
+    Positions where `wanted` or `added` is not finite are ignored. The error is infinite if `found`
+    is not finite at another position.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         error, size, length = (
@@ -52,12 +53,12 @@ def measure_share(found: F32, wanted: F32, added: F32) -> Share:
 
 
 def is_beyond(found: Share, expected: Share) -> bool:
-    """Whether a part is further off than its encodings and rounding explain."""
+    """Whether a part differs by more than its encodings and rounding explain."""
     return found.beyond > FACTOR * expected.all + ROUNDING
 
 
 def center(logits: F32) -> F32:
-    """Return logits without their mean, which says nothing."""
+    """Return logits minus their mean, which has no effect on predictions."""
     with np.errstate(over="ignore", invalid="ignore"):
         made: F32 = logits - logits.mean(axis=-1, keepdims=True)
     return made

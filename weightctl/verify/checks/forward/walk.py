@@ -1,4 +1,4 @@
-"""Two models, walked through part by part on the same tokens, one part of each in memory."""
+"""Runs two models part by part on the same tokens, with one part of each in memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["ComparedPart", "Walk"]
 
 _EMBEDDING, _OUTPUT = "embedding.weight", "output.weight"
 
-# What comes out is as wide as the vocabulary, and so many positions tell how far it is off.
+# The output is as wide as the vocabulary; this many positions are enough to measure its error.
 _MOST_SPOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPart:
-    """A part of the subject, given what the reference's is given.
+    """A part of the checkpoint, compared on the same input as the reference's part.
 
-    `found` says how far what it gives is from what the reference's gives, and `expected` how far
-    the reference's own would be with weights as far off as the encodings put them. `recompute`
-    tells how far a model's part is with some weights replaced: the subject's, or one that is
-    corrected.
+    `found` is the error of its output against the output of the reference's part. `expected` is the
+    error that the reference's part would have with the encoding errors of the checkpoint.
+    `recompute` returns the error of a model's part with some weights replaced; the model is the
+    checkpoint's, or a corrected one.
     """
 
     name: str
@@ -48,20 +48,20 @@ class ComparedPart:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it is further off than its encodings explain."""
+        """Whether the part differs by more than its encodings explain."""
         return is_beyond(self.found, self.expected)
 
     def is_well(self, running: Running, replaced: Replaced) -> bool:
-        """Whether a model's part is not, with some weights replaced."""
+        """Whether a model's part matches if some weights are replaced."""
         return not is_beyond(self.recompute(running, replaced), self.expected)
 
 
 class Walk:
-    """A walk through two models, on the tokens of a prompt: first at their embeddings.
+    """Runs two models in step on the tokens of a prompt, starting with the embeddings.
 
-    `own` is what came out of the subject's last part, which was given what came out of the one
-    before, and `wanted` the same of the reference: float32[windows, positions, hidden].
-    `activations` are those of the subject so far.
+    `own` is the output of the checkpoint's last part, computed from its own previous output;
+    `wanted` is the reference's: float32[windows, positions, hidden]. `activations` are those of the
+    checkpoint so far.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Walk:
         return self._compare_part(EMBEDDING, found, recompute)
 
     def layer(self, number: int) -> ComparedPart:
-        """Go through a layer, and compare it."""
+        """Run a layer of both models, and compare the outputs."""
         given = self.wanted
         wanted = self.reference.layer(number, given, self._beside.beside)
         added = _subtract(wanted, given)
@@ -108,7 +108,7 @@ class Walk:
         return self._compare_part(name_layer(number), found, recompute)
 
     def output(self) -> ComparedPart:
-        """Compare what is said at some positions behind the last layer."""
+        """Compare the logits of some positions after the last layer."""
         given = self.wanted[self._prompt.mask]
         chosen = np.unique(np.linspace(0, len(given) - 1, _MOST_SPOKEN).astype(np.int64))
         few = given[chosen][None]
@@ -135,7 +135,7 @@ class Walk:
         for module in self.reference.weights_of(name):
             pair = self._pairs.get(module)
             if name == OUTPUT and module == _EMBEDDING:
-                # The subject may have an output of its own where the reference is tied.
+                # The checkpoint may have an output tensor although the reference's is tied.
                 pair = self._pairs.get(_OUTPUT, pair)
             if pair is None:
                 continue
@@ -145,7 +145,7 @@ class Walk:
         return found
 
     def _make_flow(self, running: Running) -> Flow:
-        """Return what goes into a model's first layer, and is given to all."""
+        """Return the input of a model's first layer, and the inputs that all layers share."""
         if running is self.reference:
             return self._beside
         if running not in self._flows:

@@ -1,4 +1,4 @@
-"""The check `metadata`: tokenizer, special tokens and config are sound, and the reference's."""
+"""The check `metadata`: tokenizer, special tokens and config are valid and match the reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPARISONS", "check"]
 
-# What two tokenizers are compared in; each problem names the entry that differs.
+# The comparisons of two tokenizers; each problem names the entry that differs.
 COMPARISONS: tuple[Callable[[TokenizerPair], Compared], ...] = (
     compare_tokens,
     compare_types,
@@ -48,24 +48,24 @@ COMPARISONS: tuple[Callable[[TokenizerPair], Compared], ...] = (
     compare_flags,
     compare_chat_templates,
 )
-# Text of kinds that rules treat in their own ways: numbers, spaces, marks, several scripts.
+# A text with contents that rules treat differently: numbers, spaces, punctuation, several scripts.
 _PROBE = (
     f"{TEXT}\n\n  12345 6,789.01\t'tis don't WE'LL x_y=z; ÉCOLE e\u0301 naïve ﬁn 东京 Привет 🙂\n "
 )
 
 
 def check(request: Request) -> Result:
-    """Compare what a checkpoint says beside its tensors with its tensors and with a reference.
+    """Compare a checkpoint's metadata with its tensors, and with the metadata of a reference.
 
-    Both may be in either naming convention; each is read as the model that it describes. What a
-    conversion is known to leave out, or what only tools do differently, is a note.
+    The two may have different naming conventions; each is read as the model that it describes.
+    Differences that conversions always cause, or that only affect tools, are notes.
     """
     request.tell("comparing metadata", 0)
     own = describe(request.subject)
     if own is None:
         return Result(skipped="there is no config.json and no GGUF metadata")
     checkpoint = request.subject.checkpoint
-    # A comparison lists differences, and no faults of one checkpoint.
+    # A comparison lists differences, and does not judge one checkpoint by itself.
     found = Compared() if request.compare else find_contradictions(own, checkpoint)
     other = None if request.reference is None else describe(request.reference)
     header = header_of(request.subject.stored)
@@ -105,7 +105,7 @@ def _compare(
     known = one if one is not None and two is not None else None
     made.extend(compare_other_keys(own, other, known))
     _compare_tokenizers(made, subject, reference, own, other)
-    # A key that contradicts its own checkpoint is named once.
+    # A key that contradicts its own checkpoint is reported once.
     made.problems = [problem for problem in made.problems if problem.where not in named]
     found.extend(made)
 
@@ -131,7 +131,7 @@ def _compare_tokenizers(
 
 
 def _pair_tokenizers(found: Compared, own: Description, other: Description) -> TokenizerPair | None:
-    """Return both tokenizers, read in one way; None, with a note or a problem, where that fails."""
+    """Return both tokenizers, read in the same way; None, with a note or problem, on failure."""
     if own.tokenizer is not None and other.tokenizer is not None:
         return TokenizerPair(own, other, own.tokenizer, other.tokenizer)
     if not own.refusal and not other.refusal:
@@ -154,7 +154,7 @@ def _pair_tokenizers(found: Compared, own: Description, other: Description) -> T
 def _judge_parts(
     found: Compared, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
-    """Find out whether other rules of a tokenizer.json cut or show a text otherwise."""
+    """Add a problem if other rules of tokenizer.json encode or decode a text differently."""
     text = f"tokenizer.json differs from the reference in {', '.join(parts)}"
     try:
         encoders = subject.encoder, reference.encoder
@@ -172,7 +172,7 @@ def _judge_parts(
 
 
 def _try_encoder(encoder: Encoder) -> tuple[object, ...]:
-    """Return what an encoder makes of a text, and what it shows of its tokens."""
+    """Return the ids that an encoder makes of a text, and the texts of its tokens."""
     ids = encoder.ids(_PROBE)
     shown = [encoder.text(token) for token in dict.fromkeys(ids)]
     return ids, shown, encoder.first, encoder.last

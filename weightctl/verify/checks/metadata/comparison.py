@@ -1,4 +1,4 @@
-"""Results of comparing a part of two descriptions."""
+"""Results of comparing the metadata of two checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Compared", "TokenizerPair", "quote", "show_token", "state_differences"]
 
-# More examples of one kind of difference than a line needs.
+# The number of examples of one kind of difference that a line has room for.
 _MOST_EXAMPLES = 3
 _LONGEST = 60
 
@@ -38,7 +38,7 @@ class TokenizerPair:
 
 @dataclass
 class Compared:
-    """The differences that ruin a model in use, and those that a person should know."""
+    """Problems, for differences that break the model in use, and notes on the others."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     notes: list[str] = field(default_factory=list[str])
@@ -48,31 +48,31 @@ class Compared:
         self.problems.append(Problem(where=where, text=text))
 
     def extend(self, other: Compared) -> None:
-        """Add what comparing another part gave."""
+        """Add the problems and notes of another comparison."""
         self.problems += other.problems
         self.notes += other.notes
 
 
 def state_differences(examples: Iterable[str], count: int) -> str:
-    """Return some examples, and how many more differences of the same kind there are."""
+    """Return text with some examples, and the number of further differences of the same kind."""
     shown = "; ".join(examples)
     more = say_more(count - _MOST_EXAMPLES)
     return f"{shown}; {more}" if more else shown
 
 
 def first_examples(places: Sequence[int]) -> Sequence[int]:
-    """Return the places that are shown as examples."""
+    """Return the places to show as examples."""
     return places[:_MOST_EXAMPLES]
 
 
 def show_token(tokenizer: Tokenizer, token: int) -> str:
-    """Return an id and its text: 305 `a`."""
+    """Return a token's id and text: 305 `a`."""
     if not 0 <= token < len(tokenizer.tokens):
         return f"{token}, which is outside the vocabulary of {len(tokenizer.tokens):,}"
     return f"{token} {quote(tokenizer.tokens[token])}"
 
 
 def quote(text: str) -> str:
-    """Return a text in backquotes, cut where it is long."""
+    """Return a text in backquotes, shortened if it is long."""
     shown = printable(text)
     return f"`{shown}`" if len(shown) <= _LONGEST else f"`{shown[: _LONGEST - 1]}…`"

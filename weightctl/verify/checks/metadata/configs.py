@@ -1,4 +1,4 @@
-"""Comparison of two configs: each by our fields, and keys that no field has."""
+"""Comparison of two configs, by field, and by key for keys without a field."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_configs", "compare_other_keys"]
 
-# Parts of keys of config.json that are of training or of programs, or that are compared as what
-# they mean.
+# Parts of config.json keys that concern training or tools, or whose meaning is compared elsewhere.
 _NOT_OF_THE_MODEL = (
     "dropout", "initializer", "_token_id", "id2label", "label2id", "loss_coef", "quantization",
     "pretraining_tp", "version", "use_cache", "output_", "return_dict", "torchscript", "gradient",
@@ -29,7 +28,7 @@ _DEEPEST = 8
 
 
 def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
-    """Compare the configs of two models of one family, whatever conventions they are in."""
+    """Compare the configs of two models of one family, in any naming conventions."""
     found = Compared()
     found.problems += [each.problem for each in find_differences(own, other, with_context=True)]
     if note := note_lost_window(own, other):
@@ -40,9 +39,10 @@ def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
 def compare_other_keys(
     own: Description, other: Description, checkpoint: RecognizedModel | None
 ) -> Compared:
-    """Compare the numbers of configs in one convention that no field of a known family reads.
+    """Compare the numeric values of config keys that are not fields of a known family.
 
-    Of a known family they are notes: what they do, if anything, is not known.
+    Both configs have the same naming convention. If the family is known, differences are notes,
+    since the effect of such keys is unknown.
     """
     found = Compared()
     if own.convention != other.convention:
@@ -50,7 +50,7 @@ def compare_other_keys(
     values, wanted = (_list_values(each, checkpoint) for each in (own, other))
     for key in values | wanted:
         if key not in values or key not in wanted:
-            # Old and new spellings of config.json leave out what the other has.
+            # Old and new spellings of config.json omit different keys.
             if own.is_gguf:
                 has = "only in the reference" if key in wanted else "not in the reference"
                 found.notes.append(f"`{key}` is {has}")
@@ -97,7 +97,7 @@ def _list_of_metadata(
 
 
 def _walk_leaves(content: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers of a config by their paths; a list of numbers is one value."""
+    """Yield the numeric values of a config with their paths; a list of numbers is one value."""
     if is_object(content) and depth < _DEEPEST:
         for key, value in content.items():
             yield from _walk_leaves(value, f"{path}.{key}" if path else key, depth + 1)

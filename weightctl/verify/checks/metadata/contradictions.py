@@ -1,4 +1,4 @@
-"""Statements of a checkpoint beside its tensors that cannot be true, whatever it was made from."""
+"""Metadata that contradicts the checkpoint itself, without a reference."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["find_contradictions"]
 
 _TYPES, _TOKENS = f"{TOKENIZER_KEYS}token_type", f"{TOKENIZER_KEYS}tokens"
 _EOS = f"{TOKENIZER_KEYS}eos_token_id"
-# How absent ids are written, in whatever type a tool had.
+# The values by which tools mark an absent id, in various integer types.
 _NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
-# Ids that generation needs; those of padding may be beyond what a model was trained on.
+# Ids that generation needs. Padding ids may be beyond the vocabulary of the training.
 _NEEDED = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
-# Families without an end of generation.
+# Families without an end-of-generation token.
 _ENCODERS = {"bert"}
 
 
 def find_contradictions(description: Description, checkpoint: RecognizedModel | None) -> Compared:
-    """Return what is wrong with a tokenizer or a config by itself.
+    """Return the faults of a tokenizer or a config that need no reference to detect.
 
     Only what no working model has is a problem.
     """
@@ -93,7 +93,7 @@ def _find_beyond(content: Any, rows: int) -> Iterator[int]:
 
 
 def _check_types(found: Compared, description: Description, tokenizer: Tokenizer) -> None:
-    """Find a vocabulary without types, in which special tokens are ordinary text."""
+    """Find a vocabulary without token types, where special tokens are ordinary text."""
     kinds = {*tokenizer.types}
     if not kinds <= {0, int(TokenType.NORMAL)}:
         return
@@ -113,7 +113,7 @@ def _check_types(found: Compared, description: Description, tokenizer: Tokenizer
 
 
 def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) -> None:
-    """Find a generator whose end is not stated, and for which llama.cpp takes an ordinary token."""
+    """Find a generative model without an end token for which llama.cpp picks an ordinary one."""
     architecture = description.metadata.get(ARCHITECTURE)
     is_encoder = architecture is None or "bert" in str(architecture.content)
     stated = description.metadata.get(_EOS)
@@ -130,7 +130,7 @@ def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) 
 
 
 def _check_context(found: Compared, checkpoint: RecognizedModel) -> None:
-    """Find a context that is shorter than the one that scaling stretches."""
+    """Find a context length that is shorter than the one that RoPE scaling extends."""
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     context = checkpoint.config.context
     if scaling is not None and context < scaling.original_context:

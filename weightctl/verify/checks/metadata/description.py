@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TOKENIZER_KEYS", "Description", "describe", "is_id", "read_ends", "read_raw"]
 
-# What GGUF's keys of a tokenizer begin with.
+# The prefix of GGUF's tokenizer keys.
 TOKENIZER_KEYS = "tokenizer.ggml."
 _TOKENS = f"{TOKENIZER_KEYS}tokens"
 _ID = "_token_id"
@@ -45,10 +45,10 @@ _FILES = {word: f"{name}_token" for name, word in WORDS.items()}
 class Description:
     """The metadata of a checkpoint, in its own naming convention.
 
-    `where` is the GGUF file, or the directory of config.json. `tokenizer` is None where there is
-    none, or `refusal` says why it cannot be read. `metadata` are GGUF's keys. `files` are those of
-    a directory's tokenizer, and `config` and `generation` are the contents of config.json and
-    generation_config.json.
+    `where` is the GGUF file, or the directory of config.json. `tokenizer` is None if there is none,
+    or if it cannot be read; `refusal` gives the reason then. `metadata` are GGUF's keys. `files`
+    are the tokenizer files of a directory, and `config` and `generation` are the contents of
+    config.json and generation_config.json.
     """
 
     convention: NamingConvention
@@ -62,7 +62,7 @@ class Description:
 
     @cached_property
     def raw(self) -> Tokenizer | None:
-        """What tokenizer.json says literally, for tokenizers that have no form in GGUF."""
+        """The literal content of tokenizer.json, for tokenizers that GGUF cannot represent."""
         try:
             return None if self.files is None else read_raw(self.files)
         except TokenizerError:
@@ -70,21 +70,21 @@ class Description:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether it has GGUF's keys."""
+        """Whether the metadata are GGUF keys."""
         return self.convention == "gguf"
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part of config.json that is of the language model."""
+        """The part of config.json that describes the language model."""
         nested = self.config.get("text_config")
         return {**nested, **self.config} if is_object(nested) else self.config
 
     def token_key(self, word: str) -> str:
-        """Return the key that a special token is stated by; `word` is GGUF's for it."""
+        """Return the key that states a special token; `word` is GGUF's word for the token."""
         return f"{TOKENIZER_KEYS}{word}{_ID}" if self.is_gguf else _FILES.get(word, word)
 
     def place(self, key: str) -> str:
-        """Return where a key of the tokenizer stands: GGUF's key, or the file that has it."""
+        """Return the place that states a tokenizer key: GGUF's key, or a file's name."""
         if self.is_gguf:
             return f"{TOKENIZER_KEYS}{key}"
         names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -93,7 +93,7 @@ class Description:
 
 
 def describe(subject: Subject) -> Description | None:
-    """Return what a checkpoint says beside its tensors; None where no config goes with it."""
+    """Return the metadata of a checkpoint; None without a config."""
     metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
     if ARCHITECTURE in metadata or _TOKENS in metadata:
         return _describe_metadata(metadata, files[0] if files else subject.path)
@@ -106,7 +106,7 @@ def describe(subject: Subject) -> Description | None:
 def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Description:
     tokens = metadata.get(_TOKENS)
     count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
-    # An id out of bounds is a problem of its own, and hides none of the others.
+    # An id out of bounds is reported as a problem of its own, and does not hide others.
     sound = {
         key: value
         for key, value in metadata.items()
@@ -147,9 +147,9 @@ def _describe_directory(
 
 
 def read_ends(description: Description) -> tuple[int, ...]:
-    """Return the ids that end generation as a directory's configs state them.
+    """Return the ids of the tokens that end generation, from a directory's configs.
 
-    generation_config.json comes before config.json, as in transformers.
+    generation_config.json takes precedence over config.json, as in transformers.
     """
     for document in (description.generation, description.text_config):
         content = document.get("eos_token_id")
@@ -168,10 +168,10 @@ def is_id(content: Any) -> bool:
 
 
 def read_raw(files: TokenizerFiles) -> Tokenizer | None:
-    """Return what a tokenizer.json says literally: tokens by id, types of added ones, merges.
+    """Return the literal content of a tokenizer.json: tokens by id, types of added tokens, merges.
 
-    None where there is none, or its model has no vocabulary. Raises `TokenizerError` for added
-    tokens without an id or text, and for ids beyond all vocabularies.
+    None without the file, or if its model has no vocabulary. Raises `TokenizerError` for added
+    tokens without an id or text, and for ids beyond any vocabulary.
     """
     document = files.tokenizer
     model: Any = None if document is None else document.get("model")
@@ -202,7 +202,7 @@ def read_raw(files: TokenizerFiles) -> Tokenizer | None:
 
 
 def _read_vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, float] | None]:
-    """Return the texts of a model's tokens by id, and their scores where it has some."""
+    """Return the texts of a model's tokens by id, and their scores if it has some."""
     if is_object(vocabulary):
         return {
             token: text

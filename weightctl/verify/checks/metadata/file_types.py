@@ -1,4 +1,4 @@
-"""Comparison of `general.file_type` with the encoding that the tensors of a GGUF file have."""
+"""Comparison of `general.file_type` with the encodings of the tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["check_file_type"]
 
 _KEY = "general.file_type"
-# Tools may keep some matrices in another type; most of them they convert.
+# Tools may keep some matrices in another type, but they convert most.
 _MOST = 0.5
 
 
 def check_file_type(header: Header, reference: Header | None) -> Compared:
-    """Compare `general.file_type` with the tensors, and with that of a reference of the same types.
+    """Compare `general.file_type` with the tensors, and with a reference of the same encodings.
 
-    Where no tensor has the encoding that it names, that is a problem. Where only few have, a tool
-    may have chosen types of its own: against a reference that is a problem, and else a note.
+    It is a problem if no tensor has the encoding that it names. If only a few have, a tool may have
+    chosen other types: a problem if a reference differs, else a note.
     """
     found = Compared()
     number = read_file_type(header.metadata)
@@ -55,9 +55,9 @@ def check_file_type(header: Header, reference: Header | None) -> Compared:
 
 
 def _count_values(header: Header, kind: FileType) -> Counter[str]:
-    """Return how many values are in each encoding, of matrices that can have the usual one.
+    """Return the number of values in each encoding, for matrices that can have the usual one.
 
-    Others get a substitute, as their rows do not divide into its blocks.
+    Matrices whose rows do not divide into its blocks get a fallback encoding, and are not counted.
     """
     block = max(ENCODINGS[name].block for name in kind.usual)
     sizes: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def _count_values(header: Header, kind: FileType) -> Counter[str]:
 
 
 def _has_same(header: Header, reference: Header) -> bool:
-    """Whether all tensors have the encodings of the reference's of the same names."""
+    """Whether all tensors have the encodings of the reference's tensors of the same names."""
     own, other = (
         {name: info.encoding.name for name, info in each.tensors.items()}
         for each in (header, reference)

@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints' special tokens, and of those that end generation."""
+"""Comparison of two checkpoints' special tokens, and of the tokens that end generation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULTS", "compare_flags", "compare_special"]
 
-# The ids that llama.cpp takes where a file states none, by `tokenizer.ggml.model`
-# (src/llama-vocab.cpp, `llama_vocab::impl::load`).
+# The ids that llama.cpp uses if a file states none, by `tokenizer.ggml.model` (src/llama-vocab.cpp,
+# `llama_vocab::impl::load`).
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
@@ -35,14 +35,14 @@ _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
 }
 _END_WORDS = ("eos", "eot", "eom")
-# What config.json states beside the tokenizer's own files, which generation goes by.
+# Special tokens that config.json states beside the tokenizer files, and that generation uses.
 _CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def compare_special(pair: TokenizerPair) -> Compared:
-    """Compare the ids of tokens with a meaning of their own, and which of them end generation."""
+    """Compare the ids of special tokens, and which of them end generation."""
     found = Compared()
-    # What only GGUF has a word for is compared as what ends generation.
+    # Tokens that only GGUF has a key for are compared as ends of generation.
     words = (*WORDS.values(), *(() if pair.is_across else pair.reference.special))
     for word in dict.fromkeys((*words, *pair.tokenizer.special)):
         if word in words or not pair.is_across:
@@ -71,7 +71,7 @@ def _compare_word(found: Compared, pair: TokenizerPair, word: str) -> None:
     taken = _find_default(pair.own, own, word)
     if taken == wanted:
         return
-    if pair.is_across and word not in {"bos", "eos"}:  # which other tools leave out
+    if pair.is_across and word not in {"bos", "eos"}:  # other tools leave these out
         found.notes.append(f"`{where}` is missing, and is {there}")
         return
     instead = "" if taken is None else f", for which llama.cpp uses {show_token(own, taken)}"
@@ -79,7 +79,7 @@ def _compare_word(found: Compared, pair: TokenizerPair, word: str) -> None:
 
 
 def _find_default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
-    """Return the id that llama.cpp takes for a special token that a GGUF file does not state."""
+    """Return the id that llama.cpp uses for a special token that a GGUF file does not state."""
     return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
 
 
@@ -90,7 +90,7 @@ def _compare_config_id(found: Compared, pair: TokenizerPair, key: str) -> None:
     token, wanted = ids
     if is_id(token) and is_id(wanted) and token != wanted:
         if any(problem.where == key.removesuffix("_id") for problem in found.problems):
-            return  # the tokenizer's own files say the same
+            return  # the tokenizer files state the same
         found.add(
             key,
             f"is {show_token(pair.tokenizer, token)} here and "
@@ -101,8 +101,9 @@ def _compare_config_id(found: Compared, pair: TokenizerPair, key: str) -> None:
 def _compare_ends(found: Compared, pair: TokenizerPair) -> None:
     """Compare which tokens end generation.
 
-    One that the reference has and the model lacks lets it run on; that is a problem. One more is a
-    problem where both have configs of transformers, and else may be what llama.cpp adds itself.
+    If the model lacks an end token of the reference, it does not stop there: a problem. An
+    additional end token is a problem if both have transformers configs; otherwise llama.cpp may add
+    it itself.
     """
     own, other = _list_ends(pair.own, pair.tokenizer), _list_ends(pair.other, pair.reference)
     where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
@@ -117,7 +118,7 @@ def _compare_ends(found: Compared, pair: TokenizerPair) -> None:
         f"{_show_ends(pair.reference, other)} in the reference"
     )
     are_configs = not pair.is_across and not pair.own.is_gguf
-    # A config that states no end means one of its own class, which the files do not tell.
+    # A config without an end token uses the default of its class, which the files do not contain.
     is_stated = bool(own) or pair.own.is_gguf or are_configs
     if (missing and is_stated) or (more and are_configs):
         found.add(where, text)
@@ -126,7 +127,7 @@ def _compare_ends(found: Compared, pair: TokenizerPair) -> None:
 
 
 def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
-    """Return the ids that end generation as a checkpoint states them."""
+    """Return the ids that a checkpoint states as ends of generation."""
     if not description.is_gguf:
         return read_ends(description)
     if tokenizer.ends:
@@ -137,7 +138,7 @@ def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def _list_implied_ends(description: Description, tokenizer: Tokenizer) -> set[int]:
-    """Return the tokens that llama.cpp ends generation with though the file does not state them."""
+    """Return the tokens that end generation in llama.cpp although the file does not state them."""
     if not description.is_gguf:
         return set()
     return set(stops(tokenizer))
@@ -148,7 +149,7 @@ def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
 
 
 def compare_flags(pair: TokenizerPair) -> Compared:
-    """Compare what is put around texts: `add_bos_token`, `add_space_prefix` and their like."""
+    """Compare the flags for what is added to texts, such as `add_bos_token`."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     for flag in dict.fromkeys((*own.flags, *other.flags)):

@@ -1,4 +1,4 @@
-"""Comparison of the rules that cut and wrap texts: pre-tokenizer, normalizer, chat template."""
+"""Comparison of rules for texts: pre-tokenizer, normalizer, chat template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_NAMED = 3
 
 
 def compare_pre_tokenizers(pair: TokenizerPair) -> Compared:
-    """Compare by which rules a text is cut before its tokens are looked up."""
+    """Compare the rules that split a text before its tokens are looked up."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.model == other.model == "gpt2" and not _cuts_alike(own, other):
@@ -50,7 +50,7 @@ def compare_pre_tokenizers(pair: TokenizerPair) -> Compared:
 
 
 def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two names of rules have llama.cpp do the same."""
+    """Whether llama.cpp treats two names of rules in the same way."""
     names = [each.pre or DEFAULT for each in (own, other)]
     if names[0] == names[1]:
         return True
@@ -65,7 +65,7 @@ def _show_rules(tokenizer: Tokenizer) -> str:
 
 
 def compare_chat_templates(pair: TokenizerPair) -> Compared:
-    """Compare the templates that turn a conversation into a text, by name."""
+    """Compare the chat templates by name."""
     found = Compared()
     own, other = pair.tokenizer.chat_templates, pair.reference.chat_templates
     for name in dict.fromkeys((*own, *other)):
@@ -85,7 +85,7 @@ def _name_template(pair: TokenizerPair, name: str) -> str:
 
 
 def _split_lines(template: str) -> list[str]:
-    # Jinja takes no notice of a line's end at the very end.
+    # Jinja ignores a line break at the very end.
     return template.removesuffix("\n").split("\n")
 
 
@@ -103,7 +103,7 @@ def _show_first_line(own: list[str], other: list[str]) -> str:
 
 
 def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
-    """Return a line from shortly before it differs, for lines that are longer than are shown."""
+    """Return a line from shortly before the difference, if it is too long to show whole."""
     line = lines[place]
     other = rest[place] if place < len(rest) else ""
     pairs = enumerate(zip(line, other, strict=False))

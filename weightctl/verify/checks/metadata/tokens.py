@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]
 
-# llama.cpp merges the pair whose score is highest, so that only the order counts.
+# llama.cpp merges the pair with the highest score, so that only the order matters.
 _BY_ORDER = "llama"
 _SCORED = {_BY_ORDER, "t5", "Unigram"}
 _MERGED = {"gpt2", "BPE"}
-# What is ordinary text where text is cut. The other types differ in how tokens are shown, and in
-# whether text may contain them: tools that write GGUF do not agree on them.
+# The types that are ordinary text in encoding. The other types differ in how tokens are shown, and
+# in whether text may contain them; tools that write GGUF do not agree on these.
 _ORDINARY = {int(TokenType.NORMAL), 0}
 _BYTE, _UNUSED = int(TokenType.BYTE), int(TokenType.UNUSED)
-# Of float32, in which GGUF has scores.
+# The rounding of float32, in which GGUF stores scores.
 _ROUNDING = 1e-6
 
 
 def compare_tokens(pair: TokenizerPair) -> Compared:
-    """Compare which text each id stands for; padding that nothing stands for is not compared."""
+    """Compare the text of each token id; ids that only pad the vocabulary are ignored."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     where = pair.own.place("tokens")
@@ -91,7 +91,7 @@ def _is_padding(tokenizer: Tokenizer, place: int) -> bool:
 
 
 def compare_types(pair: TokenizerPair) -> Compared:
-    """Compare what kind of token each id is, of the tokens that both have."""
+    """Compare the types of the tokens that both vocabularies have."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.types == other.types:
@@ -127,7 +127,7 @@ def _name_type(kind: int) -> str:
 
 
 def compare_scores(pair: TokenizerPair) -> Compared:
-    """Compare scores where the tokenizer cuts by them: their order, or for unigrams each."""
+    """Compare token scores, if the tokenizer uses them: the order, or each score for unigrams."""
     found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.model not in _SCORED or own.scores == other.scores:
@@ -163,7 +163,7 @@ def _is_close(score: float, wanted: float) -> bool:
 
 
 def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) -> Sequence[int]:
-    """Return the places whose scores differ, none where all scores rank the tokens alike."""
+    """Return the places whose scores differ; none if all scores rank the tokens in the same way."""
     if not places or own.scores is None or other.scores is None:
         return []
     count = min(len(own.tokens), len(other.tokens))
@@ -181,7 +181,7 @@ def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) 
 
 
 def compare_merges(pair: TokenizerPair) -> Compared:
-    """Compare the merges of byte-level BPE, whose order counts."""
+    """Compare the merges of byte-level BPE, and their order."""
     found = Compared()
     own, other = pair.tokenizer.merges or (), pair.reference.merges or ()
     if pair.tokenizer.model not in _MERGED or own == other:

@@ -38,16 +38,17 @@ _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
 _FEW_EXAMPLES = 2
-# The part of the tensors that have their names where a checkpoint was not renamed as a whole.
+# The fraction of the tensors that have the expected names, if a checkpoint was not renamed as a
+# whole.
 _COMMON = 0.5
-# So many alike are still listed one by one.
+# Up to this many similar problems are listed one by one.
 _FEW = 3
 
 
 def check(request: Request) -> Result:
     """Compare the names and shapes of a checkpoint with what its config asks for.
 
-    A model of an unknown family is skipped, as nothing says what it should have.
+    A model of an unknown family is skipped, since its tensors cannot be derived from the config.
     """
     subject = request.subject
     if not header_of(subject.stored).tensors:
@@ -89,7 +90,7 @@ def _make_figures(checkpoint: RecognizedModel, fit: Fit) -> NamesFigures:
 
 
 def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> Problem | None:
-    """Return the one problem of a checkpoint that is one rank's file, or has other names."""
+    """Return the one problem of a rank's file or of a renamed checkpoint; None for others."""
     subject, mismatch = request.subject, request.mismatch
     if not fit.misshaped and not fit.missing:
         return None
@@ -117,7 +118,7 @@ def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> P
 
 
 def _note_unused(checkpoint: RecognizedModel) -> list[str]:
-    """Say which tensors the model computes without."""
+    """Return a note on the tensors that the model does not use."""
     names = checkpoint.beside
     if not names:
         return []
@@ -126,16 +127,16 @@ def _note_unused(checkpoint: RecognizedModel) -> list[str]:
 
 
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
-    """Whether there is a config.json, and it cannot be read."""
+    """Whether there is a config.json that cannot be read."""
     files = header_of(subject.stored).files
     path = os.path.join(os.path.dirname(files[0]), CONFIG) if files else ""
     return os.path.lexists(path) and not isinstance(refusal, UnknownArchitectureError)
 
 
 def _lacks_config(subject: Subject) -> bool:
-    """Whether a directory was given, of a format whose models have a config.json, and has none.
+    """Whether the path is a directory whose format requires a config.json, and it is missing.
 
-    A file by itself may be of anything.
+    A file by itself does not require one.
     """
     header = header_of(subject.stored)
     if header.format not in _WITH_CONFIG or not os.path.isdir(subject.path):
@@ -155,7 +156,7 @@ def _find_nearest(subject: Subject) -> str:
 
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
-    """Say why nothing is known of a model, and what is nearest to it."""
+    """Return the reason why the model is unknown, and the nearest supported family."""
     reason = "the family is unknown" if refusal is None else refusal.message
     near = _find_nearest(subject)
     if refusal is not None and isinstance(refusal, UnknownArchitectureError):
@@ -164,7 +165,7 @@ def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:
 
 
 def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
-    """Return what keeps a family that is known from being built, and what would not."""
+    """Return why a model of a known family cannot be built, and possible corrections."""
     weights = subject.weights
     header = header_of(weights)
     document = None if header.format == "gguf" else config(header.files)
@@ -181,7 +182,7 @@ def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
 
 
 def _split_message(message: str, file: str) -> tuple[str, str, str]:
-    """Return the file and the key that an error is about, and what it says of that."""
+    """Return the file and the key that an error is about, and the rest of its message."""
     for path in (file, os.path.join(os.path.dirname(file), CONFIG)):
         text = message.removeprefix(f"{path}: ")
         if text != message:
@@ -191,9 +192,9 @@ def _split_message(message: str, file: str) -> tuple[str, str, str]:
 
 
 def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the problems, with one for all that differ in the numbers of layers and experts alone.
+    """Return the problems; those that differ only in layer and expert numbers are joined.
 
-    Where more than `MOST_NAMED` are left the last says how many are not named.
+    If more than `MOST_NAMED` remain, the last one gives the number of those left out.
     """
     made: list[Problem] = []
     for same in group_alike(problems, _kind_of):
@@ -202,7 +203,7 @@ def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
-    """Return what problems of several layers have in common."""
+    """Return the properties by which problems of several layers are joined."""
     return mask_numbers(problem.where), mask_numbers(problem.text), problem.cause
 
 

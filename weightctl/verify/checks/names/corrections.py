@@ -1,4 +1,4 @@
-"""Values of single keys of a config that would fit the tensors, where the one there does not."""
+"""Searches for values of single config keys that would fit the tensors."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = ["FIELDS", "Correction", "explain_misfit", "find_corrections", "find_family"]
 
-# Shapes that nearly all tensors have tell enough, and a file may have any number of others.
+# Shapes of most tensors are enough, and a file may have any number of other shapes.
 _MOST_SHAPES = 12
 _MOST_HEADS = 512
-# Each try looks at every tensor once; so many looks take about a second.
+# Each try looks at every tensor once; this many take about a second.
 _MOST_LOOKS = 200_000
 _MOST_NAMED = 4
-# What says how often something is there, and how large.
+# The fields that give counts and sizes.
 FIELDS = ("layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocabulary",
            "experts", "expert_intermediate", "context", "token_types")  # fmt: skip
 
 
 class Correction(NamedTuple):
-    """A key as the checkpoint spells it, what it says, and each value that would fit the tensors.
+    """A config key as the checkpoint spells it, its value, and the values that fit the tensors.
 
-    `found` is None where it says nothing.
+    `found` is None if the key is not stated.
     """
 
     key: str
@@ -50,12 +50,12 @@ class Correction(NamedTuple):
 
     @property
     def statement(self) -> str:
-        """What it says, for people."""
+        """The stated value, as text for messages."""
         return "is missing" if self.found is None else f"is {show_value(self.found).strip('`')}"
 
     @property
     def text(self) -> str:
-        """What it says and what would fit, for people."""
+        """The stated value and the values that fit, as text for messages."""
         values = ", ".join(map(str, self.values[:_MOST_NAMED]))
         values += ", ..." * (len(self.values) > _MOST_NAMED)
         any_of = "any of " * (len(self.values) > 1)
@@ -63,7 +63,7 @@ class Correction(NamedTuple):
 
 
 def explain_misfit(fitting: list[Correction]) -> Explanation | None:
-    """Return the cause that corrections, of which any one would do, make likely."""
+    """Return the likely cause, given the corrections that would each make the config fit."""
     if not fitting:
         return None
     return Explanation("config", "; or ".join(each.text for each in fitting))
@@ -78,9 +78,9 @@ def find_corrections(
 ) -> list[Correction]:
     """Return the values of single keys with which the config would fit the tensors.
 
-    `document` is config.json's content, None for GGUF, whose metadata the tree has. `now_fits` is
-    what the config makes of the tensors, None where it is refused; what is wrong of that and does
-    not depend on a value may stay so. `fields` are those whose keys are tried.
+    `document` is the content of config.json; None for GGUF, whose metadata is in the tree.
+    `now_fits` is the fit of the current config, None if it is rejected; faults that no value
+    affects may remain. `fields` are the fields whose keys are tried.
     """
     count = len(header_of(weights).tensors)
     left = _MOST_LOOKS // max(count, 1)
@@ -99,7 +99,7 @@ def find_corrections(
 
 
 def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | None:
-    """Return the family that a checkpoint says to be of, whose config may be unsound."""
+    """Return the family that a checkpoint states; its config may be invalid."""
     from weightctl.families import FAMILIES
 
     families: list[Family] = [load(reference) for reference in FAMILIES.values()]
@@ -130,7 +130,7 @@ def _read_value(
 
 
 def _list_candidates(field: str, weights: Checkpoint) -> Iterator[int]:
-    """Yield what a field may be, as far as names and shapes tell."""
+    """Yield the possible values of a field, judging by names and shapes."""
     infos = header_of(weights).tensors.values()
     if field == "layers":
         yield from _list_layers(weights)
@@ -158,7 +158,7 @@ def _list_layers(weights: Checkpoint) -> Iterator[int]:
 def _try_value(
     weights: Checkpoint, document: Mapping[str, Any] | None, name: str, value: int
 ) -> Fit | None:
-    """Return how all fits with another value, None where the config is refused then."""
+    """Return the fit with another value; None if the config is rejected with it."""
     config = None if document is None else {**document, name: value}
     if config is None:
         kind = (
@@ -174,7 +174,7 @@ def _try_value(
 
 
 def _is_better(fit: Fit, before: Fit | None) -> bool:
-    """Whether all shapes fit, and no more is missing or too much than was."""
+    """Whether all shapes fit, and no more tensors are missing or unexpected than before."""
     if before is None:
         return fit.is_whole
     if fit.misshaped or len(fit.padded) > len(before.padded):

@@ -19,9 +19,9 @@ __all__ = ["Fit", "Misfit", "Wanted", "measure_fit"]
 
 
 class Wanted(NamedTuple):
-    """A tensor that the config asks for and that is not there: what the checkpoint would call it.
+    """A missing tensor that the config asks for; `name` is its name in the checkpoint's convention.
 
-    `shape` is that of its weight.
+    `shape` is the shape of its weight.
     """
 
     name: str
@@ -30,9 +30,9 @@ class Wanted(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """A tensor of another shape or type than belongs where it is; `name` is the stored one's.
+    """A tensor of an unexpected shape or type; `name` is the stored tensor's.
 
-    `info` is what it has; of one that is stored in a part of another, that of the part.
+    `info` describes the tensor, or its part of a stored tensor. `shape` is the expected shape.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Misfit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The tensors that a checkpoint lacks, has too many, and has otherwise than its config says.
+    """The tensors that a checkpoint lacks, has in addition, or has with other shapes or types.
 
-    `expected` is how many tensors the config asks for, as our modules count them. `padded` are
-    those that have rows behind those of all tokens, as they are stored.
+    `expected` is the number of tensors that the config asks for, as our modules count them.
+    `padded` are stored tensors that have additional rows after those of all tokens.
     """
 
     expected: int

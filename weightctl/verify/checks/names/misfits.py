@@ -1,4 +1,4 @@
-"""Problems with tensors that do not fit what their config asks for, and why that may be."""
+"""Problems with tensors that do not fit the config, and their likely causes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _COUNTS = ("layers", "experts")
 
 
 def list_misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
-    """Return all that is missing, too much, of another shape, or no numbers, one for each tensor.
+    """Return a problem for each tensor that is missing, unexpected, or has a wrong shape or type.
 
-    What a single value of the config would put right is the config's own problem too, first.
+    If a single config value would correct them, the config's problem comes first.
     """
     fitting = _find_fitting(checkpoint, fit)
     problems: list[Problem] = []
@@ -63,7 +63,7 @@ def _is_turned(fit: Fit) -> bool:
 
 
 def _has_whole_layers(fit: Fit) -> bool:
-    """Whether many tensors of the same layers or experts are missing or too much."""
+    """Whether many tensors of the same layers or experts are missing or unexpected."""
     return len(fit.missing) > 1 or len(fit.unexpected) > 1
 
 
@@ -119,13 +119,13 @@ def _blame_drop(checkpoint: RecognizedModel) -> Explanation:
 def _report_unexpected(
     checkpoint: RecognizedModel, fit: Fit, fitting: list[Correction]
 ) -> Iterator[Problem]:
-    """Yield what no part of the model is called; a bias that other layers lack is told so."""
+    """Yield tensors that are not part of the model, and identify biases that other layers lack."""
     stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
         cause = explain_misfit(fitting)
         first = mask_numbers(name, "0", most=1)
         if name.endswith(".bias") and first != name and first not in stored:
-            # In GGUF the first layer says of all whether they have one.
+            # In GGUF, the first layer decides for all layers whether they have one.
             cause = Explanation(
                 "bias_dropped", f"`{first}` is missing, and other layers have a bias"
             )
@@ -139,7 +139,7 @@ def _report_unexpected(
 
 
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
-    """Return the key that says that there is no such bias, empty where none does."""
+    """Return the key that states that a bias does not exist; empty if none does."""
     plain, convention = checkpoint.family.plain, checkpoint.convention
     kind = mask_numbers(plain(name))
     for line in checkpoint.family.names:

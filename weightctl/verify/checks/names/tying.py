@@ -1,4 +1,4 @@
-"""Checks of an output that is the embedding, or is not, as the config says."""
+"""Checks whether the output and the embedding are one tensor, as the config states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["blame_forgotten_output", "check_tied", "note_tying"]
 
 
 def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
-    """Return what stands beside a tied embedding and differs from it."""
+    """Return a problem if a separate output differs from the embedding it should be tied to."""
     if EMBEDDING_WEIGHT not in checkpoint.tensors:
         return []
     try:
@@ -32,7 +32,7 @@ def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
 
 
 def blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
-    """Return the cause that an output is missing which is not the embedding."""
+    """Return the cause of a missing output that is not tied to the embedding."""
     return Explanation(
         "output_forgotten",
         f"{checkpoint.where} does not tie the output to the embedding, so that the model "
@@ -42,7 +42,7 @@ def blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
 
 
 def note_tying(checkpoint: RecognizedModel) -> list[str]:
-    """Return what a person should know of an output that is the embedding, or as good as that."""
+    """Return notes on an output that is tied to the embedding or equal to it."""
     family, convention = checkpoint.family, checkpoint.convention
     names = (each.name(convention) for each in family.copies(checkpoint.config))
     tied = [name for name in names if name is not None]

@@ -1,4 +1,4 @@
-"""Comparison of how many tokens a tokenizer, the config and the embedding have."""
+"""Comparison of the token counts of the tokenizer, the config and the embedding."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
 
 
 class Counts(NamedTuple):
-    """The contradictions between counts of tokens, and what a person should know of them."""
+    """Problems for token counts that contradict each other, and notes."""
 
     problems: list[Problem]
     notes: list[str]
 
 
 def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
-    """Compare how many tokens the tokenizer, the config and the embedding of a checkpoint have."""
+    """Compare the token counts of the tokenizer, the config and the embedding of a checkpoint."""
     problems = list(_check_rows(checkpoint, fit))
     if checkpoint.convention == "gguf":
         return Counts([*problems, *_check_metadata(checkpoint)], [])
@@ -73,7 +73,7 @@ def _show_error(error: TokenizerError) -> str:
 
 
 def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
-    """Yield tensors with more rows than there are tokens; fewer are of another shape."""
+    """Yield tensors with more rows than tokens; fewer rows are reported as a wrong shape."""
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
         key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
@@ -85,7 +85,7 @@ def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
 
 
 def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
-    """Yield where GGUF's lists of tokens are not as long as the embedding, as llama.cpp asks."""
+    """Yield GGUF token lists whose length is not that of the embedding, as llama.cpp requires."""
     metadata = header_of(checkpoint.tree).metadata
     value = metadata.get(_TOKENS)
     if value is None or not is_sequence(value.content):
@@ -105,9 +105,9 @@ def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
 
 
 def _count_tokens(files: TokenizerFiles, model_type: str) -> tuple[int, int]:
-    """Return how many tokens a directory's tokenizer has, and behind the last added one.
+    """Return the number of tokens of a directory's tokenizer, and the end of the added ids.
 
-    Each is 0 where there are none. Raises `TokenizerError` for files that are damaged.
+    Each is 0 if there are no such tokens. Raises `TokenizerError` for damaged files.
     """
     document = files.tokenizer
     if document is None:

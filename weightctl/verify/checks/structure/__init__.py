@@ -1,4 +1,4 @@
-"""The check `structure`: files are whole, agree with each other, and are read elsewhere too."""
+"""The check `structure`: files are complete, consistent, and readable by other programs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["check", "check_digests"]
 
 _LARGEST_INDEX = 100_000_000
-# ggml keeps a name in 64 bytes, of which the last is 0.
+# ggml stores a name in 64 bytes, including a final zero byte.
 _LONGEST_GGUF_NAME = 63
 _FRAMEWORKS = ("pt", "tf", "flax", "mlx", "np")
 
 
 def check(request: Request) -> Result:
-    """Compare a checkpoint's headers, files and index, and ask its format's own reader.
+    """Compare a checkpoint's headers, files and index, and run its format's own reader.
 
-    A problem is what a reader refuses or takes otherwise than we do; what only costs time, or is
-    not used, is a note. Raises `FormatError` where a file can no longer be read.
+    It is a problem if another reader rejects a file or reads it differently; what is only slow or
+    unused is a note. Raises `FormatError` if a file can no longer be read.
     """
     source = source_of(request.subject.stored)
     header = source.header
@@ -52,7 +52,7 @@ def check(request: Request) -> Result:
     answer = (
         Answer(find_reader(header), reason=found.reason) if found.reason else ask_reader(*headers)
     )
-    # What another reader says of a file that changes while it is read is not a property of it.
+    # If a file changes while it is read, another reader's error is not a property of the file.
     source.refuse_change()
     return Result(
         problems=(*problems, *found.problems, *answer.problems),
@@ -71,11 +71,11 @@ def check(request: Request) -> Result:
 
 
 def _check_total(header: Header) -> Iterator[Problem]:
-    """Yield the size that an index tells of all tensors, where that is another."""
-    # A manifest of ranks tells the bytes of each tensor, and no sum.
+    """Yield a problem if the total size that an index states is wrong."""
+    # A manifest of ranks states the bytes of each tensor, but no total.
     is_index = header.listing is not None and not header.shardings
     stated_size = _read_stated_size(header.listing) if is_index and header.listing else None
-    # Some writers count a tensor as often as it has names.
+    # Some writers count a tensor once for each of its names.
     once = sum(extent.nbytes for extent in header.extents.values())
     repeated = sum(header.extents[name].nbytes for name in header.aliases.values())
     if (
@@ -102,7 +102,7 @@ def _read_stated_size(path: str) -> int | None:
 
 
 def _check_encodings(header: Header) -> Iterator[Problem]:
-    """Yield tensors of an encoding that nobody can decode."""
+    """Yield tensors whose encoding cannot be decoded."""
     kinds: dict[str, list[str]] = {}
     for name, info in header.tensors.items():
         if not info.encoding.is_known:
@@ -117,7 +117,7 @@ def _check_encodings(header: Header) -> Iterator[Problem]:
 
 
 def _check_name_lengths(header: Header) -> Iterator[Problem]:
-    """Yield names that llama.cpp refuses."""
+    """Yield names that are too long for llama.cpp."""
     if header.format != "gguf":
         return
     found = [name for name in header.tensors if len(name.encode()) > _LONGEST_GGUF_NAME]
@@ -138,7 +138,7 @@ def _note_empty(header: Header) -> Iterator[str]:
 
 
 def _note_misaligned(header: Header) -> Iterator[str]:
-    """Yield how many tensors start where their elements cannot be had without a copy."""
+    """Yield the number of tensors whose alignment prevents reading them without a copy."""
     if header.format != "safetensors":
         return
     crooked = [
@@ -158,7 +158,7 @@ def _note_misaligned(header: Header) -> Iterator[str]:
 
 
 def _note_no_framework(header: Header) -> Iterator[str]:
-    """Yield that transformers before version 5 refuses a file's metadata."""
+    """Yield a note if transformers before version 5 rejects a file's metadata."""
     if header.format != "safetensors" or not header.metadata:
         return
     value = header.metadata.get("format")
@@ -190,9 +190,9 @@ _NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
 
 
 def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Problem]:
-    """Return a problem for each tensor of a rank whose SHA-256 is not the manifest's.
+    """Return a problem for each tensor of a rank whose SHA-256 differs from the manifest's.
 
-    Raises `FormatError` where a file cannot be read.
+    Raises `FormatError` if a file cannot be read.
     """
     total, done = count_checked_bytes(gathered), 0
 

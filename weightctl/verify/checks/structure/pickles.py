@@ -1,4 +1,4 @@
-"""The globals that a checkpoint's pickles name, and the reasons why torch may not take them."""
+"""The globals that a checkpoint's pickles name, and reasons not to give them to torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pickled", "scan_pickles"]
 
-# A stream has to be read into memory whole.
+# A stream is read into memory whole.
 _LARGEST_STREAM = 1 << 29
 _MOST_NAMED = 3
 
@@ -28,7 +28,7 @@ _MOST_NAMED = 3
 class Pickled(NamedTuple):
     """The findings in the pickles of a checkpoint.
 
-    `reason` says why torch is not given them, empty where it may be.
+    `reason` is why torch does not read them; empty if it does.
     """
 
     problems: tuple[Problem, ...]
@@ -36,10 +36,9 @@ class Pickled(NamedTuple):
 
 
 def scan_pickles(header: Header) -> Pickled:
-    """Scan the pickles of a checkpoint; nothing is built of them, and nothing run.
+    """Scan the pickles of a checkpoint; nothing in them is built or run.
 
-    A problem is what they name that no weights need. Raises `FormatError` where a file cannot be
-    read.
+    Problems are globals that weights do not need. Raises `FormatError` if a file cannot be read.
     """
     if header.format != "pytorch":
         return Pickled((), "")
@@ -57,7 +56,7 @@ def scan_pickles(header: Header) -> Pickled:
 
 
 def _list_outside(found: Iterable[Scanned]) -> list[str]:
-    """Return what pickles name outside the closed list, each once."""
+    """Return the globals of pickles that are not in the allow-list, each once."""
     names: dict[str, None] = {}
     for pickle in found:
         for each in pickle.names.named:
@@ -77,7 +76,7 @@ def _name_outside(outside: list[str]) -> str:
 
 
 def _explain_refusal(file: Reader, found: Iterable[Scanned]) -> str:
-    """Say why torch does not take a file, or should not; nothing where it does."""
+    """Return the reason why torch cannot or should not read a file; empty if it can."""
     if any(each.is_script for each in found):
         return "not tried, because `weights_only=True` does not load TorchScript"
     if is_zip(file):

@@ -1,8 +1,8 @@
-"""The program that runs another program's reader in a process of its own, and prints what it sees.
+"""A program that runs another reader in a process of its own, and prints what it reads.
 
-`python reader_process.py READER MEMORY FILE...` prints one JSON object a line: `{"missing": why}`
-where the reader is not installed, else of each file `{"begin": number}` and then what it sees, or
-`{"error": what it says}`. It takes no more than so many bytes of memory, mapped files aside.
+`python reader_process.py READER MEMORY FILE...` prints one JSON object per line: `{"missing": why}`
+if the reader is not installed, else for each file `{"begin": number}` and then the tensors, or
+`{"error": message}`. It uses at most MEMORY bytes, not counting mapped files.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["READERS", "limit_memory", "main"]
 
-# Mapped files count too, and what a library for graphics processors maps when it is loaded.
+# The limit also counts mapped files, and what a GPU library maps when it is loaded.
 _LIBRARIES = 16 << 30
 _LONGEST = 300
-# GGUFReader takes as long for each element of an array as it takes to read hundreds of them.
+# GGUFReader spends as much time on one element of an array as reading hundreds of them takes.
 _MANY = 2000
 _STRING, _ARRAY = 8, 9
-# The bytes of GGUF's scalars by their types: u8 to f32, bool, then those of 64 bits.
+# The sizes of GGUF's scalars by type: u8 to f32, bool, then the 64-bit types.
 _SIZES = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | dict.fromkeys((10, 11, 12), 8)
 _DEEPEST = 50
-# torch puts pages of advice around what it says, some of it dangerous.
+# torch adds pages of advice to its errors, some of it dangerous.
 _ERROR, _VERSION = "WeightsUnpickler error:", "In PyTorch 2.6"
 _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", "Please file an")
 
@@ -53,11 +53,11 @@ def _read_gguf(path: str) -> dict[str, Any]:
 
 
 def _make_quick(reader: Any) -> Any:
-    """Return GGUFReader, but that it takes a vocabulary's long arrays in one piece."""
+    """Return a subclass of GGUFReader that reads the long arrays of a vocabulary at once."""
     if not hasattr(reader, "_get_field_parts"):
         return reader
 
-    class Quick(reader):  # type: ignore[misc]  # a class that is only known when it runs
+    class Quick(reader):  # type: ignore[misc]  # the base class is a runtime value
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if int(raw_type) == _ARRAY:
                 data, order = memoryview(self.data), self._order
@@ -80,7 +80,7 @@ def _make_quick(reader: Any) -> Any:
 
 
 def _find_array_end(data: memoryview, at: int, kind: int, count: int, order: str) -> int:
-    """Return where an array of GGUF ends that begins at a byte; 0 for one of arrays."""
+    """Return the offset of the end of a GGUF array that starts at `at`; 0 for arrays of arrays."""
     if kind != _STRING:
         return at + count * _SIZES[kind] if kind in _SIZES else 0
     length = struct.Struct(f"{order}Q").unpack_from
@@ -106,7 +106,7 @@ def _read_torch(path: str) -> dict[str, Any]:
 
 
 def _walk_tensors(content: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in dictionaries and lists, named as we name them where that is plain."""
+    """Yield the tensors in dictionaries and lists, with weightctl's names where these are clear."""
     if _is_tensor(content):
         yield name, content
     elif depth < _DEEPEST:
@@ -133,7 +133,7 @@ READERS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def main(reader: str, memory: int, paths: list[str]) -> None:
-    """Print what a reader sees in each of the files."""
+    """Print what a reader finds in each file."""
     limit_memory(memory)
     try:
         import_module(reader)
@@ -144,7 +144,7 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
         _print_line(begin=number)
         try:
             _print_line(**READERS[reader](path))
-        except ImportError as error:  # of what it needs itself
+        except ImportError as error:  # a dependency of the reader is missing
             _print_line(missing=_shorten(error))
             return
         except Exception as error:  # noqa: BLE001  # whatever it raises is what it says of the file
@@ -152,7 +152,7 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
 
 
 def limit_memory(memory: int) -> None:
-    """Keep this process, for good, from taking more memory than that."""
+    """Limit the memory of this process permanently."""
     import resource  # only this process needs it
 
     for limit, most in (

@@ -1,4 +1,4 @@
-"""Other programs' readers, asked for what they see in the files of a checkpoint."""
+"""Runs other programs' readers on the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY", "SECONDS", "Answer", "ask_reader", "find_reader"]
 
 SECONDS = 60.0
-# What a reader may take beside the files themselves.
+# The memory that a reader may use beside the files themselves.
 MEMORY = 4 << 30
 _CHILD = os.path.join(os.path.dirname(__file__), "reader_process.py")
-# What numerical libraries start threads by, each with memory of its own.
+# The variables that set the threads of numerical libraries; each thread uses memory.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _READER_OF = {"safetensors": "safetensors", "gguf": "gguf", "pytorch": "torch"}
 _CALLED = {
@@ -33,7 +33,7 @@ _CALLED = {
     "gguf": "`gguf.GGUFReader`",
     "torch": "`torch.load(weights_only=True)`",
 }
-# What a reader says of files that are sound, and that it is too old, or not made, to read.
+# Errors of a reader for valid files that it does not support.
 _TOO_OLD = (
     "which we cannot handle",
     "is not a valid GGMLQuantizationType",
@@ -41,16 +41,16 @@ _TOO_OLD = (
     "has no attribute",
 )
 
-# What torch calls a class that it builds of no pickle.
+# torch's name for a class that it does not build from a pickle.
 _STRANGE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class Answer(NamedTuple):
-    """The answer of another reader of a format: its problems, and why it was not asked.
+    """The result of another reader: its problems, or why it was not used.
 
-    `reader` is what it is called; empty where the format has none. `reason` is empty where it
-    reads all files as we do; else it says in one line which file the reader refuses and why, or
-    why the reader was not asked.
+    `reader` is its name; empty if the format has none. `reason` is empty if it reads all files as
+    weightctl does; else it is one line that gives the file that the reader rejects and why, or why
+    the reader was not used.
     """
 
     reader: str
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of a reader that has not judged the files."""
+        """Notes on a reader that could not judge the files."""
         has_judged = self.problems or not self.reason
         return (
             [] if has_judged else [f"{_CALLED[self.reader]} did not read the files: {self.reason}"]
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file, by its number in the header that says what is in it."""
+    """A file, by its index in the header that describes it."""
 
     header: Header
     number: int
@@ -78,11 +78,11 @@ class _File(NamedTuple):
 
 
 def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
-    """Have a checkpoint's files read by the reader that its format is known by.
+    """Read a checkpoint's files with the reference reader of its format.
 
-    They are those of one header, or of several where each says what is in files of its own. The
-    reader runs in a process of its own, which ends after so many `seconds` and takes no more than
-    so many bytes of `memory` and what the files have; nothing that befalls it befalls the caller.
+    Several headers must describe separate files. The reader runs in a process of its own, which is
+    stopped after `seconds` and uses at most `memory` bytes beside the size of the files. A crash or
+    an excess of memory there does not affect the caller.
     """
     reader = find_reader(headers[0])
     if not reader:
@@ -95,16 +95,16 @@ def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY)
 
 
 def find_reader(header: Header) -> str:
-    """Return what the reader is called that a checkpoint's format is known by, empty for none."""
+    """Return the name of the reference reader of a checkpoint's format; empty without one."""
     return _READER_OF.get(header.format, "")
 
 
 def _run_reader(
     reader: str, paths: Sequence[str], seconds: float, memory: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return what the process said of the files, and how it ended where not of itself."""
+    """Return the lines that the process printed, and how it ended if it did not end normally."""
     nbytes = sum(os.path.getsize(path) for path in paths)
-    # Without -P a file of the working directory, perhaps a model's, could be taken for the reader.
+    # Without -P, Python could import a file of the working directory in place of the reader.
     command = [sys.executable, "-P", "-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603  # our own script; names of files are data to it
@@ -182,7 +182,7 @@ def _join_lines(text: Any) -> str:
 
 
 def _explain_refusal(reader: str, text: str) -> str:
-    """Say why a reader refuses a file; of what torch says of a pickle only what it is about."""
+    """Return why a reader rejects a file; for torch and a pickle, only the essential part."""
     strange = _STRANGE.search(text) if reader == "torch" else None
     if strange is None:
         return text
@@ -202,7 +202,7 @@ def _are_known(header: Header) -> bool:
 
 
 def _find_differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a reader sees in a file otherwise than we do: a name, and what of it."""
+    """Yield what a reader reads differently: the tensor's name, and the difference."""
     header, number = file
     seen: Mapping[str, Any] = line["tensors"]
     ours = {

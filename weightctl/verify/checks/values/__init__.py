@@ -1,4 +1,4 @@
-"""The check `values`: each tensor is the reference's, but for what its encoding costs."""
+"""The check `values`: each tensor matches the reference's within the error of its encoding."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _FORGOTTEN = Explanation(
     "output_forgotten",
     "the output was left out when the checkpoint was written, and is not a copy of the embedding",
 )
-# Types with so many bits for each number are not quantized.
+# Types with at least this many bits per value are not quantized.
 _PLAIN_BITS = 16
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 
 
 def check(request: Request) -> Result:
-    """Compare all tensors with the reference's, streamed.
+    """Compare all tensors with the reference's, in chunks.
 
-    Those that are further from it than their encodings cost, or than the limit that the request
-    sets, are problems, and so are those that only one side has. Those that differ and compute the
-    same are noted. Of different models none is compared.
+    Tensors that differ by more than their encodings explain, or by more than the request's limit,
+    are problems; so are tensors that only one side has. Tensors that differ but compute the same
+    are noted. Tensors of different models are not compared.
     """
     if request.reference is None:
         return Result(skipped="there is no reference: --against PATH")
@@ -70,7 +70,7 @@ def check(request: Request) -> Result:
     wrong = _Wrong(request)
     alone: list[Problem] = []
     if mismatch is not None:
-        # Its sentence stands for the tensors that are cut, missing or have other names.
+        # The mismatch already reports the tensors that are cut, missing or renamed.
         alone = [mismatch.problem]
     else:
         alone = [] if request.layers is not None else list(_report_unpaired(pairing))
@@ -92,7 +92,7 @@ def check(request: Request) -> Result:
 
 
 def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
-    """Yield the pairs of other shapes or types."""
+    """Yield the pairs whose shapes or types differ."""
     for pair in pairs:
         text = "" if is_comparable(pair) else describe_unlike(pair)
         if text:
@@ -102,7 +102,7 @@ def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
 def _measure(
     request: Request, pairs: Sequence[Pair], wrong: _Wrong, alone: list[Problem]
 ) -> dict[str, TensorError]:
-    """Return the distances of pairs by module; what is a problem is added to `wrong` or `alone`."""
+    """Return the errors of pairs by module; add problems to `wrong` or `alone`."""
     pairing = request.pairing
     errors: dict[str, TensorError] = {}
     progress = partial(request.tell, "values")
@@ -118,9 +118,9 @@ def _measure(
 
 
 class _Wrong:
-    """The tensors that are not their references: `problems`, and those that compute the same.
+    """The tensors that differ from their references: `problems`, and those that compute the same.
 
-    `has_damage` says whether one has numbers that are not finite.
+    `has_damage` says whether any of them has values that are not finite.
     """
 
     def __init__(self, request: Request) -> None:
@@ -131,7 +131,7 @@ class _Wrong:
         self.alike: list[tuple[Pair, Explanation]] = []
 
     def add(self, pair: Pair, found: Measured) -> bool:
-        """Say whether a tensor is a problem; keep it, with its cause, where it differs."""
+        """Return whether a tensor is a problem; if it differs, keep it with its cause."""
         request, pairing = self._request, self._request.pairing
         text = describe_fault(pair, found, request.max_rmse)
         if not text:
@@ -139,7 +139,7 @@ class _Wrong:
         self.has_damage |= bool(found.nonfinite)
         cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
         self._unexplained = 0 if cause is not None else self._unexplained + 1
-        # A limit that the request sets holds for all tensors.
+        # A limit of the request applies to every tensor.
         is_same = cause is not None and CAUSES[cause.name].computes_the_same
         if cause is not None and is_same and request.max_rmse is None:
             pairing.within[pair.module] = True
@@ -149,7 +149,7 @@ class _Wrong:
         return True
 
     def keep_outliers(self, errors: Sequence[TensorError]) -> None:
-        """Keep the problems that have a cause, and those of tensors that differ by far the most."""
+        """Keep only problems with a cause, and those of tensors with by far the largest errors."""
         names = list_outliers(errors)
         self.problems = [
             (pair, problem)
@@ -161,7 +161,7 @@ class _Wrong:
 def _explain_overall(
     pairing: Pairing, pairs: Sequence[Pair], wrong: _Wrong, errors: Mapping[str, TensorError]
 ) -> Problem | None:
-    """Return what all differences together are, where they are one thing; keep it as the cause."""
+    """Return a problem that explains all differences, or None; record it as their cause."""
     if wrong.has_damage or not wrong.problems or not errors:
         return None
     explained = sum(problem.cause is not None for _, problem in wrong.problems)
@@ -178,7 +178,7 @@ def _explain_overall(
 
 
 def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
-    """Yield the tensors that one side lacks."""
+    """Yield a problem for each tensor that one side lacks."""
     yield from map(_report_missing, pairing.missing)
     for name in pairing.unexpected:
         yield Problem(where=name, text="is not in the reference")
@@ -194,7 +194,7 @@ def _report_missing(name: str) -> Problem:
 
 
 def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
-    """Whether the embedding stands for the output, which the reference has and the model lacks."""
+    """Whether the embedding is used as the output because the reference's output is missing."""
     own = pairing.checkpoint
     return pair.module == OUTPUT_WEIGHT and own is not None and OUTPUT_WEIGHT not in own.tensors
 

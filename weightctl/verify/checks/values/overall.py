@@ -1,4 +1,4 @@
-"""Differences of all tensors at once: two steps of one training, or weights without relation."""
+"""Explains differences of all tensors at once: two steps of one training, or unrelated weights."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _UNRELATED, _UNRELATED_COSINE = 0.75, 0.5
 def explain_overall(
     errors: Sequence[TensorError], explained: int, *, is_quantized: bool
 ) -> Problem | None:
-    """Return the one problem that stands for differences of nearly all tensors; None elsewhere.
+    """Return the one problem that explains differences of nearly all tensors, else None.
 
-    `explained` is the number of tensors whose difference has a cause.
+    `explained` is the number of tensors whose difference already has a cause.
     """
     matrices = [error for error in errors if len(error.shape) > 1]
     if len(matrices) < _FEWEST or explained > (1 - _MOST) * len(errors):
@@ -83,7 +83,7 @@ def _are_unrelated(errors: Sequence[TensorError]) -> bool:
 
 
 def _are_trained(errors: Sequence[TensorError], limit: float) -> bool:
-    """Whether most differ by a similar amount, small and well above the cost of the encodings."""
+    """Whether most tensors differ by similar, small amounts that the encodings do not explain."""
     middle = median(error.relative_rmse for error in errors)
     similar = [
         error for error in errors if middle / _SPREAD <= error.relative_rmse <= middle * _SPREAD

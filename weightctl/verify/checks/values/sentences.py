@@ -1,4 +1,4 @@
-"""Sentences about tensors that differ from their references: one each, and one for many alike."""
+"""Sentences about tensors that differ from their references, for one tensor or several."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_fault", "describe_unlike", "fold_problems", "is_comparable", "note_alike"]
 
-# Where so few runs are beyond their bar they tell more than the whole.
+# If only this many runs exceed their limit, they say more than the error of the whole tensor.
 _FEW_RUNS = 0.05
 _NOTHING = 1e-5
-# So many that are alike are told one by one.
+# Up to this many similar problems are listed one by one.
 _FEW = 3
 
 
 def is_comparable(pair: Pair) -> bool:
-    """Whether both are of one shape and of numbers."""
+    """Whether both tensors have the same shape and numeric values."""
     mine, theirs = pair.tensor.info, pair.reference.info
     return mine.shape == theirs.shape and _is_of_numbers(mine) and _is_of_numbers(theirs)
 
 
 def describe_unlike(pair: Pair) -> str:
-    """Say how two tensors differ of which no numbers can be compared; nothing where they do not."""
+    """Return how two tensors differ in shape or type; empty if their values can be compared."""
     mine, theirs = pair.tensor.info, pair.reference.info
     if mine.shape != theirs.shape:
         return f"has shape {list(mine.shape)}, and the reference {list(theirs.shape)}"
@@ -58,7 +58,7 @@ def describe_unlike(pair: Pair) -> str:
 
 
 def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
-    """Say what is wrong with the values of a tensor; nothing where nothing is."""
+    """Return what is wrong with the values of a tensor; empty if nothing is."""
     if found.nonfinite:
         return _describe_nonfinite(pair, found)
     if most is not None:
@@ -101,7 +101,7 @@ def _describe_nonfinite(pair: Pair, found: Measured) -> str:
 
 
 def _is_plain_twice(pair: Pair) -> bool:
-    """Whether both are of one encoding that keeps each number by itself."""
+    """Whether both tensors have the same unquantized encoding."""
     one, other = pair.sides
     return one == other and one.encoding.block == 1 and one.bits == 8 * one.encoding.size
 
@@ -121,7 +121,7 @@ def _say_times(pair: Pair, found: Measured) -> str:
 
 
 def _name_coarser(pair: Pair) -> str:
-    """Return what the encoding is called that has fewer bits, of the two."""
+    """Return the name of the encoding with fewer bits."""
     is_own = pair.bits <= pair.reference_bits
     bits, tensor = (pair.bits, pair.tensor) if is_own else (pair.reference_bits, pair.reference)
     encoding = tensor.info.encoding
@@ -135,9 +135,9 @@ def _is_of_numbers(info: TensorInfo) -> bool:
 
 
 def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
-    """Yield problems, one for many with the same cause, and the first of many with none.
+    """Yield problems; those with the same cause are joined, and many without a cause are cut short.
 
-    The order is that of the first of each.
+    The order is that of the first problem of each cause.
     """
     for group in group_alike(problems, lambda each: each[1].cause):
         if group[0][1].cause is not None and len(group) > _FEW:
@@ -148,7 +148,7 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
 
 
 def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
-    """Yield a note for each cause by which tensors differ that compute the same."""
+    """Yield a note for each cause of differences that do not change what the model computes."""
     for group in group_alike(alike, lambda each: each[1]):
         pairs = [pair for pair, _ in group]
         cause = group[0][1]
@@ -163,7 +163,7 @@ def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
 
 
 def _name_problem(pairs: Sequence[Pair]) -> str:
-    """Return what parts of the model some tensors are, and of which layers."""
+    """Return the names of the parts of the model that some tensors are, and their layers."""
     parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
     named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
     layers = sorted({each.layer for each in pairs if each.layer is not None})

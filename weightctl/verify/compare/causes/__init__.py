@@ -8,17 +8,18 @@ __all__ = ["CAUSES", "Cause", "is_of_both"]
 
 
 class Cause(NamedTuple):
-    """A thing that may have gone wrong: a sentence about it, and a remedy, both for people.
+    """A mistake that may explain a problem: a sentence about it, and a remedy.
 
-    A cause that makes a tensor another than its reference is found in a pair of them. `detector` is
-    `(pair, pairing, measured) -> Explanation | None`, and may find several causes of the table.
-    `guess` is `(pair, pairing) -> Iterator[Guess]`: it makes the mistake to the reference, which
-    counts where the result is the tensor. Both are empty for what a check finds without that.
+    A cause that changes a tensor's values is detected in a pair of tensors. `detector` is `(pair,
+    pairing, measured) -> Explanation | None`, and may return any of several causes. `guess` is
+    `(pair, pairing) -> Iterator[Guess]`: it makes the mistake in the reference's tensor, and is
+    right if the result equals the checkpoint's tensor. Both are empty for causes that a check
+    detects itself.
 
-    With one that `computes_the_same` the model works as the reference does. One `of_the_file` is
-    reported once, whatever layers have it. One `of_both` is about both checkpoints as a whole, and
-    comes first in a summary. With one that `takes_another` a tensor is in the place of another
-    tensor of the model, which no naming convention changes.
+    With a cause that `computes_the_same`, the model works as the reference does. One `of_the_file`
+    is reported once, for all layers. One `of_both` is about both checkpoints as a whole, and comes
+    first in a summary. With one that `takes_another`, a tensor is in the place of another tensor of
+    the model, which a naming convention cannot explain.
     """
 
     sentence: str
@@ -50,8 +51,8 @@ _SET = (
 )
 _SAME = "no action is needed: the model computes the same results; without --max-rmse it is a note"
 
-# By the names that scripts know them by, in the order in which detectors are tried and guesses
-# made: what is quick and specific first, and guesses that look at all layers last.
+# The keys are stable names for scripts. Detectors and guesses are tried in this order: fast and
+# specific ones first, guesses that examine all layers last.
 CAUSES: dict[str, Cause] = {
     "zeroed": Cause(
         "all values of a tensor are 0: they were never written, or were erased",
@@ -264,5 +265,5 @@ CAUSES: dict[str, Cause] = {
 
 
 def is_of_both(name: str) -> bool:
-    """Whether a cause is about both checkpoints as a whole; false for causes of no table."""
+    """Whether a cause is about both checkpoints as a whole; false for unlisted causes."""
     return name in CAUSES and CAUSES[name].of_both

@@ -1,4 +1,4 @@
-"""Numbers that were limited to a range."""
+"""Detects values that were clipped to a range."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["find_clipped"]
 
 _PIECE = 1 << 20
-# Of the numbers beyond a limit so many tell what it is.
+# The number of values beyond a limit that is enough to measure the limit.
 _MOST_KEPT = 1 << 16
-# One number that differs may be damage of any kind.
+# A single value that differs may be damage of any kind.
 _LEAST_CLIPPED = 2
-# How many times what an encoding usually costs a number must be beyond all others.
+# A value is beyond all others if it exceeds them by this multiple of the usual encoding error.
 _MARGIN = 4.0
 
 
 def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that all numbers of the reference beyond a limit are at that limit."""
+    """Detect that all values of the reference beyond a limit are at that limit."""
     if found.nonfinite or found.own_squares >= found.squares:
         return None
     limits = _find_limits(pair)
@@ -55,7 +55,7 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
 
 
 class _Limits(NamedTuple):
-    """Numbers limited to a range, in float32."""
+    """Clips values to a range, in float32."""
 
     low: float
     high: float
@@ -67,7 +67,7 @@ class _Limits(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the numbers, and limit them."""
+        """Decode the values, and clip them."""
         AsFloat32().read_into(inputs, start, buffer)
         numbers = np.frombuffer(buffer, np.float32)
         np.clip(numbers, np.float32(self.low), np.float32(self.high), out=numbers)
@@ -82,7 +82,7 @@ class _Limits(NamedTuple):
 
 
 def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
-    """Yield numbers of both, some after others."""
+    """Yield values of both tensors, chunk by chunk."""
     block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
     size = pair.tensor.info.size
     for start, stop in pairwise([*range(0, size, _PIECE // block * block), size]):
@@ -93,10 +93,10 @@ def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
 
 
 def _find_limits(pair: Pair) -> _Limits | None:
-    """Return the limits that a tensor's numbers have, and its reference's do not; None for none.
+    """Return the range of a tensor's values if the reference's exceed it; else None.
 
-    Numbers of the reference that are greater than all of the tensor's, by more than an encoding
-    costs, were clipped if any were. What these are in the tensor is the limit.
+    Values of the reference that exceed all of the tensor's values, by more than an encoding
+    explains, were clipped if any were. The limit is the value that the tensor has in their places.
     """
     low, high = np.inf, -np.inf
     for own, _ in _read_pieces(pair):
@@ -112,7 +112,7 @@ def _find_limits(pair: Pair) -> _Limits | None:
 
 
 class _KeptSums:
-    """The first of some numbers."""
+    """A sample of values: the first ones that were added."""
 
     def __init__(self) -> None:
         self._numbers: list[F32] = []

@@ -1,4 +1,4 @@
-"""Damage that nobody could undo, where the rest of a tensor is its reference: zeros, scales."""
+"""Detects damage that cannot be undone and leaves the rest of a tensor intact: zeros, scales."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
 __all__ = ["find_damaged_scale", "find_lost_rows", "find_scaled", "find_zeroed"]
 
-# How many times the usual error of an encoding may be left when a factor is undone.
+# The error that may remain once a factor is undone, as a multiple of the encoding's usual error.
 _REST = 3.0
 _NEAR_ONE = 0.02
-# Where more of a difference is left when a factor is undone, that is not what it is.
+# If a larger fraction of the difference remains once a factor is undone, the factor is not the
+# cause.
 _MOST_LEFT = 0.5
-# What the sums of float32 are measured by leave of a difference, where an encoding leaves less.
+# The fraction of a difference that float32 sums leave, if an encoding leaves less.
 _SUMS_APART = 1e-3
-# Where so little of a difference is left, the factor is all there was.
+# If at most this fraction of the difference remains, the factor is the only cause.
 _OF_FACTOR = 1e-4
-# Runs that are wrong of which one must be zeros before all numbers are read again, unless so much
-# of the squares is missing.
+# The number of wrong runs to examine: all values are only read again if one of these runs is zero,
+# or if this fraction of the squares is missing.
 _LOOKED_AT, _MISSING = 16, 0.1
 _PIECE = 1 << 20
-# Zeros in place of numbers this small, next to all others, are not damage.
+# Zeros in place of values this small, relative to the others, are not damage.
 _NOTHING = 1e-3
 _MOST_NAMED = 5
 
 
 def find_zeroed(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that all numbers of a tensor are 0, and its reference's are not."""
+    """Detect that all values of a tensor are 0, but not those of its reference."""
     del pair, pairing
     if found.own_squares or not found.squares or found.nonfinite:
         return None
@@ -51,7 +52,7 @@ def find_zeroed(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | 
 
 
 def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that a single scale of a block of the checkpoint is another."""
+    """Detect that a single block scale of the checkpoint is wrong."""
     del pairing
     encoding = pair.tensor.info.encoding
     runs = max(encoding.block // RUN, 1)
@@ -76,7 +77,7 @@ def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explana
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
         return Explanation("scale", f"the scale of {where}: {_say_factor(factor)} the right one")
-    # Where blocks have scales of parts too, one of those is not to blame for all of it.
+    # If parts of a block also have scales, one of those is not to blame for the whole block.
     if runs > 1 and len(wrong) >= runs - 1:
         return Explanation("scale", f"a scale of {where}")
     return None
@@ -96,7 +97,7 @@ def _say_factor(factor: float) -> str:
 
 
 def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that all numbers are the reference's, times one factor."""
+    """Detect that all values are the reference's, multiplied by one factor."""
     del pairing
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
@@ -113,7 +114,7 @@ def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | 
 
 
 class _Wiped(NamedTuple):
-    """The rows that are zeros, those that are in part, and the squared error of the rest."""
+    """The rows that are all zeros, those that are partly zeros, and the rest's squared error."""
 
     whole: list[int]
     parts: list[int]
@@ -121,7 +122,7 @@ class _Wiped(NamedTuple):
 
 
 def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that rows of a tensor, or parts of some, are zeros; None where more is wrong."""
+    """Detect that rows of a tensor, or parts of rows, are zeros; None if more is wrong."""
     del pairing
     if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
         return None
@@ -160,9 +161,9 @@ def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
 
 
 def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
-    """Yield some rows of both after others, shape (rows, numbers), behind the first one's number.
+    """Yield some rows of both tensors, [rows, values], preceded by the first row's index.
 
-    Rows are counted as in `rows_of`.
+    Rows are counted as in `rows_of_runs`.
     """
     count = pair.tensor.info.shape[0]
     width = pair.tensor.info.size // count
@@ -177,7 +178,7 @@ def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
 
 
 def _find_zeros(own: F32, wanted: F32, least: float) -> NDArray[np.bool_]:
-    """Return which rows have a run of zeros that should be other numbers."""
+    """Return which rows have a run of zeros where other values belong."""
     rows, width = own.shape
     runs = [each[:, : width // RUN * RUN].reshape(rows, -1, RUN) for each in (own, wanted)]
     squares = np.square(runs[1], dtype=np.float64).sum(axis=2)
@@ -194,7 +195,7 @@ def _say_rows(whole: Sequence[int], parts: Sequence[int]) -> str:
 
 
 def _name_rows(rows: Sequence[int]) -> str:
-    """Return what some rows are called, those that follow one another together: `rows 3-5, 9`."""
+    """Return the names of some rows; consecutive ones are joined: `rows 3-5, 9`."""
     spans: list[list[int]] = []
     for row in sorted(rows):
         if spans and row == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Numbers that a coarser encoding took something of, and that were made full precision again."""
+"""Detects full-precision values that went through a coarser encoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NAMED = 3
 
 
 def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that a tensor or its reference was quantized once, one cause for all such tensors."""
+    """Detect that a tensor or its reference was quantized once; all such tensors share a cause."""
     if not _may_be(found):
         return None
     view = pairing.seen_in("gguf", pair)
@@ -33,7 +33,7 @@ def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanati
 
 
 def _may_be(found: Measured) -> bool:
-    """Whether most numbers are not quite the reference's, before they are looked at in blocks."""
+    """Whether most values differ slightly from the reference's, as a quick first test."""
     return found.runs_unequal * 2 > found.runs and found.error < found.squares
 
 

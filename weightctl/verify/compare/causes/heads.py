@@ -1,4 +1,4 @@
-"""Attention heads in another order."""
+"""Detects attention heads in another order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ALIKE = Explanation(
 
 
 def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that the heads of a projection are in another order."""
+    """Detect that the heads of a projection are in another order."""
     del found
     orders = _find_orders(pair, pairing)
     if orders is None:
@@ -51,7 +51,7 @@ def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Expla
 def find_equivalent_heads(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Return that the heads of a layer are in another order, the same in all its projections."""
+    """Detect that the heads of a layer are in the same other order in all projections."""
     del found
     before, name, _ = pair.module.partition("attention.")
     if not name or pair.part.rpartition(".")[0] not in _KINDS:
@@ -65,7 +65,7 @@ def find_equivalent_heads(
             and each.part != "attention.o.bias"
         ]
         pairing.alike[before] = _ALIKE if _are_alike(pair, group, pairing) else None
-    # What is added after all heads has no heads.
+    # A bias of the attention's output does not consist of heads.
     return None if pair.part == "attention.o.bias" else pairing.alike[before]
 
 
@@ -89,7 +89,7 @@ def _are_alike(pair: Pair, group: list[Pair], pairing: Pairing) -> bool:
 
 
 def _find_orders(pair: Pair, pairing: Pairing) -> Heads | None:
-    """Return the order of each kind of heads that a tensor has; None where its rows are others."""
+    """Return the order of each kind of heads; None if the rows are not the reference's."""
     kinds = _KINDS.get(pair.part.rpartition(".")[0])
     counts = _count_heads(pairing)
     if kinds is None or counts is None:
@@ -105,7 +105,7 @@ def _find_orders(pair: Pair, pairing: Pairing) -> Heads | None:
 
 
 def _split_kinds(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Heads | None:
-    """Return the order of each kind by itself; None where heads of one are among another's."""
+    """Return the order of each kind separately; None if heads of different kinds are mixed."""
     found: Heads = {}
     start = 0
     for kind in kinds:
@@ -118,7 +118,7 @@ def _split_kinds(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) 
 
 
 def _find_unmoved(pair: Pair, pairing: Pairing) -> Heads | None:
-    """Return the order of heads that are where the reference's are; None where they are not."""
+    """Return the identity order of heads in the reference's places; None if they are elsewhere."""
     counts = _count_heads(pairing)
     if counts is None or not is_proven(pair, pairing):
         return None

@@ -1,4 +1,4 @@
-"""The rows of gate and up by turns, where those of the gate belong before those of up."""
+"""Detects interleaved rows of gate and up, where the gate's rows belong before those of up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GATE, _UP = ".gate.", ".up."
 
 
 def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the rows of gate and up by turns, and taken apart as if they had been."""
+    """Yield the pair with the rows of gate and up interleaved, and wrongly deinterleaved."""
     if pair.part.startswith("mlp.gate_up."):
         rows = pair.reference.info.shape[0]
         if rows % 2 == 0:
@@ -61,18 +61,18 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _list_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Explanation]]:
-    """Yield the wrong orders of so many rows of the gate and as many of up behind them."""
+    """Yield the wrong orders of `rows` gate rows followed by as many up rows."""
     yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
     yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART
 
 
 class _RowsOfBoth(NamedTuple):
-    """Rows of two tensors, counted as if the second was behind the first."""
+    """Rows of two tensors, counted as if the second followed the first."""
 
     order: tuple[int, ...]
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape and encoding that both have."""
+        """Return the shape, and the encoding that both have."""
         one, other = inputs
         if one.shape != other.shape or one.encoding != other.encoding or not one.shape:
             raise ConversionError(f"`{one.name}` and `{other.name}` differ in shape or type")
@@ -81,7 +81,7 @@ class _RowsOfBoth(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the neighbourhood of the rows in both, and pick them."""
+        """Read the rows of both tensors that contain the range, and select those needed."""
         info = inputs[0].info
         count = info.shape[0]
         row = info.nbytes // count

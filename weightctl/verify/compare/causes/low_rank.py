@@ -1,4 +1,4 @@
-"""A change that is a product of two narrow matrices, such as a LoRA adapter makes."""
+"""Detects a change of low rank, such as a LoRA adapter makes."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 __all__ = ["find_low_rank"]
 
-# Rows that are looked at, from all over a matrix: half of them give the directions of the change,
-# and the others must have no other ones.
+# The rows to examine, from all over a matrix. Half of them determine the directions of the change;
+# the others must not have further ones.
 _MOST_ROWS = 1024
 _MOST_RANK = 128
-# A rank is low where it is at most this part of the rows looked at, and of the columns.
+# A rank is low if it is at most this fraction of the examined rows, and of the columns.
 _LOW = 4
-# The change of random numbers in all directions has hardly any of its energy in a few of them.
+# A random change in all directions has little of its energy in a few of them.
 _LEAST_SHARE = 0.8
-# What is left may be so many times the squares that encodings cost.
+# The squares that may remain, as a multiple of the encodings' squared error.
 _REST = 1.5
-# Few rows or columns that are others are of a low rank too: the change must be in more than so many
-# times its rank of them.
+# A change of a few rows or columns also has a low rank. The change must affect more of them than
+# this multiple of its rank.
 _SPREAD = 2
 
 
 class _Fit(NamedTuple):
-    """The rank of a change, and the part of its energy that is of that rank."""
+    """The rank of a change, and the fraction of its energy that this rank covers."""
 
     rank: int
     share: float
 
 
 def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that the difference from the reference is a matrix of low rank."""
+    """Detect that the difference from the reference is a matrix of low rank."""
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or found.nonfinite:
@@ -67,7 +67,7 @@ def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation 
 
 
 def _sample_rows(pair: Pair) -> tuple[F64, F64]:
-    """Return some rows of both."""
+    """Return some rows of both tensors."""
     count, width = pair.tensor.info.shape
     places = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64)).tolist()
     own, reference = (
@@ -78,9 +78,9 @@ def _sample_rows(pair: Pair) -> tuple[F64, F64]:
 
 
 def _fit_rank(change: F64, *, usual: float, most: float) -> _Fit | None:
-    """Return the rank of a change, shape (rows, columns); None where it is not low.
+    """Return the rank of a change, [rows, columns]; None if it is not low.
 
-    Of every second row, `usual` and `most` are the squares that may be left beside it.
+    `usual` and `most` are sums of squares of every second row that may remain unexplained.
     """
     given, others = change[::2], change[1::2]
     size = min(len(others) // _LOW, change.shape[1] // _LOW, _MOST_RANK)
@@ -104,7 +104,7 @@ def _fit_rank(change: F64, *, usual: float, most: float) -> _Fit | None:
 
 
 def _find_directions(rows: F64, size: int) -> F64:
-    """Return the directions that most of some rows is in, [columns, size], the first one first."""
+    """Return the main directions of some rows, [columns, size], the strongest first."""
     values, vectors = np.linalg.eigh(rows @ rows.T)
     largest = np.argsort(values)[::-1][:size]
     kept = values[largest] > values[largest[0]] * np.finfo(np.float64).eps * len(rows)
@@ -114,6 +114,6 @@ def _find_directions(rows: F64, size: int) -> F64:
 
 
 def _measure_spread(change: F64) -> float:
-    """Return in about how many rows a change is."""
+    """Return about how many rows a change affects."""
     squares = np.vecdot(change, change)
     return float(np.sum(squares) ** 2 / np.sum(np.square(squares)))

@@ -1,4 +1,4 @@
-"""Experts and norms in the place of others."""
+"""Detects experts and norms in the place of others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         made = _with_reference_of(pair, other)
         if not is_likely(made, pairing):
             continue
-        # One whose expert is still at its own place was copied, and not moved.
+        # An expert that is also still in its own place was copied, not moved.
         cause = _ORDER
         if is_proven(other, pairing):
             text = f"expert {pair.expert} is a copy of expert {other.expert}"
@@ -47,7 +47,7 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 def find_equivalent_experts(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Return that the experts of a layer and the rows of its router are in the same other order."""
+    """Detect that a layer's experts and its router's rows are in the same other order."""
     del found
     if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None

@@ -1,4 +1,4 @@
-"""Bits that were read as something else: in the other byte order, or as another dtype."""
+"""Detects bits that were read in another byte order, or as another dtype."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["find_misread"]
 
 _F32, _F16, _BF16 = (ENCODINGS[name] for name in ("F32", "F16", "BF16"))
-# What checkpoints of full precision are stored in.
+# The encodings of full-precision checkpoints.
 _PLAIN = (_F32, _BF16, _F16)
 _LEAST_DIFFERENT = 0.5
 
 
 def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that the bits of a tensor were read in another byte order, or as another dtype.
+    """Detect that the bits of a tensor were read in another byte order, or as another dtype.
 
-    They are read anew where the tensor still has them. Where it was quantized afterwards the
-    reference's numbers are misread in the same way.
+    The tensor's bits are reinterpreted if it still has them. If it was quantized afterwards, the
+    same mistake is made with the reference's values.
     """
     if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
         return None
@@ -52,7 +52,7 @@ def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
 
 
 class _Reading(NamedTuple):
-    """Numbers whose bits as `held` are read as `meant` instead, with their bytes swapped or not."""
+    """Reads the bits of `held` values as `meant` values, with their bytes swapped or not."""
 
     held: Encoding
     meant: Encoding
@@ -60,11 +60,11 @@ class _Reading(NamedTuple):
 
     @property
     def undone(self) -> _Reading:
-        """The reading that gives back the numbers that this one is given."""
+        """The reading that reverses this one."""
         return _Reading(self.meant, self.held, self.is_swapped)
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and what the bits are read as."""
+        """Return the shape, and the encoding that the bits are read as."""
         (info,) = inputs
         if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
             raise ConversionError(f"`{info.name}` is stored as {info.encoding}, not as {self.held}")
@@ -73,7 +73,7 @@ class _Reading(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the numbers, and their bits as something else."""
+        """Read the values, and reinterpret their bits."""
         (tensor,) = inputs
         stored, width = tensor.info.encoding, self.held.size
         raw = bytearray(len(buffer) // width * stored.size)
@@ -94,12 +94,12 @@ def _list_readings() -> Iterator[_Reading]:
         yield _Reading(held, meant, is_swapped=False)
 
 
-# How a tensor is read anew; `held` is what its bits were taken for by mistake.
+# The readings to try; `held` is the encoding that the bits were mistaken for.
 _READINGS = tuple(_list_readings())
 
 
 def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
-    """Yield the pair with the tensor read anew, and with the reference misread."""
+    """Yield the pair with the tensor reinterpreted, and with the reference misread."""
     own, reference = pair.tensor, pair.reference
     encoding = own.info.encoding
     if encoding == step.held or _may_hold(own, step.held):
@@ -111,7 +111,7 @@ def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
 
 
 def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
-    """Whether the first numbers of a tensor in float32 may have been in a narrower encoding."""
+    """Whether a tensor's first float32 values may come from a narrower encoding."""
     if tensor.info.encoding != _F32:
         return False
     raw = bytearray(min(tensor.info.nbytes, 1 << 12))
@@ -124,7 +124,7 @@ def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
 
 
 def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
-    """Return plain numbers in another encoding."""
+    """Return unquantized values in another encoding."""
     with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
         return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
 

@@ -1,4 +1,4 @@
-"""Mistakes that tools make with tensors: each is made to the reference, to compare the result."""
+"""Makes the mistakes of tools in the reference's tensors, to compare the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
-    """Yield the orders of rows that a tensor of queries or keys may be in by mistake."""
+    """Yield the orders that the rows of queries or keys may have by mistake."""
     which = {"attention.q": "heads", "attention.k": "kv_heads"}.get(pair.part.rpartition(".")[0])
     model = pairing.reference
     config: Any = None if model is None else model.config
@@ -89,7 +89,7 @@ def guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 def _replace_reference(
     pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Explanation
 ) -> Iterator[Guess]:
-    """Yield the pair with the reference of another, its rows as they are or in another order."""
+    """Yield the pair with another reference, its rows as they are or in another order."""
     if counterpart is None or counterpart.reference.info.shape != pair.tensor.info.shape:
         return
     made = pair._replace(reference=counterpart.reference, reference_bits=counterpart.reference_bits)
@@ -111,7 +111,7 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
             yield made, _GATE_AND_UP
     if pair.part.startswith("attention.qkv."):
         config: Any = model.config
-        # Of a family without the field all parts are alike.
+        # In a family without the field, all parts have the same layout.
         shared = shape[0] // 3
         if hasattr(config, "kv_heads") and hasattr(config, "head_dim"):
             shared = config.kv_heads * config.head_dim
@@ -131,7 +131,8 @@ def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     del pairing
     if len(pair.reference.info.shape) != 2:
         return
-    # What is turned twice is read number by number, where the other side will do as well.
+    # A tensor that is transposed twice is read value by value; transposing the other side is
+    # equivalent.
     if _is_turned(pair.reference):
         turned = None if _is_turned(pair.tensor) else _apply(exchange_sides(pair), Transposed())
         made = None if turned is None else exchange_sides(turned)
@@ -146,7 +147,7 @@ def _is_turned(tensor: ReadableTensor) -> bool:
 
 
 def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with 1 added to, and taken from, the reference of a norm."""
+    """Yield the pair with 1 added to the reference of a norm, and with 1 subtracted from it."""
     del pairing
     if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
         return
@@ -159,7 +160,7 @@ def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the output with the embedding for its reference."""
+    """Yield the output with the embedding as its reference."""
     if pair.module == OUTPUT_WEIGHT:
         yield from _replace_reference(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
 
@@ -175,7 +176,7 @@ def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair without its first and last rows, each row one place further on."""
+    """Yield the pair without its first and last rows, shifted by one row."""
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
@@ -194,7 +195,7 @@ def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _apply(pair: Pair, step: Step) -> Pair | None:
-    """Return the pair with a step done to the reference; None where it cannot be."""
+    """Return the pair with a step applied to the reference; None if that is impossible."""
     reference: ReadableTensor = pair.reference
     try:
         if isinstance(step, Transposed) and reference.info.encoding.block > 1:

@@ -1,4 +1,4 @@
-"""The order in which a tensor has the rows or the columns of its reference."""
+"""Finds the order in which a tensor has the rows or columns of its reference."""
 
 from __future__ import annotations
 
@@ -42,36 +42,38 @@ __all__ = [
 
 ROWS, COLUMNS = 0, 1
 
-# So many numbers of a row or column distinguish it from all others.
+# The number of values that distinguishes a row or column from all others.
 _SIGNATURE = 64
-# Rows that follow one another are read together, from so many places.
+# Consecutive rows are read together, from this many places.
 _BANDS = 4
 _PIECE = 1 << 20
-# More rows that differ are not matched with one another: that takes as many steps squared.
+# More differing rows than this are not matched, since the time grows with the square of their
+# number.
 _MOST_MATCHED = 1 << 15
-# So many are matched first; most of them must have a place.
+# The number of rows to match first; most of them must have a match.
 _PROBES = 16
-# A row that is so many times as far off as usual may be another one.
+# A row whose error is this multiple of the usual one may be a different row.
 _OFF, _LEAST_OFF = 3.0, 1e-3
-# A row is another one where its distance is less than this part of that from the row at its place.
+# A row matches another if its distance to it is less than this fraction of its distance to the row
+# at its own place.
 _NEARER = 0.5
 _AT_ONCE = 512
-# So many places of an order are listed.
+# The number of places of an order that are listed.
 _MOST_LISTED = 8
 _NOUNS = {ROWS: "rows", COLUMNS: "columns"}
 
 
 class _Sides(NamedTuple):
-    """The numbers that distinguish rows or columns of both tensors: [places, n]."""
+    """The values that identify rows or columns of both tensors: [places, n]."""
 
     own: F32
     reference: F32
 
 
 def find_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
-    """Return which row of the reference, or column, each of a tensor is; proven.
+    """Return the reference's row, or column, at each place of a tensor; proven.
 
-    None where they are in the reference's order, or where no order makes the one the other.
+    None if they are in the reference's order, or if no order makes the tensors equal.
     """
     key = (pair.module, axis, pair.tensor.origin.steps)
     if key not in pairing.orders:
@@ -80,7 +82,7 @@ def find_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
 
 
 def find_output_order(pair: Pair, pairing: Pairing) -> Places | None:
-    """Return which output of the reference each output of a linear layer is; proven, else None.
+    """Return the reference's output at each output of a linear layer; proven, else None.
 
     `pair` is of a weight, or of a bias, which must be in the order of its weight.
     """
@@ -101,7 +103,7 @@ def is_in_order(pair: Pair, pairing: Pairing, axis: int, places: Places) -> bool
 
 
 def find_block_order(places: Places, size: int) -> Places | None:
-    """Return the order of blocks of `size` rows or columns; None where blocks are not whole."""
+    """Return the order of blocks of `size` rows or columns; None if blocks are torn apart."""
     if size < 1 or len(places) % size:
         return None
     given = np.asarray(places).reshape(-1, size)
@@ -112,13 +114,13 @@ def find_block_order(places: Places, size: int) -> Places | None:
 
 
 def find_swap(places: Places) -> tuple[int, int] | None:
-    """Return the two places that are swapped; None where more than these differ."""
+    """Return the two places that are swapped; None if more places differ."""
     wrong = [place for place, number in enumerate(places) if place != number]
     return (wrong[0], wrong[1]) if len(wrong) == 2 else None
 
 
 def describe_order(places: Places, noun: str) -> str:
-    """Say in which order rows, columns or blocks are: `heads 1 and 3 are swapped`."""
+    """Describe the order of rows, columns or blocks: `heads 1 and 3 are swapped`."""
     pair = find_swap(places)
     if pair is not None:
         return f"{noun} {pair[0]} and {pair[1]} are swapped"
@@ -128,7 +130,7 @@ def describe_order(places: Places, noun: str) -> str:
 
 
 def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
-    """Return the pair with the reference's rows or columns in an order; None if it has others."""
+    """Return the pair with the reference's rows or columns reordered; None if the counts differ."""
     reference = pair.reference
     try:
         if axis == ROWS:
@@ -142,12 +144,12 @@ def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
 
 
 class _ColumnOrder(NamedTuple):
-    """Columns of numbers in float32 in another order: each is that whose number is in its place."""
+    """Reorders columns of float32 values: each place gets the column that `order` gives for it."""
 
     order: Places
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return shape and encoding of the input."""
+        """Return the shape and the encoding of the input."""
         (info,) = inputs
         if len(info.shape) != 2 or info.shape[1] != len(self.order):
             raise ConversionError(f"`{info.name}` does not have {len(self.order)} columns")
@@ -156,7 +158,7 @@ class _ColumnOrder(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read whole rows, and pick their columns."""
+        """Read whole rows, and select their columns."""
         (tensor,) = inputs
         row = tensor.info.nbytes // tensor.info.shape[0]
         first, last = start // row, -(-(start + len(buffer)) // row)
@@ -187,7 +189,7 @@ def _search_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
 
 
 def _sample_rows(tensor: ReadableTensor) -> F32:
-    """Return numbers of each row, from all over it."""
+    """Return values of each row, from all over it."""
     count, width = tensor.info.shape
     columns = np.unique(np.linspace(0, width - 1, _SIGNATURE).astype(np.int64))
     step = max(_PIECE // width, 1)
@@ -200,7 +202,7 @@ def _sample_rows(tensor: ReadableTensor) -> F32:
 
 
 def _sample_columns(tensor: ReadableTensor) -> F32:
-    """Return numbers of each column, from rows all over the tensor."""
+    """Return values of each column, from rows all over the tensor."""
     count, width = tensor.info.shape
     band = min(count, _SIGNATURE // _BANDS)
     starts = dict.fromkeys((count - band) * part // (_BANDS - 1) for part in range(_BANDS))
@@ -209,9 +211,9 @@ def _sample_columns(tensor: ReadableTensor) -> F32:
 
 
 def _match(sides: _Sides, threshold: float) -> Places | None:
-    """Return which of the reference's each is; None where most are their own, or nothing's.
+    """Return the reference's row at each place; None if most rows are in place, or match none.
 
-    Those that are off by no more than a threshold are their own.
+    Rows that differ by at most the threshold are in place.
     """
     apart, lengths = _sum_squares(sides.own - sides.reference), _sum_squares(sides.reference)
     wrong = np.flatnonzero(apart > threshold**2 * lengths)
@@ -229,7 +231,7 @@ def _match(sides: _Sides, threshold: float) -> Places | None:
 
 
 def _find_nearest(own: F32, reference: F32) -> NDArray[np.int64]:
-    """Return the number of the reference's row that is nearest to each row."""
+    """Return the index of the reference's row that is nearest to each row."""
     squares = np.vecdot(reference, reference)
     nearest = np.empty(len(own), np.int64)
     for first in range(0, len(own), _AT_ONCE):
@@ -239,7 +241,7 @@ def _find_nearest(own: F32, reference: F32) -> NDArray[np.int64]:
 
 
 def _use_each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an order that has each number once: of rows that are equal any one is the nearest."""
+    """Return an order that uses each index once; equal rows may have the same nearest row."""
     _, first = np.unique(nearest, return_index=True)
     is_second = np.ones(len(nearest), bool)
     is_second[first] = False
@@ -255,7 +257,7 @@ def _sum_squares(rows: F32) -> NDArray[np.float64]:
 
 
 def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Return that the rows or columns of a tensor are rolled, swapped or in another order."""
+    """Detect that the rows or columns of a tensor are rolled, swapped or in another order."""
     del found
     own = pairing.checkpoint
     view = pair if own is None else pairing.seen_in(own.convention, pair)

@@ -1,4 +1,4 @@
-"""The inner units of an MLP in another order."""
+"""Detects the inner units of an MLP in another order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_equivalent_units"]
 
-# A part of an MLP, or of one of its experts, that has to do with the inner units.
+# The parts of an MLP, or of an expert, that have the inner units as rows or columns.
 _PART = re.compile(
     r"(?P<mlp>.*\bmlp\.(?:experts\.\d+\.)?)(?P<part>(?:gate|up|gate_up)\.\w+|down\.weight)"
 )
@@ -37,7 +37,7 @@ _ALIKE = Explanation(
 def find_equivalent_units(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Return that the inner units of an MLP are in another order, the same in its projections."""
+    """Detect that an MLP's inner units are in the same other order in all projections."""
     del found
     named = _PART.fullmatch(pair.module)
     if named is None:
@@ -55,7 +55,7 @@ def find_equivalent_units(
 
 
 def _find_units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
-    """Return which inner unit of the reference each of a tensor is; None where that is unknown."""
+    """Return the reference's inner unit at each place of a tensor; None if unknown."""
     if part.startswith(_DOWN):
         view = pairing.seen_in("gguf", pair)
         return None if view is None else find_order(view, pairing, COLUMNS)
@@ -78,5 +78,5 @@ def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
 
 
 def _fuse(units: Places) -> Places:
-    """Return the rows of gate and up in one tensor."""
+    """Return the order of the rows of a tensor that fuses gate and up."""
     return (*units, *(len(units) + unit for unit in units))
