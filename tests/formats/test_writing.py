@@ -247,7 +247,7 @@ def test_gguf_refuses_what_it_has_no_type_for(name: str, tmp_path: Path) -> None
 def test_safetensors_refuses_blocks_and_says_what_to_do(name: str, tmp_path: Path) -> None:
     message = refusal(sample([name]), tmp_path / "a.safetensors")
     assert f"`layer.0.größe` is stored as {name}, which safetensors does not support" in message
-    assert "dequantizes" in message
+    assert "hint: to dequantize, use --dtype bf16, f16 or f32" in message
 
 
 def test_gguf_refuses_five_dimensions_long_names_and_no_unicode_at_once(tmp_path: Path) -> None:
