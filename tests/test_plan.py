@@ -111,7 +111,7 @@ def test_rows_that_do_not_fit_take_the_substitute_of_llama_cpp(
 
 
 def test_no_fallback_refuses_a_substitute() -> None:
-    with pytest.raises(ConversionError, match="do not divide into blocks of Q4_K"):
+    with pytest.raises(ConversionError, match="is not a multiple of the Q4_K block size"):
         cast(Plan.copy(tree(weight=(2, 96)), "gguf"), ENCODINGS["Q4_K"], fallback=False)
 
 

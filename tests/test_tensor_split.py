@@ -106,7 +106,7 @@ def test_rows_and_columns_are_each_on_one_rank(size: int, ranks: int) -> None:
 def test_columns_are_cut_between_blocks(blocks: int, ranks: int, block: int) -> None:
     whole = matrix(4, blocks * block, block)
     if blocks < ranks:
-        with pytest.raises(ShardingError, match=f"`w` .* axis 1 for {ranks} ranks") as caught:
+        with pytest.raises(ShardingError, match=f"`w` .* axis 1 across {ranks} ranks") as caught:
             columnwise(whole, ranks)
         assert str(blocks) in caught.value.hint
         columnwise(whole, blocks)

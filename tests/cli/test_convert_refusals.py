@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     [
         (["--tensor-type", "q8_0"], "has no type"),
         (["--tensor-type", "=q8_0"], "has no type"),
-        (["--tensor-type", "(=q8_0"], "is not a regular expression"),
+        (["--tensor-type", "(=q8_0"], "is not a valid regular expression"),
         (["--tensor-type", "norm=i8"], "I8 is not a type for weights"),
         (["--tensor-type", "norm=iq2_xs"], "cannot encode IQ2_XS"),
         (["--tensor-type", "norm=q4_k_m"], "is a recipe, not a single type"),
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         (["--include", "*.[0-999999999].*"], "has too many numbers"),
         (["--set", "a"], "`--set a` does not have the form"),
         (["--unset", "general.nam"], "there is no metadata"),
-        (["--align", "48"], "cannot be aligned to 48 bytes"),
+        (["--align", "48"], "an alignment of 48 bytes is not supported"),
         (["--align", "page"], "is not a size"),
         (["--max-shard-size", "some"], "is not a size"),
         (["--max-shard-size", "5"], "`5` has no unit\nhint: write 5GB, 5MiB"),

@@ -32,7 +32,7 @@ def test_substitutes_are_counted_and_can_be_refused(weightctl: Run, tmp_path: Pa
     assert encodings == {"a_weight": "Q4_K", "b_weight": "Q5_0", "c_weight": "F16"}
     refused = weightctl("convert", source, out, "--quant", "Q4_K", "--no-fallback", "--force")
     assert refused.returncode == 2
-    assert "do not divide into blocks of Q4_K" in refused.stderr
+    assert "is not a multiple of the Q4_K block size" in refused.stderr
 
 
 def test_some_tensors_can_have_other_types(

@@ -189,7 +189,7 @@ def test_an_altered_part_is_named_and_nothing_written(halves: Path, tmp_path: Pa
 def test_parts_are_put_together_in_their_own_format(halves: Path, tmp_path: Path) -> None:
     out = tmp_path / "whole.gguf"
     message = refusal("--gather", halves, out)
-    assert "are safetensors, and gathering keeps the format" in message
+    assert "--gather does not change the format" in message
     assert f"hint: to write gguf, use `weightctl convert {halves} {out}`" in message
     bare = tmp_path / "out"
     message = refusal("--gather", halves, bare, "--to", "gguf")
@@ -253,7 +253,7 @@ def test_the_input_and_what_holds_it_are_not_an_output(tmp_path: Path) -> None:
 
 def test_a_number_that_cannot_be_names_the_tensor_and_numbers_that_work() -> None:
     message = refusal(TINY, "out", "--tp", "3")
-    assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be cut" in message
+    assert "`model.layers.0.self_attn.k_proj.weight` of shape [64, 256] cannot be split" in message
     assert "the model has 8 query heads and 2 KV heads (head size 32)" in message
     assert message.endswith("hint: 1, 2, 4, 6 or 8 ranks work")
 
@@ -265,7 +265,7 @@ def test_auto_shows_the_numbers_that_work_and_what_is_in_the_way_of_others() -> 
     assert lines[3].startswith("  3, 5, 7, 9-16, 32, 64  `model.layers.0.self_attn.k_proj.weight`")
     shown = document(TINY, "--tp", "auto")["possible"]
     assert [each["tp"] for each in shown if each["works"]] == [1, 2, 4, 6, 8]
-    assert "for 3 ranks" in shown[2]["reason"]
+    assert "across 3 ranks" in shown[2]["reason"]
 
 
 def test_blocks_of_quantized_weights_are_in_the_way_too(tmp_path: Path) -> None:

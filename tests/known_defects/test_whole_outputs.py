@@ -60,17 +60,17 @@ REFUSALS = {
     "a type the format lacks": (["--dtype", "f8_e4m3"], "gguf cannot store F8_E4M3"),
     "blocks that do not fit": (
         ["--quant", "Q4_K", "--no-fallback"],
-        "do not divide into blocks of Q4_K",
+        "is not a multiple of the Q4_K block size",
     ),
     "a second loss": (["--quant", "Q5_0"], "already quantized"),
     "a rule for nothing": (["--tensor-type", "nothing=Q8_0"], "no tensor's name matches `nothing`"),
     "a choice of nothing": (["--include", "nothing"], "no tensor matches `nothing`"),
     "metadata that is not there": (["--unset", "nothing"], "no metadata key `nothing`"),
     "metadata of another type": (["--set", "n:u32=many"], "`many` is not a valid u32"),
-    "no alignment": (["--align", "3"], "cannot be aligned to 3 bytes"),
+    "no alignment": (["--align", "3"], "an alignment of 3 bytes is not supported"),
     "too little memory": (["--mem", "1kB"], "is too little"),
     "no size": (["--max-shard-size", "some"], "`some` is not a size"),
-    "a report over the output": (["--report", "out.gguf"], "is the output itself"),
+    "a report over the output": (["--report", "out.gguf"], "is the same as the output"),
     "a report nowhere": (["--report", "nowhere/report.json"], "does not exist"),
     "another format than the suffix": (["--to", "safetensors"], "has the suffix of gguf"),
     "a format that is not there": (
@@ -117,7 +117,7 @@ def test_a_full_disk_and_a_missing_directory_give_different_messages(tmp_path: P
     plan = Plan.copy(random_weights(1), "gguf")
     huge = plan.items[0].info._replace(shape=(1 << 40, 1024))
     room = plan.with_items((plan.items[0].__class__(huge, huge),))
-    with pytest.raises(OutputError, match=r"are needed, and .* free on its disk") as full:
+    with pytest.raises(OutputError, match=r"are needed, but .* free on its disk") as full:
         save(room, tmp_path / "out.gguf")
     with pytest.raises(OutputError, match=r"the directory .* does not exist") as missing:
         save(plan, tmp_path / "nowhere" / "out.gguf")

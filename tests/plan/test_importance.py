@@ -186,9 +186,9 @@ def test_the_matrix_of_another_model_is_refused() -> None:
 
 
 def test_without_blocks_there_is_nothing_to_weigh() -> None:
-    with pytest.raises(ConversionError, match="no tensor becomes one"):
+    with pytest.raises(ConversionError, match="no tensor is quantized to one"):
         plan_importance(planned("F16"), **{MATRIX: 256})
-    with pytest.raises(ConversionError, match="no tensor becomes one"):
+    with pytest.raises(ConversionError, match="no tensor is quantized to one"):
         plan_importance(Plan.copy(weights_of(ARRAYS), "gguf"), **{MATRIX: 256})
 
 

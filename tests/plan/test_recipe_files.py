@@ -83,8 +83,8 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "the recipe is empty"),
-        ("[types", "is not TOML"),
-        ("[" * 5000, "is not TOML"),
+        ("[types", "is not valid TOML"),
+        ("[" * 5000, "is not valid TOML"),
         ("types = 3", "`types` is not a table"),
         ("otherwise = 'Q8_0'", "`otherwise` is not a key"),
         ("base = 'Q4_K_M'\ndefault = 'Q4_K'", "both given"),
@@ -97,7 +97,7 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
         ("default = 'F4'", "F4 is not a type for weights"),
         ("default = 'F8_E8M0'", "F8_E8M0 is not a type for weights"),
         ("default = 'IQ2_XS'", "weightctl cannot encode IQ2_XS"),
-        ("[types]\n'(' = 'Q8_0'", "`(` is not a regular expression"),
+        ("[types]\n'(' = 'Q8_0'", "`(` is not a valid regular expression"),
         ("[types]\nblk.0 = 'Q8_0'", "the type of `blk` is not a string"),
         ("#" * (1 << 20) + "##", "too large for a recipe"),
     ],
@@ -126,5 +126,5 @@ def test_a_file_with_the_name_of_a_type_is_a_recipe_all_the_same(tmp_path: Path)
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConversionError, match="is not TOML"):
+    with pytest.raises(ConversionError, match="is not valid TOML"):
         read_recipe(str(path))

@@ -93,13 +93,13 @@ def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ("encoder", "is not TOML"),
+        ("encoder", "is not valid TOML"),
         ("a = 1", "must have one table, `rename`"),
         ("[rename]", "must have one table, `rename`"),
         ("rename = 'a'", "must have one table, `rename`"),
         ("[rename]\na = 'b'\n[types]\na = 'F32'", "must have one table, `rename`"),
-        ("[rename]\nhead = 5", "the replacement for `head` is not text"),
-        ("[rename]\n'(' = 'b'", r"`\(` is not a regular expression"),
+        ("[rename]\nhead = 5", "the replacement for `head` is not a string"),
+        ("[rename]\n'(' = 'b'", r"`\(` is not a valid regular expression"),
         ("[rename]\n'head' = '\\1'", "invalid group reference 1"),
         ("[rename]\n'head' = '\\g<part>'", "unknown group name 'part'"),
         ("[rename]\n'(?x)head # all of it' = '\\1'", "invalid group reference 1"),

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_nothing_but_training_is_refused(tmp_path: Path) -> None
 
 def test_a_part_of_a_tree_and_a_plan_are_refused(tmp_path: Path) -> None:
     training = open_weights(TRAINING)
-    with pytest.raises(ConversionError, match="weights_only works on a whole checkpoint"):
+    with pytest.raises(ConversionError, match="weights_only works only on a whole checkpoint"):
         convert(training.model, tmp_path / "out.safetensors", weights_only=True)
 
 

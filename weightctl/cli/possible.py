@@ -44,7 +44,9 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
 def _reason(each: Possible) -> str:
     """Return why a number of ranks does not work, without the number; empty if it works."""
     return (
-        "" if each.refusal is None else each.refusal.message.replace(f" for {each.ranks} ranks", "")
+        ""
+        if each.refusal is None
+        else each.refusal.message.replace(f" across {each.ranks} ranks", "")
     )
 
 

@@ -364,7 +364,7 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
     if substituted:
         first = substituted[0]
         raise ConversionError(
-            f"{len(substituted)} tensors cannot have the requested type: "
+            f"{pluralize(len(substituted), 'tensor')} cannot have the requested type: "
             f"the row length of `{first.info.name}`, {first.info.row}, is not a multiple of the "
             f"{first.asked} block size",
             hint="without --no-fallback (fallback=False in Python), it is stored as "
