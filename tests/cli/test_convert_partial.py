@@ -47,7 +47,7 @@ def test_a_part_is_converted_only_if_that_is_asked_for(
 ) -> None:
     refused = weightctl("convert", alone / PART, tmp_path / out)
     assert refused.returncode == 2
-    assert "1 of 2 parts are missing" in refused.stderr
+    assert "1 of 2 parts is missing" in refused.stderr
     assert "use --partial (partial=True in Python)" in " ".join(refused.stderr.split())
     assert not (tmp_path / out).exists()
     done = weightctl("convert", alone / PART, tmp_path / out, "--partial")
@@ -81,14 +81,14 @@ def test_names_are_translated_only_for_a_whole_model(alone: Path, tmp_path: Path
 
 def test_partial_is_for_paths(alone: Path, tmp_path: Path) -> None:
     weights = open_weights(alone, partial=True)
-    with pytest.raises(ConversionError, match="partial applies to a path"):
+    with pytest.raises(ConversionError, match="partial only applies to a path"):
         convert(weights, tmp_path / "out.gguf", partial=True)
     convert(weights, tmp_path / "out.gguf")
-    with pytest.raises(FormatError, match="1 of 2 parts are missing"):
+    with pytest.raises(FormatError, match="1 of 2 parts is missing"):
         convert(alone, tmp_path / "other.gguf")
 
 
 def test_verify_reports_the_missing_part(weightctl: Run, alone: Path) -> None:
     done = weightctl("verify", alone)
     assert done.returncode == 1
-    assert "1 of 2 parts are missing" in " ".join(done.stdout.split())
+    assert "1 of 2 parts is missing" in " ".join(done.stdout.split())

@@ -148,7 +148,7 @@ def test_a_name_longer_than_any_is_refused(tmp_path: Path, length: int) -> None:
 
 def test_more_entries_than_any_model_has_matrices_are_refused(tmp_path: Path) -> None:
     raw = struct.pack("<i", 70_000) + SOUND[4:] + bytes(17 * 70_000)
-    assert "more than a model has matrices" in refused(tmp_path / "i.dat", raw).message
+    assert "more than any model has matrices" in refused(tmp_path / "i.dat", raw).message
 
 
 def test_matrices_are_read_one_by_one(tmp_path: Path) -> None:
@@ -207,16 +207,16 @@ def test_numbers_stay_in_the_file_until_they_are_asked_for(tmp_path: Path) -> No
 
 def test_what_is_not_a_file_is_not_an_importance_matrix(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, problem in ((tmp_path, "it is a directory"), (tmp_path / "pipe", "not a regular")):
+    for path, problem in ((tmp_path, "not a directory"), (tmp_path / "pipe", "not a regular")):
         with pytest.raises(FormatError, match=problem) as caught:
             read_importance(str(path))
-        assert "directory" not in caught.value.hint
+        assert ("directory" in caught.value.hint) is (path == tmp_path)
         assert "file" in caught.value.hint
 
 
 def test_more_entries_than_bytes_are_refused_before_any_is_read(tmp_path: Path) -> None:
     error = refused(tmp_path / "i.dat", struct.pack("<i", 2_000_000_000) + SOUND[4:])
-    assert "2000000000 entries do not fit" in error.message
+    assert "2000000000 entries, which do not fit" in error.message
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_name_that_is_nearly_a_part_is_a_file_by_itself(name: str, tmp_path: P
 
 def test_a_single_part_that_was_renamed_is_refused(split: Path) -> None:
     (split / GGUF_PARTS[1]).rename(split / "renamed.gguf")
-    with pytest.raises(FormatError, match=r"`split\.no` is 1 instead of 0"):
+    with pytest.raises(FormatError, match=r"`split\.no` is 1, but 0 is expected"):
         open_weights(split / "renamed.gguf")
 
 
@@ -349,12 +349,12 @@ def test_several_parts_that_exist_are_opened_together(split: Path) -> None:
     (split / GGUF_PARTS[1]).unlink()
     weights = open_weights(split, partial=True)
     assert [*weights.header.tensors] == ["a", "c"]
-    assert weights.header.notes == (f"1 of 3 parts are missing: `{GGUF_PARTS[1]}`",)
+    assert weights.header.notes == (f"1 of 3 parts is missing: `{GGUF_PARTS[1]}`",)
 
 
 def test_missing_parts_are_an_error_that_says_how_to_convert_the_others(split: Path) -> None:
     (split / GGUF_PARTS[1]).unlink()
-    with pytest.raises(FormatError, match="1 of 3 parts are missing") as caught:
+    with pytest.raises(FormatError, match="1 of 3 parts is missing") as caught:
         open_weights(split)
     assert caught.value.hint.endswith("use --partial (partial=True in Python)")
 
@@ -375,5 +375,5 @@ def test_a_whole_set_says_nothing_of_parts(split: Path) -> None:
 def test_parts_that_exist_must_be_sound_and_in_their_place(split: Path) -> None:
     (split / GGUF_PARTS[0]).unlink()
     (split / GGUF_PARTS[2]).rename(split / GGUF_PARTS[1])
-    with pytest.raises(FormatError, match=r"`split\.no` is 2 instead of 1"):
+    with pytest.raises(FormatError, match=r"`split\.no` is 2, but 1 is expected"):
         open_weights(split, partial=True)

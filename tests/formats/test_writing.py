@@ -127,7 +127,7 @@ def test_every_tensor_in_safetensors_starts_on_its_element_size(tmp_path: Path) 
 
 
 def test_an_alignment_larger_than_a_header_may_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="bytes; safetensors allows at most 100 MB"):
+    with pytest.raises(ConversionError, match="bytes, but safetensors allows at most 100 MB"):
         copied(sample([]), tmp_path / "a.safetensors", 1 << 30)
 
 

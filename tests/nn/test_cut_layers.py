@@ -122,7 +122,7 @@ def test_a_quantized_mlp_is_cut_in_the_blocks_of_what_leads_back() -> None:
     assert found["down.weight"] == columns((0, 512), (512, 768))
     assert refusal(mlp, 4) == (
         "`down.weight` of shape [256, 768] cannot be split across 4 ranks: axis 1 has only 3 "
-        "blocks of 256; 1 to 3 ranks work"
+        "blocks of 256 elements; 1 to 3 ranks work"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_shard_of_a_table_must_have_rows_that_follow_one_another() -> None:
     table.weight = shards[0]
     with pytest.raises(
         GraphError,
-        match="shard 0 has rows of `weight` that are not consecutive, so row numbers cannot be "
+        match="shard 0 has rows of `weight` that are not consecutive, so token ids cannot be "
         "mapped to them",
     ):
         table.take_shards()

@@ -15,7 +15,7 @@ from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
 from weightctl.system.elapsed import seconds_elapsed
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import join_names, printable, say_more
+from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.advice import notes_on
 from weightctl.write.claims import find_journal
 from weightctl.write.describe import input_files
@@ -104,11 +104,10 @@ def summary(
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
     sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
-    count = len(plan.items)
-    noun = "tensor" if count == 1 else "tensors"
+    count = pluralize(len(plan.items), "tensor")
     lines = [
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
-        [Cell(f"{count} {noun}, {sizes}; {_files(outcome)}")],
+        [Cell(f"{count}, {sizes}; {_files(outcome)}")],
         *([Cell(text)] for text in _documents(outcome)),
         *([Cell(text)] for text in filter(None, [plan.translation])),
         *([Cell(text)] for text in _changes(plan)),
