@@ -95,8 +95,7 @@ def test_heads_of_quantized_weights_stay_together_in_whole_blocks() -> None:
 def test_heads_that_cannot_be_shared_out_are_refused_with_the_numbers_that_can() -> None:
     assert refusal(Attention(32, 16, kv_heads=4), 6) == (
         "`q.weight` of shape [32, 32] cannot be split across 6 ranks: the model has 16 query heads "
-        "(head size 2), "
-        "with 4 KV heads; 1 to 4, 8, 12 or 16 ranks work"
+        "and 4 KV heads (head size 2); 1 to 4, 8, 12 or 16 ranks work"
     )
 
 

@@ -103,11 +103,10 @@ def summary(
     before = _count_stored_bytes(plan)
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
-    sizes = f"{format_size(before)} -> {format_size(after)}{ratio}"
-    count = pluralize(len(plan.items), "tensor")
+    sizes = f"{pluralize(len(plan.items), 'tensor')}, {format_size(before)} -> {format_size(after)}"
     lines = [
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
-        [Cell(f"{count}, {sizes}; {_files(outcome)}")],
+        [Cell(f"{sizes}{ratio}; {_files(outcome)}")],
         *([Cell(text)] for text in _documents(outcome)),
         *([Cell(text)] for text in filter(None, [plan.translation])),
         *([Cell(text)] for text in _changes(plan)),
