@@ -163,7 +163,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"metadata": {"k": []}}, "cannot be set to"),
         ({"max_shard_size": 0}, "the largest size of a file cannot be"),
         ({"max_shard_size": -1}, "the largest size of a file cannot be"),
-        ({"align": 48}, "cannot be aligned"),
+        ({"align": 48}, "an alignment of 48 bytes"),
         ({"memory": 10}, "is too little"),
         ({"source_format": "gguf"}, "applies to a path"),
         ({"rename": {"zzz": "a"}}, "no tensor's name matches"),
@@ -259,7 +259,7 @@ def test_cast_takes_a_plan(given: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tensor_types": "a=Q8_0"}, "is a mapping from patterns to types, not `a=Q8_0`"),
+        ({"tensor_types": "a=Q8_0"}, "must be a mapping from patterns to types, not `a=Q8_0`"),
         ({"metadata": [("a", "b")]}, "metadata is a mapping from keys to values"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_cut_checkpoint_is_put_together_byte_for_byte(halves: Path, tmp_path: 
 def test_a_dry_run_of_gathering_writes_nothing(halves: Path, tmp_path: Path) -> None:
     done = asked("--gather", halves, tmp_path / "whole", "-n")
     assert done.exit_code == 0
-    assert done.stdout.endswith("beside\nnothing was written\n")
+    assert done.stdout.endswith("and 3 more\nnothing was written\n")
     assert os.listdir(tmp_path) == []
 
 
