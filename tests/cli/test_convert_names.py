@@ -316,7 +316,7 @@ def test_patterns_that_match_the_names_before_renaming_are_explained(
     ("rule", "says"),
     [
         ("=x", "`--rename =x` has no pattern before `=`"),
-        ("(=x", "`(` is not a regular expression"),
+        ("(=x", "`(` is not a valid regular expression"),
         (r"head=\1", "invalid group reference 1"),
         ("none.toml", "a rule without a file is --rename '"),
     ],

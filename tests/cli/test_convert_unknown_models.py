@@ -199,7 +199,7 @@ def test_a_rule_renames_what_keeps_its_names_otherwise(weightctl: Run, tmp_path:
             "would get the same name, `model.layers.0.self_attn.v_proj",
         ),
         ("[rename]\n'layers' = '\\1'", "invalid group reference 1"),
-        ("rename", "is not TOML"),
+        ("rename", "is not valid TOML"),
     ],
     ids=["unmatched", "collision", "no such capture", "no TOML"],
 )

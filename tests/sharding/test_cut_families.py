@@ -358,7 +358,7 @@ def test_no_block_or_head_is_cut_whatever_the_sizes(
     refusal = possible(weights, [ranks])[0].refusal
     if refusal is not None:
         assert re.match(
-            rf"`(blk\.0|token).*cannot be cut along axis .* {ranks} ranks", str(refusal)
+            rf"`(blk\.0|token).*cannot be split along axis .* {ranks} ranks", str(refusal)
         )
         assert "work" in refusal.hint
         with pytest.raises(ShardingError, match=re.escape(refusal.message)):
@@ -379,7 +379,7 @@ def test_no_block_or_head_is_cut_whatever_the_sizes(
 def test_ranks_share_heads_of_keys_where_these_are_fewer(tp: int, kv_heads: int) -> None:
     weights = gguf_llama(heads=8, kv_heads=kv_heads, head_dim=32)
     if tp > kv_heads and tp % kv_heads:
-        with pytest.raises(ShardingError, match=f"8 query heads of 32, with {kv_heads} KV"):
+        with pytest.raises(ShardingError, match=f"8 query heads and {kv_heads} KV"):
             shard_plan(weights, Grid(tp))
         return
     plan = shard_plan(weights, Grid(tp))

@@ -257,7 +257,7 @@ def test_ranks_have_the_numbers_of_the_whole(tmp_path: Path, kind: str) -> None:
             plan = planned(weights, axis, ranks)
             found = rank_weights(plan, tmp_path, [list(part.shape) for part in cut])
             assert all(map(same, found, cut))
-        with pytest.raises(ShardingError, match=rf"{name}.*axis {axis} for {most + 1} ranks"):
+        with pytest.raises(ShardingError, match=rf"{name}.*axis {axis} across {most + 1} ranks"):
             planned(weights, axis, most + 1)
 
 

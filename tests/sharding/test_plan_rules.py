@@ -132,11 +132,11 @@ def test_patterns_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "the plan file is empty"),
-        ("[tensors", "is not TOML"),
+        ("[tensors", "is not valid TOML"),
         ("[tensor]\na = 'rowwise'", "`tensor` is not a table of a plan file"),
         ("tensors = 3", "`tensors` is not a table"),
         ("[tensors]", "`tensors` is empty"),
-        ("[tensors]\n'a(' = 'rowwise'", "`a(` is not a regular expression"),
+        ("[tensors]\n'a(' = 'rowwise'", "`a(` is not a valid regular expression"),
         ("[tensors]\na = 'colwise'", "`a`: 'colwise' is not a supported strategy"),
         ("[tensors]\na = 3", "`a` is 3, which is not a strategy"),
         ("[tensors]\na = { strategy = 3 }", "`a`: 3 is not a supported strategy"),

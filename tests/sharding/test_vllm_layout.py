@@ -284,7 +284,10 @@ def refused(weights: Weights, grid: Grid | None = None, **changes: Any) -> str:
 
 
 def test_a_gguf_is_refused() -> None:
-    assert "is a GGUF, whose rows and names differ from those of vLLM" in refused(gguf_llama())
+    assert (
+        "is a GGUF file, whose tensor names and row order differ from those that vLLM expects"
+        in refused(gguf_llama())
+    )
 
 
 def test_gpt2_whose_matrices_would_have_to_be_turned_is_refused(tmp_path: Path) -> None:

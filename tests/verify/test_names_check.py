@@ -253,7 +253,7 @@ def test_a_damaged_tokenizer_is_a_problem(content: bytes, llama: Any, tmp_path: 
     path = written(tmp_path, llama)
     (path / "tokenizer.json").write_bytes(content)
     (problem,) = checked(path).problems
-    assert "tokenizer.json: it is not" in problem.text
+    assert "tokenizer.json: the file is not" in problem.text
 
 
 @pytest.mark.parametrize(
