@@ -117,8 +117,8 @@ class Heads(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        shared = f" and {self.keys} KV heads"
-        heads = f"{self.queries} query heads{shared * (self.keys != self.queries)}"
+        shared = f" and {pluralize(self.keys, 'KV head')}"
+        heads = pluralize(self.queries, "query head") + shared * (self.keys != self.queries)
         return f"{heads} (head size {self.size})"
 
     def ranges(
