@@ -208,7 +208,7 @@ def test_a_waiting_set_is_an_input_that_its_own_names_do_not_replace(stopped: Pl
 
 def test_a_file_that_somebody_put_there_since_is_not_taken_for_the_set(stopped: Place) -> None:
     (stopped.path / "m-00001-of-00003.gguf").write_bytes(b"mine")
-    with pytest.raises(FormatError, match="was changed after a run") as read:
+    with pytest.raises(FormatError, match="was changed after the run") as read:
         open_weights(stopped.path / "m-00002-of-00003.gguf")
     assert "--force" in read.value.hint
     plan = Plan.copy(random_weights(1, 8), "gguf")
@@ -224,7 +224,7 @@ def test_a_file_that_somebody_put_there_since_is_not_taken_for_the_set(stopped: 
 def test_a_waiting_set_of_which_a_file_is_gone_is_replaced_only_with_force(stopped: Place) -> None:
     next(stopped.path.glob("m-00003-of-00003.gguf.*")).unlink()
     (stopped.path / "m-00003-of-00003.gguf").unlink(missing_ok=True)
-    with pytest.raises(FormatError, match="1 of 3 parts are missing"):
+    with pytest.raises(FormatError, match="1 of 3 parts is missing"):
         open_weights(stopped.path / "m-00002-of-00003.gguf")
     plan = Plan.copy(random_weights(1, 8), "gguf")
     with pytest.raises(OutputError, match="was changed or removed"):

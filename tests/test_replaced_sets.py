@@ -67,4 +67,4 @@ def test_a_set_without_its_first_file_is_refused(weightctl: Run, tmp_path: Path,
     for path in tmp_path.iterdir():
         done = weightctl("convert", path, tmp_path / "copy", "--dry-run")
         assert done.returncode == 2
-        assert "1 of 3 parts are missing" in done.stderr
+        assert "1 of 3 parts is missing" in done.stderr

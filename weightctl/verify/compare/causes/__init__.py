@@ -185,7 +185,7 @@ CAUSES: dict[str, Cause] = {
         takes_another=True,
     ),
     "expert_copied": Cause(
-        "an expert is a copy of another expert; the report says of which one",
+        "an expert is a copy of another expert; the report names the other one",
         _FETCH,
         guess=f"{_HERE}.misplaced:guess_other_expert",
         takes_another=True,
