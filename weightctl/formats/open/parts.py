@@ -158,7 +158,8 @@ def _describe_missing(paths: Sequence[str], absent: Collection[int]) -> str:
     """Say which parts of a set do not exist, by their numbers from 0."""
     names = few(os.path.basename(paths[number]) for number in sorted(absent))
     if len(paths) - len(absent) > 1:
-        return f"{len(absent)} of {len(paths)} parts are missing: {names}"
+        verb = "is" if len(absent) == 1 else "are"
+        return f"{len(absent)} of {len(paths)} parts {verb} missing: {names}"
     (number,) = (number for number in range(len(paths)) if number not in absent)
     part = part_of(os.path.basename(paths[number]))
     place = int(part["number"]) if part else number + 1
