@@ -80,7 +80,7 @@ def test_it_says_what_it_has_written(weightctl: Run, tmp_path: Path) -> None:
     assert lines == [
         f"{TINY} -> out (safetensors, 2 ranks: tp 2)",
         "30 tensors, 3.87 MB: 23 cut, 7 replicated; copies add 3.58 kB",
-        f"2 files of {2 * size / 1e6:.2f} MB in all",
+        f"2 files, {2 * size / 1e6:.2f} MB in total",
         f"  rank-[0-1]/model.safetensors: 30 tensors, {size / 1e6:.2f} MB each",
         "other files in each directory: config.json, tokenizer.json and 3 more",
     ]

@@ -183,7 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         WINDOWED | {"layer_types": MIXED},
-        "the model has 32 layers, but the config states the attention type of 3",
+        "the model has 32 layers, but the config states attention types for 3 layers",
     ),
 ]
 
@@ -197,7 +197,7 @@ def test_windows_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ([True], "the model has 3 layers, but the config states the attention type of 1"),
+        ([True], "the model has 3 layers, but the config states attention types for 1 layers"),
         (7, "it must be a list with true or false for each layer"),
         (["yes"], "has an element that is not true or false"),
     ],

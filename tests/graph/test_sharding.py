@@ -338,7 +338,7 @@ def test_copies_of_a_module_say_how_their_own_weights_are_cut(again: Callable[[A
 def test_a_module_that_does_not_say_so_is_named_with_the_weight() -> None:
     module = Halved()
     strategy = ShardingStrategy.tensor_parallel(module, 2)
-    with pytest.raises(GraphError, match="Halved has no rule for cutting its `other`"):
+    with pytest.raises(GraphError, match="Halved has no rule for sharding its weight `other`"):
         strategy.sharding(module.other)
     with pytest.raises(GraphError, match="Graph has no rule for several devices"):
         ShardingStrategy.tensor_parallel(Graph("g"), 2)  # type: ignore[arg-type]

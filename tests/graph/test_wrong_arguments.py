@@ -52,7 +52,7 @@ WRONG: list[tuple[Callable[[Value, Value], Any], str]] = [
     (lambda *_: ops.range(70000, dtype=DType.float16), "float16 cannot hold 69999"),
     (
         lambda *_: ops.constant([1, 2]) ** -1,
-        r"pow of int64\[2\]: the power -1 of integers would give fractions",
+        r"pow of int64\[2\]: raising integers to the power -1 would give fractions",
     ),
 ]
 

@@ -255,9 +255,9 @@ def test_what_cannot_be_cut_changes_nothing_and_is_named() -> None:
 
 def test_a_network_that_is_cut_already_is_refused() -> None:
     model = parallel(Model(), [CPU] * 2)
-    with pytest.raises(GraphError, match="Model is already cut for several devices"):
+    with pytest.raises(GraphError, match="Model is already sharded across several devices"):
         parallel(model, [CPU] * 2)
-    with pytest.raises(GraphError, match="Model is already cut for several devices"):
+    with pytest.raises(GraphError, match="Model is already sharded across several devices"):
         model.to(GPUS[0])
 
 

@@ -232,5 +232,7 @@ def test_a_module_may_hold_its_own_shards_and_loads_the_whole() -> None:
 def test_a_module_with_its_shards_stays_on_their_devices() -> None:
     halves = Halves()
     vars(halves)["first"] = halves.parts[0]
-    with pytest.raises(GraphError, match="is already cut for several devices and cannot be moved"):
+    with pytest.raises(
+        GraphError, match="is already sharded across several devices and cannot be moved"
+    ):
         halves.to(DEVICES[0])

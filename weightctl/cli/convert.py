@@ -185,8 +185,8 @@ def convert(
         typer.Option(
             "--names",
             help="Naming convention of the tensor names, config and tokenizer. gguf: that of "
-            "GGUF; hf: that of Hugging Face; keep: that of MODEL; auto: gguf for a GGUF file, hf "
-            "for a directory, keep otherwise.",
+            "GGUF; hf: that of Hugging Face; keep: that of MODEL; auto: gguf if OUT is a GGUF "
+            "file, hf if OUT is a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
@@ -278,8 +278,9 @@ def convert(
 ) -> None:
     """Convert a checkpoint to another format or type, or quantize it.
 
-    Between Hugging Face directories and GGUF files, tensor names, config and tokenizer are
-    translated. This requires a supported model family; for other families, use --names keep.
+    When converting between Hugging Face directories and GGUF files, weightctl translates tensor
+    names, config and tokenizer. This requires a supported model family; for other families, use
+    --names keep.
     --include, --exclude and --tensor-type match the tensor names of the output.
 
     The output is written under a temporary name, and renamed when it is complete. To resume an

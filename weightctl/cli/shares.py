@@ -123,7 +123,8 @@ def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
         [counts, *(f"{what} {format_size(nbytes)}" for what, nbytes in more.items() if nbytes)]
     )
     files = pluralize(len(outcome.parts), "file")
-    yield f"{files} of {format_size(outcome.nbytes)}{' in all' if len(outcome.parts) > 1 else ''}"
+    size = format_size(outcome.nbytes)
+    yield f"{files}, {size} in total" if len(outcome.parts) > 1 else f"{files} of {size}"
     yield from _files(plan, outcome)
 
 

@@ -166,7 +166,7 @@ def verify(
             "--max-rmse",
             metavar="X",
             help="Report each tensor with a relative RMSE above X as a problem; 0.1 means 10 %. "
-            "[default: the error expected of the tensor's type]",
+            "[default: the error expected for the tensor's type]",
             rich_help_panel=_LIMITS,
         ),
     ] = None,

@@ -79,8 +79,8 @@ def check_fields(fields: Fields) -> Fields:
     windowed = fields["windowed_layers"]
     if windowed is not None and len(windowed) != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config states the attention type "
-            f"of {len(windowed)}"
+            f"the model has {fields['layers']} layers, but the config states attention types "
+            f"for {len(windowed)} layers"
         )
     if windowed is not None and any(windowed) and fields["sliding_window"] is None:
         raise ValueError(

@@ -234,7 +234,7 @@ def _cut_by_module(
     how = strategies.get(weight)
     if not isinstance(how, ShardingStrategy):
         raise GraphError(
-            f"{type(module).__name__} has no rule for cutting its `{weight.name}`",
+            f"{type(module).__name__} has no rule for sharding its weight `{weight.name}`",
             hint="set a sharding_strategy on that weight",
         )
     return how.sharding(weight)

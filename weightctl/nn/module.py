@@ -243,8 +243,9 @@ class Module(Layer):
             )
         if has_shards(self):
             raise GraphError(
-                f"{type(self).__name__} is already cut for several devices and cannot be moved",
-                hint="choose the devices when cutting it",
+                f"{type(self).__name__} is already sharded across several devices and "
+                "cannot be moved",
+                hint="choose the devices when sharding it",
             )
         weights = list(all_weights(self))
         _warn_of_earlier_graphs(weights, first)

@@ -90,7 +90,8 @@ def _family(checkpoint: RecognizedModel) -> VllmFamily:
     family = checkpoint.family
     if any(each.change is TRANSPOSED for each in family.tensors(checkpoint.config)):
         raise ShardingError(
-            f"vLLM transposes the matrices of {family.name}, but shards only contain copied bytes",
+            f"the vllm layout does not support {family.name}: vLLM expects its matrices "
+            "transposed, but the writer of shards copies bytes unchanged",
             hint=_RANKS,
         )
     vllm = VLLM_FAMILIES.get(family.name)

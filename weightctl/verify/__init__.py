@@ -97,8 +97,8 @@ CHECKS: dict[str, Check] = {
         "weightctl.verify.checks.finite:check",
         "no value is NaN or infinite, and no block scale is implausible",
         "no value is NaN, infinite or implausibly large; no block scale is NaN, infinite or "
-        "implausible; no matrix has the same value everywhere; no rows are zeros, as in data "
-        "that was never written",
+        "implausible; no matrix has the same value everywhere; no row consists "
+        "only of zeros, which would suggest data that was never written",
         FiniteFigures,
         _AGAIN,
     ),
@@ -118,7 +118,7 @@ CHECKS: dict[str, Check] = {
         "weightctl.verify.checks.metadata:check",
         "tokenizer, special tokens and config are consistent",
         "tokenizer, special tokens, chat template and config are consistent with each other "
-        "and with the tensors; with `--against`, they are equal to those of OTHER, also across "
+        "and with the tensors; with `--against`, they are equal to those of OTHER, even across "
         "naming conventions",
         MetadataFigures,
         "copy the tokenizer files and the config from the original model, or convert it again: "

@@ -156,5 +156,5 @@ def parse_value(kind: str, value: MetadataValue) -> Stated:
             return Stated(kind, PLAIN[kind](value.content))
     own = "list" if element_type(value.type) is not None else _KINDS.get(value.type, "")
     if own not in PLAIN:
-        raise ValueError("the type of the value is not supported")
+        raise ValueError("a value of this type cannot be stored")
     return Stated(own, PLAIN[own](value.content))

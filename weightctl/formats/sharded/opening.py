@@ -121,7 +121,10 @@ def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
     header = format_module(recognise(file, manifest.format)).read(file)
     if header.big_endian:
         raise FormatError(
-            path, None, "the file is big-endian, but the files of ranks are always little-endian"
+            path,
+            None,
+            "the file is big-endian, but files of sharded checkpoints are always little-endian",
+            hint="the file was replaced or damaged: shard the model again",
         )
     return file, header
 

@@ -88,7 +88,7 @@ def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python 
         with refusing("pow", left):
             if left.dtype in INTEGERS:
                 raise GraphError(
-                    f"the power {right} of integers would give fractions",
+                    f"raising integers to the power {right} would give fractions",
                     hint="use `.cast(DType.float32)` first",
                 )
     return apply("arithmetic", left, right, function="pow")

@@ -108,7 +108,7 @@ def rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) -> 
     if model.marks_word_ends or not model.escapes_spaces:
         does = "marks the ends of words" if model.marks_word_ends else "does not mark spaces"
         raise TokenizerError(
-            f"{path}: it {does}, but llama.cpp marks the starts of words: text would be "
+            f"{path}: the tokenizer {does}, but llama.cpp marks the starts of words: text would be "
             "tokenized differently",
             hint=KEEP_HINT,
         )

@@ -97,7 +97,7 @@ def _say_distance(part: ComparedPart) -> str:
         return "has NaN or infinite values where the reference does not"
     off = f"differs from the reference by {percent(found)}"
     if expected > 0:
-        return f"{off} ({percent(expected)} is expected of its encodings)"
+        return f"{off} ({percent(expected)} is expected for its encodings)"
     return f"{off} (0 is expected)"
 
 
