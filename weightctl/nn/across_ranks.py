@@ -129,8 +129,8 @@ def _refuse(network: Module) -> None:
     kind = type(network).__name__
     if has_shards(network):
         raise GraphError(
-            f"{kind} is already cut for several devices",
-            hint="build the model again to cut it in another way",
+            f"{kind} is already sharded across several devices",
+            hint="build the model again to shard it in another way",
         )
     if isinstance(network, Divisible):
         raise GraphError(
