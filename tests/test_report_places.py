@@ -42,7 +42,7 @@ def test_a_report_is_not_a_part_of_the_output(
         *("--force", "--report", tmp_path / name),
     )
     assert done.returncode == 2
-    assert "is the output itself" in done.stderr
+    assert "is the same as the output" in done.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -52,7 +52,7 @@ def test_a_report_is_not_written_over_anything(
     out, there = tmp_path / "out.gguf", tmp_path / "there.json"
     there.write_bytes(OLD)
     with untouched(tmp_path):
-        for report, says in ((there, "exists"), (out, "is the output itself")):
+        for report, says in ((there, "exists"), (out, "is the same as the output")):
             done = weightctl("convert", tiny_llama, out, "--report", report)
             assert done.returncode == 2
             assert says in done.stderr

@@ -229,7 +229,7 @@ def test_float4_comes_in_pairs_the_first_in_the_low_bits() -> None:
     assert unpack(raw, DType.float4_e2m1fn).astype(float).tolist() == [[0.5, 1, 6, -6]]
     with pytest.raises(
         EncodingError,
-        match="a row cannot have 3 elements, which is odd",
+        match="so a row must have an even number of elements, not 3",
     ):
         pack(np.ones((2, 3), ml_dtypes.float4_e2m1fn))
 

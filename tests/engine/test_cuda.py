@@ -188,7 +188,7 @@ def test_ranks_on_several_devices_each_have_what_is_theirs_there() -> None:
 @on_a_gpu
 def test_a_gpu_beyond_the_last_is_refused() -> None:
     last = torch.cuda.device_count()
-    with pytest.raises(EngineError, match=f"gpu:{last} was asked for, and there"):
+    with pytest.raises(EngineError, match=f"gpu:{last} is not available: this machine"):
         InferenceSession([DeviceRef.GPU(last)])
 
 

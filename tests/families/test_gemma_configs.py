@@ -218,7 +218,7 @@ def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: s
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 5.0}, "soft caps"),
         (
             {"model_type": "gemma3_text", "layer_types": IRREGULAR},
-            "26 layers, but the config describes 3",
+            "26 layers, but the config states attention types for 3 layers",
         ),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "must be an integer"),
         (
@@ -233,7 +233,7 @@ def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: s
             {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
             "it must be one of `default`, `linear`, `yarn`",
         ),
-        ({"model_type": "gemma3", "text_config": 3}, "not an object"),
+        ({"model_type": "gemma3", "text_config": 3}, "not a JSON object"),
         (
             {"model_type": "gemma2", "num_key_value_heads": 3},
             ("8 query heads cannot be divided evenly among 3 KV heads"),

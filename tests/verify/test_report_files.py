@@ -71,7 +71,7 @@ def test_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 def test_a_report_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "out.html")
-    with pytest.raises(OutputError, match="named twice"):
+    with pytest.raises(OutputError, match="given twice"):
         check_targets([path, os.path.join(str(tmp_path), ".", "out.html")])
 
 

@@ -239,8 +239,8 @@ def consistent(fields: Fields) -> Fields:
     described = len(fields["windowed_layers"])
     if described != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config states the attention type "
-            f"of {described}"
+            f"the model has {fields['layers']} layers, but the config states attention "
+            f"types for {described} layers"
         )
     return {**fields, "rope_scaling": scaling(fields)}
 

@@ -217,7 +217,7 @@ def test_parts_keep_the_whole_suffix(
     assert weightctl("convert", path, out).returncode == 2
     assert weightctl("convert", path, out, "--force").returncode == 0
     assert {each.name for each in tmp_path.iterdir()} == {"a.pt", out.name}
-    assert "one of several parts" in weightctl("convert", path, tmp_path / parts[0]).stderr
+    assert "multi-file checkpoint" in weightctl("convert", path, tmp_path / parts[0]).stderr
 
 
 def test_an_alignment_from_somebody_s_dict_is_kept_as_gguf_has_it(

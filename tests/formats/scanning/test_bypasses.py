@@ -350,7 +350,7 @@ def test_an_encrypted_member_does_not_pass(
         raw[at] |= 1
     (tmp_path / "a.zip").write_bytes(raw)
     assert scan_paths([str(tmp_path / "a.zip")], ScanChoices()) == 1
-    assert "it is encrypted: decrypt the file first" in capsys.readouterr().out
+    assert "it is encrypted: decrypt it first" in capsys.readouterr().out
 
 
 def test_the_output_of_a_scan_can_be_dropped(tmp_path: Path) -> None:
