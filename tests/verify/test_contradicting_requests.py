@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("asked", "skip", "message"),
     [
-        ({"max_perplexity": 5.0}, ["forward"], "--max-ppl is a limit of the check `forward`"),
+        ({"max_perplexity": 5.0}, ["forward"], "--max-ppl applies to the check `forward`"),
         ({"max_divergence": 5.0}, [], "there is no"),
         ({"max_rmse": 5.0}, [], "there is no"),
         ({"max_perplexity": 5.0, "layers": range(2)}, [], "leaves out its last layer, 2"),
@@ -40,7 +40,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_looked_at(
 def test_a_bar_of_a_comparison_that_is_skipped_is_refused(tiny_llama: Path) -> None:
     subject = Subject(tiny_llama)
     request = Request(subject=subject, reference=subject, max_rmse=0.1)
-    with pytest.raises(ConversionError, match="--max-rmse is a limit of the check `values`"):
+    with pytest.raises(ConversionError, match="--max-rmse applies to the check `values`"):
         verify(request, ["names"])
 
 

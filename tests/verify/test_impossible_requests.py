@@ -34,7 +34,7 @@ def with_tokenizer(tmp_path: Path) -> Subject:
     ("asked", "message"),
     [
         ({"tokens": (1, 700)}, "the tokens 700 are not tokens of the model"),
-        ({"tokens": ()}, "no tokens"),
+        ({"tokens": ()}, "--tokens is empty"),
         ({"text": "hello"}, "no tokenizer for the text"),
     ],
 )
