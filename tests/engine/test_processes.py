@@ -217,9 +217,9 @@ def test_no_process_waits_longer_than_it_was_told(waited: list[dict[str, Any]]) 
 @pytest.mark.long
 def test_a_process_that_does_not_come_is_not_waited_for(waited: list[dict[str, Any]]) -> None:
     for rank, error in enumerate(errors(waited, "not_coming")):
-        assert error.startswith(f"process {rank} could not join all of the 2: ")
+        assert error.startswith(f"process {rank} could not join the group of 2 processes: ")
         assert "[/" not in error
-        assert "does each come to `processes()`?" in error
+        assert "check that all of them were started and that each calls `processes()`" in error
 
 
 # Without the others
