@@ -147,7 +147,7 @@ def test_a_file_in_another_byte_order_is_named(parts: Path) -> None:
     ]
     (parts / "rank-0" / "model.gguf").write_bytes(build.Gguf(order=">").file(tensors))
     reason = opening_error(parts).reason
-    assert "rank 0: rank-0/model.gguf: the file is big-endian, but the files of ranks are" in reason
+    assert "rank 0: rank-0/model.gguf: the file is big-endian, but files of sharded" in reason
 
 
 def test_links_to_files_elsewhere_are_followed(parts: Path, sound: Path, tmp_path: Path) -> None:
