@@ -24,7 +24,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # pytest-xdist tells its workers how wide the terminal is: no test is to read otherwise for it.
 os.environ.pop("COLUMNS", None)
 
-pytest_plugins = ["crossing_fixtures", "extended_package", "full_disks", "healthy_models"]
+pytest_plugins = [
+    "crossing_fixtures",
+    "extended_package",
+    "full_disks",
+    "healthy_models",
+    "hub_fixtures",
+    "hub_uploads",
+    "real_servers",
+]
 
 # Examples follow from the text of a test: a commit passes on every machine or fails on every one.
 # `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to look for what they miss.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(weightctl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 # A module imports only from layers below its own, and from its own package.
 LAYERS = (
@@ -55,7 +56,7 @@ LAYERS = (
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Inside a layer these know each other; all others there do not.
-NEIGHBOURS = {("__main__", "cli")}
+NEIGHBORS = {("__main__", "cli")}
 # Though one is below the other: what makes and writes plans knows nothing of what runs models.
 FORBIDDEN = {
     (above, below)
@@ -119,7 +120,7 @@ def test_imports_point_down(module: Path) -> None:
         if other == package or (module.relative_to(PACKAGE).as_posix(), name) in UPWARD:
             continue
         points_down = LAYER_OF[other] < LAYER_OF[package] and (package, other) not in FORBIDDEN
-        assert (package, other) in NEIGHBOURS or points_down, f"{module.name} imports {name}"
+        assert (package, other) in NEIGHBORS or points_down, f"{module.name} imports {name}"
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -167,6 +168,11 @@ def test_no_file_is_over_400_lines(module: Path) -> None:
     assert len(module.read_text().splitlines()) <= 400
 
 
+@pytest.mark.parametrize("file", TEST_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_file_is_over_400_lines(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400
+
+
 def test_most_files_are_under_200_lines() -> None:
     lengths = [len(module.read_text().splitlines()) for module in MODULES]
     assert sum(length <= 200 for length in lengths) > 0.7 * len(lengths)
@@ -210,6 +216,33 @@ def test_a_conversion_loads_nothing_that_runs_models(tiny_llama: Path, tmp_path:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert Path(target).exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        ("ls", "weightctl.formats.sharded.reading weightctl.split weightctl.cli.usage"),
+        ("convert --dtype bf16", "weightctl.families.family weightctl.formats.imatrix.entry"),
+        ("convert --dtype bf16", "tomllib concurrent.futures"),
+    ],
+)
+def test_a_command_loads_what_its_arguments_need(
+    command: str, unneeded: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    name, *options = command.split()
+    program = (
+        "import sys, weightctl.cli\n"
+        "try: weightctl.cli.app(sys.argv[2:], prog_name='weightctl')\n"
+        "except SystemExit as done: assert not done.code\n"
+        "found = {*sys.argv[1].split()} & set(sys.modules)\n"
+        "sys.exit(f'loaded {found}' if found else 0)"
+    )
+    places = [str(tiny_llama)] + [str(tmp_path / "out")] * (name == "convert")
+    done = subprocess.run(
+        [sys.executable, "-c", program, unneeded, name, *places, *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.translate.card import from_directory, size_label, to_readme
-from weightctl.translate.card.front_matter import parse_front_matter
+from weightctl.translate.card.readme import parse_front_matter
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -161,19 +161,17 @@ WORDS = TEXT.filter(lambda text: text not in {"~", "null", "Null", "NULL"} and t
 
 
 @given(WORDS, WORDS, st.lists(WORDS, min_size=1, unique=True))
-def test_whatever_a_fact_says_its_front_matter_says(
-    name: str, licence: str, tags: list[str]
-) -> None:
+def test_whatever_a_fact_says_its_front_matter_says(name: str, terms: str, tags: list[str]) -> None:
     readme = to_readme(
         {
             "general.name": MetadataValue("string", name),
-            "general.license": MetadataValue("string", licence),
+            "general.license": MetadataValue("string", terms),
             "general.tags": MetadataValue("array[string]", tags),
         }
     )
     assert readme is not None
     found = parse_front_matter(readme.decode(), ["name", "license", "tags"])
-    assert found == {"name": name, "license": licence, "tags": tags}
+    assert found == {"name": name, "license": terms, "tags": tags}
 
 
 def test_metadata_without_facts_make_no_readme() -> None:

@@ -52,7 +52,9 @@ EXAMPLE = re.compile(r"^\$ (.*)$", re.MULTILINE)
 
 def play_page(text: str, folder: Path, *, keep_times: bool = True) -> Played:
     """Run the examples of a page in a folder of its own, which has the example files."""
-    make_example_files(folder, real="smollm2.gguf" in text)
+    make_example_files(folder)
+    if "smollm2.gguf" in text:
+        make_example_files(folder, ["smollm2.gguf"])
     played = play(text, folder, keep_times=keep_times)
     return played._replace(text=update_tables(played.text))
 

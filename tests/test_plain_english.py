@@ -76,6 +76,14 @@ PATTERNS = {
     r"\bor not all there\b|\bnot all there\b": "incomplete",
     r"\bmatters? most\b": "has the largest effect",
     r"\bkey-value heads?\b": "KV head",
+    r"\blicen(?:ce|ces|ced)\b": "license",
+    r"\b\w*(?:olour|avour|ehaviour|eighbour|onour)\w*": "the American spelling: color, behavior",
+    r"\b(?:recogn|organ|optim|summar|serial|initial|normal|token|util|synchron|minim|maxim)is"
+    r"(?:e|es|ed|ing|ation)\b": "the American spelling: recognize, organize",
+    r"\b(?:de)?quantis(?:es|ed|ing|ation)\b|\banalys(?:e|ed|ing)\b": "quantize, analyze",
+    r"\b(?:mis)?spelt\b|\blearnt\b": "spelled, learned",
+    r"\b(?:labell|modell|cancell|travell)(?:ed|ing)\b": "labeled, modeled, canceled",
+    r"\b(?:centre|centred|metre|grey|fulfil|artefact|judgement)s?\b": "center, gray, fulfill",
     r"\brotations? (?:are|is|that are) stretched\b|\bstretched\b": "RoPE scaling",
 }
 _OLD = re.compile(
@@ -85,6 +93,7 @@ _ADVICE = list(PATTERNS.values())
 
 # Text in which a pattern is right, each with its reason.
 EXEMPT = {
+    "LICENCE": "the name of a file, as the authors of some models spell it",
     "No such file or directory": "the text of the operating system",
     "nobody on Earth would know of it": "the built-in text that models run on, which is data",
 }
@@ -208,6 +217,10 @@ def test_every_text_that_is_still_to_do_has_an_offender(found: list[Offender]) -
         "--exclude leaves it out; known are a, b",
         "8 key-value heads",
         "pass --force to replace it",
+        "the licence of the model",
+        "no format recognises the file",
+        "neighbouring rows differ",
+        "a misspelt name",
     ],
 )
 def test_text_of_the_old_style_is_found(text: str) -> None:
@@ -221,6 +234,7 @@ def test_text_of_the_old_style_is_found(text: str) -> None:
         "the file is no longer readable",
         "weightctl cannot read this format",
         "to replace it, use --force (force=True in Python)",
+        "otherwise, the rows are precise",
     ],
 )
 def test_plain_text_is_not_found(text: str) -> None:

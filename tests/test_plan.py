@@ -127,6 +127,14 @@ def test_a_second_loss_is_refused_unless_it_is_wanted() -> None:
     assert encodings(cast(plan, Q8_0)) == {"weight": "Q8_0"}
 
 
+def test_one_tensor_is_refused_in_the_singular() -> None:
+    raw = np.zeros((4, 34), np.uint8)
+    data = WeightData(raw, "weight", WeightData.from_numpy(raw, "x").dtype, (4, 34),
+                      QuantizationEncoding.Q8_0)  # fmt: skip
+    with pytest.raises(ConversionError, match=r"^1 tensor is already quantized"):
+        cast(Plan.copy(as_checkpoint({"weight": data}), "gguf"), ENCODINGS["Q5_0"])
+
+
 def test_what_is_lossy() -> None:
     lossy = {encoding.name for encoding in ENCODINGS.values() if is_lossy(encoding)}
     assert {"Q8_0", "Q4_K", "MXFP4", "F8_E4M3", "F8_E5M2", "F4"} <= lossy

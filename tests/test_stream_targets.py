@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightctl.formats import FORMATS
-from weightctl.write.targets import target
+from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def test_the_suffix_of_a_pipe_is_its_format(tmp_path: Path, name: str) -> None:
     pipe = tmp_path / f"out{FORMATS[name].suffix}"
     os.mkfifo(pipe)
-    assert target(str(pipe)) == (str(pipe), name, None, True)
+    assert target(str(pipe)) == Target(str(pipe), name, is_stream=True)
 
 
 def test_a_link_to_a_pipe_is_a_pipe(tmp_path: Path) -> None:

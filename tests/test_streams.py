@@ -249,7 +249,7 @@ def test_stdout_needs_a_format(weightctl: Run, tiny_llama: Path, out: str) -> No
     done = weightctl("convert", tiny_llama, out)
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint(done) == "error: the output format for stdout is not specified"
-    assert "hint: use --to (to in Python) with one of safetensors, gguf" in done.stderr
+    assert "hint: use --to (`to` in Python) with one of safetensors, gguf" in done.stderr
 
 
 def test_a_pipe_without_a_suffix_needs_a_format(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from weightctl.errors import ShardingError
+from weightctl.errors import ShardingError, TensorSplitError
 from weightctl.split import (
     Cut,
     Grid,
@@ -33,6 +34,10 @@ from weightctl.split import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# How every refusal of `matrix(2, 8)` by rows begins.
+SPLIT = "`w` of shape [2, 8] cannot be split along axis 0"
 
 
 def matrix(rows: int, columns: int, block: int = 1) -> Whole:
@@ -193,6 +198,31 @@ def test_what_cannot_be_is_reported_with_what_can(
     with pytest.raises(ShardingError, match=reported) as caught:
         cut()
     assert works in caught.value.hint
+
+
+@pytest.fixture
+def refusal() -> TensorSplitError:
+    """Why two rows cannot be split across three ranks."""
+    with pytest.raises(TensorSplitError) as caught:
+        rowwise(matrix(2, 8), 3)
+    return caught.value
+
+
+def test_a_refusal_has_its_parts(refusal: TensorSplitError) -> None:
+    parts = refusal.name, refusal.shape, refusal.axis, refusal.ranks
+    assert parts == ("w", (2, 8), 0, 3)
+    assert refusal.message == f"{SPLIT} across 3 ranks: {refusal.reason}"
+
+
+def test_the_summary_of_a_refusal_has_no_number_of_ranks(refusal: TensorSplitError) -> None:
+    assert refusal.summary == f"{SPLIT}: {refusal.reason}"
+
+
+def test_a_refusal_can_be_pickled(refusal: TensorSplitError) -> None:
+    placed = refusal.at("rules.toml: `w`")
+    again = pickle.loads(pickle.dumps(placed))
+    assert str(again) == str(placed)
+    assert again.message.startswith(f"rules.toml: `w`: {SPLIT}")
 
 
 def test_numbers_of_ranks_are_told_in_runs() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from itertools import count, islice
-from threading import Event
+from threading import Event, active_count
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
 
 from weightctl.system.threads import map_in_threads
+from weightctl.write.threads import run_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,3 +68,34 @@ def test_an_error_is_raised_where_its_outcome_is_taken() -> None:
         assert [next(made), next(made)] == [0, 1]
         with pytest.raises(ValueError, match="two"):
             next(made)
+
+
+@pytest.mark.parametrize("results", [1, 4])
+def test_a_thread_makes_as_many_results_as_it_has_room_for_before_one_is_taken(
+    results: int,
+) -> None:
+    made: list[int] = []
+    is_full = Event()
+
+    def make(item: int) -> Iterator[int]:
+        for number in range(item, item + 8):
+            made.append(number)
+            if len(made) == results:
+                is_full.set()
+            yield number
+
+    taken = run_in_order(make, [0, 8], threads=1, results=results)
+    assert next(taken) == 0
+    assert is_full.wait(60)
+    # One more would be begun at once if there were room for it.
+    sleep(0.05)
+    assert made == list(range(results))
+    assert [0, *taken] == list(range(16))
+
+
+def test_results_that_nobody_takes_hold_no_thread() -> None:
+    before = active_count()
+    taken = run_in_order(lambda item: range(item, item + 9), range(9), threads=3, results=4)
+    assert next(taken) == 0
+    taken.close()
+    assert active_count() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -11,12 +12,21 @@ from weightctl.system.elapsed import start_clock
 
 __all__ = ["main"]
 
+# Parameters of glibc's mallopt. Requests are larger than this, and most other memory is smaller.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGE = 4 << 20
+
 
 def main() -> NoReturn:
     """Run the command line as this process; Ctrl-C is answered from the first import on."""
     start_clock()
+    # Modules and large headers are many small objects, which are kept: looking for garbage among
+    # them would take a tenth of a short command, and half of a long listing.
+    gc.set_threshold(1_000_000, 50, 50)
     # NumPy's BLAS starts a thread for each core as it is loaded, and has no work for them here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if any("://" in word for word in sys.argv):
+        _return_large_memory()
     try:
         from weightctl.cli import main as run
 
@@ -30,6 +40,19 @@ def main() -> NoReturn:
             stream.flush()
     # Python would free a large tree object by object; the operating system frees it at once.
     os._exit(code)
+
+
+def _return_large_memory() -> None:
+    """Have the C library return chunks of megabytes to the system as soon as they are freed.
+
+    By default glibc keeps them, for each of the threads that fetch and send, once some were freed.
+    """
+    import ctypes  # only for URLs
+
+    with suppress(AttributeError, OSError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TRIM_THRESHOLD, _LARGE)
 
 
 if __name__ == "__main__":

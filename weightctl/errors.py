@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 __all__ = [
     "ArchitectureError",
@@ -20,6 +21,7 @@ __all__ = [
     "OutputError",
     "ShardingError",
     "StateDictError",
+    "TensorSplitError",
     "TokenizerError",
     "UnknownArchitectureError",
     "WeightctlError",
@@ -126,7 +128,56 @@ class ArgumentTypeError(GraphError, EncodingError, TypeError):
 
 
 class ShardingError(WeightctlError, ValueError):
-    """A tensor cannot be cut as requested for this number of ranks."""
+    """A tensor cannot be split as requested for this number of ranks."""
+
+
+class TensorSplitError(ShardingError):
+    """A tensor cannot be split along `axis` across this number of `ranks`, for a `reason`.
+
+    `place` says which rule of the user asks for it, empty if none does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axis: int,
+        ranks: int,
+        reason: str,
+        *,
+        hint: str = "",
+        place: str = "",
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.axis = axis
+        self.ranks = ranks
+        self.reason = reason
+        self.place = place
+        super().__init__(f"{self._split} across {ranks} ranks: {reason}", hint=hint)
+
+    @property
+    def summary(self) -> str:
+        """The message without the number of ranks."""
+        return f"{self._split}: {self.reason}"
+
+    @property
+    def _split(self) -> str:
+        where = f"{self.place}: " if self.place else ""
+        return (
+            f"{where}`{self.name}` of shape {list(self.shape)} cannot be split along axis "
+            f"{self.axis}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        parts = self.name, self.shape, self.axis, self.ranks, self.reason
+        return partial(TensorSplitError, *parts, hint=self.hint, place=self.place), ()
+
+    def at(self, place: str) -> TensorSplitError:
+        """Return this error with the place of the rule that asks for the split."""
+        return TensorSplitError(
+            self.name, self.shape, self.axis, self.ranks, self.reason, hint=self.hint, place=place
+        )
 
 
 class EngineError(WeightctlError, RuntimeError):

@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from weightctl.errors import ShardingError
+from weightctl.errors import ShardingError, TensorSplitError
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
@@ -393,8 +393,5 @@ def _describe_heads(heads: Heads, block: int) -> str:
 def _cannot_cut(
     whole: Whole, ranks: int, axis: int, reason: str, works: Sequence[int] | None
 ) -> ShardingError:
-    return ShardingError(
-        f"`{whole.name}` of shape {list(whole.shape)} cannot be split along axis {axis} across "
-        f"{ranks} ranks: {reason}",
-        hint="" if works is None else ranks_that_work(works),
-    )
+    hint = "" if works is None else ranks_that_work(works)
+    return TensorSplitError(whole.name, tuple(whole.shape), axis, ranks, reason, hint=hint)

@@ -104,6 +104,22 @@ def test_the_crossing_bench_runs(tmp_path: Path) -> None:
     assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) == 2
 
 
+def test_the_remote_bench_runs(tmp_path: Path) -> None:
+    done = run("remote.py", "--size", "20MB", "--repeats", "1", "--folder", str(tmp_path))
+    assert done.returncode in (0, 1), done.stderr
+    assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) == 3, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"), [("100MB", "32MB"), pytest.param("2GB", "64MB", marks=pytest.mark.long)]
+)
+def test_a_remote_conversion_keeps_to_its_memory(size: str, limit: str, tmp_path: Path) -> None:
+    only = [] if size == "2GB" else ["--only", "Q8_0 to S3", "--only", "https copy to a file"]
+    done = run("remote.py", "--size", size, "--memory", limit, *only, "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(target \d+\)", done.stdout)) == (8 if size == "2GB" else 2)
+
+
 @pytest.mark.long
 def test_the_verify_bench_runs(tmp_path: Path) -> None:
     model = BENCH.parents[1] / "fixtures" / "tiny-llama"

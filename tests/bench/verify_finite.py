@@ -21,8 +21,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active
 from weightctl.system.threads import Memory
-from weightctl.verify.checks.finite.rows import decode_rows, read_runs
-from weightctl.verify.checks.finite.survey import survey_tensors
+from weightctl.verify.checks.finite.survey import decode_rows, read_runs, survey_tensors
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo

@@ -85,7 +85,7 @@ def test_labels_stand_below_their_bars(count: int) -> None:
     assert width(drawn(bars, 80)[-1]) <= 80
 
 
-def test_neighbours_that_share_a_column_show_the_highest_and_what_is_bad() -> None:
+def test_neighbors_that_share_a_column_show_the_highest_and_what_is_bad() -> None:
     bars = of(*[1.0] * 1000)
     bars[500] = Bar("500", 100.0, is_bad=True)
     lines = drawn(bars, 80)

@@ -30,13 +30,13 @@ def test_a_path_alone_is_listed(weightctl: Run, tmp_path: Path) -> None:
     assert weightctl(".", cwd=tmp_path / "small").stdout.startswith(".: llama")
 
 
-def test_a_misspelt_path_is_not_an_unknown_command(weightctl: Run) -> None:
+def test_a_misspelled_path_is_not_an_unknown_command(weightctl: Run) -> None:
     done = weightctl("modle.gguf")
     assert done.returncode == 2
     assert done.stderr.startswith("error: modle.gguf: No such file or directory")
 
 
-def test_a_misspelt_command_suggests_the_right_one(weightctl: Run) -> None:
+def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
     done = weightctl("lss")
     assert done.returncode == 2
     assert done.stderr == (

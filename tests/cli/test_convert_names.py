@@ -189,8 +189,8 @@ def test_a_plan_shows_the_steps_on_the_way(
 ) -> None:
     done = weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--dry-run")
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
-    assert lines["attn_q.weight"].endswith("rows of 8 heads in interleaved order")
-    assert lines["attn_k.weight"].endswith("rows of 2 heads in interleaved order")
+    assert lines["attn_q.weight"].endswith("rows of 8 heads reordered for interleaved RoPE")
+    assert lines["attn_k.weight"].endswith("rows of 2 heads reordered for interleaved RoPE")
     assert "heads" not in lines["attn_v.weight"]
     assert "\nllama, Hugging Face -> GGUF\n" in done.stdout
     assert os.listdir(tmp_path) == []
@@ -205,7 +205,7 @@ def test_a_script_learns_of_what_each_tensor_is_made(
     tensors = {each["name"]: each for each in found["tensors"]}
     query, norm = tensors["blk.2.attn_q.weight"], tensors["output_norm.weight"]
     assert query["sources"] == ["model.layers.2.self_attn.q_proj.weight"]
-    assert query["steps"] == ["rows of 8 heads in interleaved order"]
+    assert query["steps"] == ["rows of 8 heads reordered for interleaved RoPE"]
     assert norm["sources"] == ["model.norm.weight"]
     assert (norm["from"], norm["to"]) == ("BF16", "F32")
     kept = read_report(weightctl(*asked, "--names", "keep"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from recipe_models import MODELS
-from terminal import on_a_terminal, without_colour
+from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def test_a_dry_run_shows_the_recipe_and_what_it_chose(
     (output,) = (line.split() for line in done.stdout.splitlines() if line.startswith("output.w"))
     assert output[3:5] == ["->", "Q6_K"]
     assert output[-1] == "output"
-    assert "attn_v: first and last eighth and every third layer" in done.stdout
+    assert (
+        "attn_v: first and last eighth of the layers and every third layer between" in done.stdout
+    )
 
 
 def test_a_script_learns_the_recipe_and_its_lines(
@@ -99,13 +102,31 @@ def test_why_a_type_was_chosen_gives_way_on_a_narrow_terminal(tmp_path: Path) ->
     (tmp_path / "in.gguf").write_bytes(MODELS["tied, rows of 288"].file())
     asked = "convert", "in.gguf", "out.gguf", "--quant", "Q4_K_M", "--dry-run"
     narrow, wide = (
-        without_colour(on_a_terminal(columns, *asked, cwd=tmp_path)).partition("\n\n")[0]
+        without_color(on_a_terminal(columns, *asked, cwd=tmp_path)).partition("\n\n")[0]
         for columns in (80, 200)
     )
     assert max(map(len, narrow.splitlines())) <= 80
     assert "not Q6_K\n" in narrow
-    assert "instead of Q6_K (attn_v: first and last eighth and every third layer)\n" in wide
+    assert (
+        "instead of Q6_K (attn_v: first and last eighth of the layers and every third layer "
+        "between)\n" in wide
+    )
     assert "instead of Q4_K\n" in wide
+
+
+def test_a_tensor_that_has_its_fallback_type_already_counts_as_chosen(
+    weightctl: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "in.gguf").write_bytes(MODELS["tied, rows of 288"].file())
+    fallback = ("--tensor-type", "token_embd=Q8_0")
+    weightctl("convert", "in.gguf", "half.gguf", *fallback, cwd=tmp_path)
+    done = weightctl("convert", "half.gguf", "out.gguf", "--quant", "Q4_K_M", "--dry-run",
+                     cwd=tmp_path)  # fmt: skip
+    chosen = re.search(r"^recipe Q4_K_M: .*?(\d+) Q8_0", done.stdout, re.MULTILINE)
+    replaced = re.search(r"(\d+) Q8_0 instead of Q6_K", done.stdout)
+    assert chosen is not None
+    assert replaced is not None
+    assert chosen[1] == replaced[1]
 
 
 def test_a_plan_shows_what_a_rule_decided_and_no_recipe_that_chose_nothing(

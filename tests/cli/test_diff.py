@@ -161,7 +161,7 @@ def test_a_missing_checkpoint_is_an_error(weightctl: Run, tmp_path: Path) -> Non
     assert "missing: No such file" in done.stderr
 
 
-def test_signs_have_colours_on_a_terminal(tmp_path: Path) -> None:
+def test_signs_have_colors_on_a_terminal(tmp_path: Path) -> None:
     small_checkpoints.small(tmp_path)
     small_checkpoints.awq(tmp_path)
     shown = on_a_terminal(80, "diff", "small", "awq", cwd=tmp_path)

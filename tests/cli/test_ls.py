@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import small_checkpoints
-from terminal import on_a_terminal, without_colour
+from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
 from weightctl.weights.from_arrays import as_checkpoint
@@ -200,7 +200,7 @@ def test_lines_fit_a_terminal(columns: int, tmp_path: Path) -> None:
     path = tmp_path / "long.safetensors"
     names = {f"a_rather_long_name_{'x' * 40}_{kind}.weight_of_something": (8, 8) for kind in "abc"}
     save(Plan.copy(tree_of(names), "safetensors"), target(str(path)))
-    shown = without_colour(on_a_terminal(columns, "ls", path))
+    shown = without_color(on_a_terminal(columns, "ls", path))
     lines = shown.splitlines()
     assert len(lines) == 7
     assert all(len(line) <= columns for line in lines[1:])
@@ -208,7 +208,7 @@ def test_lines_fit_a_terminal(columns: int, tmp_path: Path) -> None:
     assert "weight_of_something" in shown
 
 
-def test_colour_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) -> None:
+def test_color_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) -> None:
     assert "\x1b[" in on_a_terminal(80, "ls", tiny_llama)
     assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, NO_COLOR="1")
     assert "\x1b[" not in on_a_terminal(80, "ls", tiny_llama, TERM="dumb")

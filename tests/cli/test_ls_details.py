@@ -1,4 +1,4 @@
-"""The facts in the summary of a listing: file size, quantization, context length, licence."""
+"""The facts in the summary of a listing: file size, quantization, context length, license."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_gguf(path: Path, **values: tuple[str, object]) -> Path:
     ("number", "name"),
     [(15, "Q4_K_M"), (7, "Q8_0"), (27, "IQ3_M"), (28, "IQ2_S"), (1024, "F32"), (999, "F32")],
 )
-def test_a_gguf_shows_its_file_type_context_length_and_licence(
+def test_a_gguf_shows_its_file_type_context_length_and_license(
     weightctl: Run, tmp_path: Path, number: int, name: str
 ) -> None:
     path = write_gguf(
@@ -51,14 +51,14 @@ def test_a_gguf_shows_its_file_type_context_length_and_licence(
         llama__context_length=("u32", 8192),
     )
     size = path.stat().st_size
-    line = f"file {size} B, {name}, context length 8,192, licence apache-2.0"
+    line = f"file {size} B, {name}, context length 8,192, license apache-2.0"
     assert summary(weightctl, path)[2] == line
     found = listed(weightctl, path)
     assert (found["file_bytes"], found["quantization"]) == (size, name)
-    assert (found["context_length"], found["licence"]) == (8192, "apache-2.0")
+    assert (found["context_length"], found["license"]) == (8192, "apache-2.0")
 
 
-def test_a_directory_shows_its_scheme_and_the_licence_of_its_readme(
+def test_a_directory_shows_its_scheme_and_the_license_of_its_readme(
     weightctl: Run, tmp_path: Path
 ) -> None:
     path = small_checkpoints.awq(tmp_path)
@@ -66,14 +66,14 @@ def test_a_directory_shows_its_scheme_and_the_licence_of_its_readme(
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     line = summary(weightctl, path)[-1]
-    assert line.endswith(", AWQ 4-bit, context length 4,096, licence example-terms")
+    assert line.endswith(", AWQ 4-bit, context length 4,096, license example-terms")
 
 
 def test_what_a_checkpoint_does_not_state_is_left_out(weightctl: Run, tmp_path: Path) -> None:
     path = small_checkpoints.split(tmp_path)
     assert summary(weightctl, path)[-1] == "262 kB in 2 files, BF16"
     found = listed(weightctl, path)
-    assert (found["context_length"], found["licence"]) == (None, None)
+    assert (found["context_length"], found["license"]) == (None, None)
 
 
 @pytest.mark.parametrize("stated", ["a lot", True, -1, [2048], None])
@@ -85,7 +85,7 @@ def test_a_context_length_that_is_not_one_is_left_out(
     assert listed(weightctl, path)["context_length"] is None
 
 
-def test_a_licence_cannot_move_the_cursor(weightctl: Run, tmp_path: Path) -> None:
+def test_a_license_cannot_move_the_cursor(weightctl: Run, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", general__license=("string", "\x1b[2J" + "x" * 1000))
     done = weightctl("ls", path)
     assert "\x1b" not in done.stdout
@@ -118,7 +118,7 @@ def test_a_foreign_file_beside_a_config_is_not_called_by_that_name(
     assert summary(weightctl, other)[0] == f"{other}: qwen2, gguf"
     for path in (vae, other):
         found = listed(weightctl, path)
-        assert (found["name"], found["context_length"], found["licence"]) == (None, None, None)
+        assert (found["name"], found["context_length"], found["license"]) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "mine.safetensors"])
@@ -130,7 +130,7 @@ def test_a_file_that_a_config_describes_has_its_name(
     tensors = {"model.embed_tokens.weight": small_checkpoints.numbers("F32", 32, 16)}
     path.write_bytes(safetensors_of(tensors))
     assert summary(weightctl, path)[0] == f"{path}: org/Big, llama, safetensors"
-    assert summary(weightctl, path)[-1].endswith("F32, context length 4,096, licence mit")
+    assert summary(weightctl, path)[-1].endswith("F32, context length 4,096, license mit")
 
 
 @pytest.mark.parametrize("make", [small_checkpoints.small, small_checkpoints.awq])

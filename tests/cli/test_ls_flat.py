@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_checkpoints
-from terminal import on_a_terminal, without_colour
+from terminal import on_a_terminal, without_color
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_lines_can_be_sorted(weightctl: Run, tmp_path: Path) -> None:
 def test_a_wrong_order_is_a_usage_error_that_names_the_right_ones(
     weightctl: Run, tiny_llama: Path
 ) -> None:
-    done = weightctl("ls", tiny_llama, "--sort", "colour")
+    done = weightctl("ls", tiny_llama, "--sort", "color")
     assert done.returncode == 2
     assert "'name', 'size', 'offset'" in done.stderr
 
@@ -111,7 +111,7 @@ def test_a_file_hashes_as_its_twin_in_the_other_byte_order(weightctl: Run, tmp_p
 def test_a_narrow_terminal_shows_the_beginning_of_hashes(tmp_path: Path) -> None:
     small_checkpoints.small(tmp_path)
     wide = on_a_terminal(200, "ls", "small", "--hash", cwd=tmp_path)
-    narrow = without_colour(on_a_terminal(80, "ls", "small", "--hash", cwd=tmp_path))
+    narrow = without_color(on_a_terminal(80, "ls", "small", "--hash", cwd=tmp_path))
     digest = hashlib.sha256(small_checkpoints.numbers("BF16", 32, 16)[2]).hexdigest()
     assert digest in wide
     assert digest not in narrow

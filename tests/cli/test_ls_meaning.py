@@ -93,7 +93,7 @@ def test_a_tied_name_is_marked_and_takes_nothing(weightctl: Run, tmp_path: Path)
     assert (found["totals"]["tensors"], found["totals"]["parameters"]) == (1, 32)
 
 
-def test_an_adapter_is_recognised(weightctl: Run, tmp_path: Path) -> None:
+def test_an_adapter_is_recognized(weightctl: Run, tmp_path: Path) -> None:
     path = small_checkpoints.adapter(tmp_path)
     shown = weightctl("ls", path).stdout
     assert "LoRA adapter: rank 8, alpha 16, 4 matrices, base model example/base\n" in shown

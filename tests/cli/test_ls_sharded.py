@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 import small_checkpoints
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
-from terminal import on_a_terminal, without_colour
+from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 from weightctl.cli.splits import brief, join_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
@@ -85,10 +85,10 @@ def test_what_one_rank_alone_has_is_whole_there(
 
 
 def test_a_narrow_terminal_has_no_room_for_the_shapes_of_ranks(halves: Path) -> None:
-    shown = without_colour(on_a_terminal(80, "ls", "halves", cwd=halves.parent))
+    shown = without_color(on_a_terminal(80, "ls", "halves", cwd=halves.parent))
     assert max(map(len, shown.splitlines())) <= 80
     assert lines_with(shown, "o_proj") == ["o_proj.weight 256x256 BF16 131 kB head_aware 2x"]
-    wide = without_colour(on_a_terminal(120, "ls", "halves", cwd=halves.parent))
+    wide = without_color(on_a_terminal(120, "ls", "halves", cwd=halves.parent))
     assert lines_with(wide, "o_proj")[0].endswith("head_aware_columnwise 2x 256x128")
 
 

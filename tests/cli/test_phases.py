@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from terminal import read_terminal
 from weightctl.system.phases import begin_phase, listening
 
 if TYPE_CHECKING:
@@ -50,14 +51,7 @@ def shown_on_a_terminal(*arguments: str, cwd: Path) -> tuple[str, str]:
     )
     os.close(theirs)
     out, _ = process.communicate()
-    written = b""
-    try:
-        while piece := os.read(ours, 65536):
-            written += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    return out, written.decode()
+    return out, read_terminal(ours)
 
 
 SLOW = """
@@ -135,8 +129,7 @@ def test_a_conversion_names_its_phases_in_order(tiny_llama: Path, tmp_path: Path
 
 def test_a_verification_names_its_phases(tiny_llama: Path) -> None:
     from weightctl.verify.checking import verify
-    from weightctl.verify.request import Request
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Request, Subject
 
     phases: list[str] = []
     with listening(phases.append):

@@ -120,7 +120,7 @@ def test_the_summary_tells_what_copies_take(tmp_path: Path) -> None:
     lines = summarize(plan, tmp_path / "out")
     assert lines[0] == "in -> out (safetensors, 3 ranks: tp 3)"
     # Three vectors of 32 bytes and two of as many, twice more than once.
-    assert lines[1] == "8 tensors, 2.21 kB: 3 cut, 5 replicated; copies add 320 B"
+    assert lines[1] == "8 tensors, 2.21 kB: 3 split, 5 replicated; copies add 320 B"
     sizes = [layout.nbytes for layout in describe_shards(plan, tmp_path / "out").parts.values()]
     assert lines[3:6] == [
         f"  rank-{rank}/model.safetensors: 8 tensors, {size / 1000:.2f} kB"

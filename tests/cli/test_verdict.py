@@ -92,7 +92,7 @@ def test_a_pipe_gets_each_problem_and_each_cause_on_one_line() -> None:
     assert f"    likely cause: {long.strip()}\n" in shown
 
 
-def test_a_cause_that_neighbours_share_is_reported_once_and_another_one_too() -> None:
+def test_a_cause_that_neighbors_share_is_reported_once_and_another_one_too() -> None:
     shown = piped(
         of(
             problem("a", "is wrong", ROPE),
@@ -110,7 +110,7 @@ def test_a_cause_that_neighbours_share_is_reported_once_and_another_one_too() ->
     ]
 
 
-def test_neighbours_of_which_the_same_is_wrong_share_a_line() -> None:
+def test_neighbors_of_which_the_same_is_wrong_share_a_line() -> None:
     shown = piped(of(*(problem(where, "is wrong", ROPE) for where in "abc")))
     assert "  a, b, c: is wrong\n    likely cause: the rows" in shown
 

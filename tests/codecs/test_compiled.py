@@ -77,7 +77,7 @@ def codes(encoding: str) -> U8:
 
 
 def hard_numbers() -> U8:
-    """Return all numbers of the small types, the middles between them, their neighbours, any bits.
+    """Return all numbers of the small types, the middles between them, their neighbors, any bits.
 
     They are one row of float32.
     """

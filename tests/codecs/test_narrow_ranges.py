@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WITH_MINS = ["Q2_K", "Q4_K", "Q5_K"]
 
 
-def neighbours(rng: Generator) -> F32:
+def neighbors(rng: Generator) -> F32:
     """Sub-blocks of two floats next to each other, of all sizes that no scale overflows at."""
     size = 10 ** rng.uniform(-45, 4, (16, 128, 1)) * rng.choice([-1, 1], (16, 128, 1))
     one = size.astype(np.float32)
@@ -30,12 +30,12 @@ def neighbours(rng: Generator) -> F32:
 
 
 def with_zeros(rng: Generator) -> F32:
-    rows = neighbours(rng)
+    rows = neighbors(rng)
     return np.where(rng.random(rows.shape) < 0.03, np.float32(0), rows)
 
 
 @pytest.mark.parametrize("encoding", WITH_MINS)
-@pytest.mark.parametrize("make", [neighbours, with_zeros])
+@pytest.mark.parametrize("make", [neighbors, with_zeros])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ranges_of_one_unit_have_the_bytes_of_ggml(
     encoding: str, make: Callable[[Generator], F32], weighted: bool

@@ -74,7 +74,7 @@ def every_number(dtype: DType) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def hard_numbers(dtype: DType) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return what is hardest to round to a type: its numbers, the middles, and their neighbours."""
+    """Return what is hardest to round to a type: its numbers, the middles, and their neighbors."""
     numbers = every_number(dtype)
     largest = KINDS[dtype].largest
     # The middle between the largest and what would be next.

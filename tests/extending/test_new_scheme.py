@@ -18,10 +18,8 @@ MODULE = '''
 """Tiny: bytes, and float32 steps of their blocks."""
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 
 
 def infer(candidate):

@@ -15,6 +15,7 @@ MODULE = '''
 """Files in memory."""
 
 from weightctl.errors import MissingFileError
+from weightctl.storage.base import Entry
 from weightctl.storage.byte_range import FileRange
 
 FILES = {}
@@ -24,9 +25,9 @@ class MemoryReader:
     """A file in memory."""
 
     def __init__(self, path):
-        self.path = f"mem://{path}"
+        self.path = path
         if path not in FILES:
-            raise MissingFileError(self.path, None, "No such file or directory")
+            raise MissingFileError(path, None, "No such file or directory")
         self._content = FILES[path]
         self.size, self.written = len(self._content), 0
 
@@ -49,17 +50,40 @@ class MemoryReader:
         return 0
 
     def expect(self, offset, nbytes):
-        pass
+        return True
 
     def refuse_change(self):
         pass
 
     def close(self):
         pass
+
+
+class MemoryStore:
+    """All of the files."""
+
+    def open(self, path):
+        return MemoryReader(path)
+
+    def find(self, path):
+        if path in FILES:
+            return Entry(False, len(FILES[path]))
+        return Entry(True) if any(name.startswith(path + "/") for name in FILES) else None
+
+    def list_names(self, directory):
+        directory += "/"
+        below = [name[len(directory):] for name in FILES if name.startswith(directory)]
+        return {name.split("/")[0]: Entry("/" in name) for name in below}
+
+    def prepare(self, paths):
+        pass
+
+    def refresh(self, path):
+        pass
 '''
 LINE = Line(
-    '    "mem": "weightctl.storage.mem:MemoryReader",',
-    before='"file": "weightctl.storage.local:FileReader",',
+    '    "mem": StorageLine("weightctl.storage.mem:MemoryStore"),',
+    before='"file": StorageLine("weightctl.storage.local"),',
 )
 PROGRAM = """
 import sys
@@ -72,16 +96,16 @@ from weightctl.errors import MissingFileError
 from weightctl.storage.mem import FILES
 
 source, parts, out = map(Path, sys.argv[1:])
-FILES["a/model.safetensors"] = source.read_bytes()
+FILES["mem://a/model.safetensors"] = source.read_bytes()
 weights, expected = open_weights("mem://a/model.safetensors"), open_weights(source)
 assert weights.header.files == ("mem://a/model.safetensors",)
 for name, info in expected.header.tensors.items():
     found = weights[name].data()
     assert found.info == info
     assert bytes(found.view()) == bytes(expected[name].data().view())
-FILES.update((f"parts/{path.name}", path.read_bytes()) for path in parts.iterdir())
-for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
-    found = open_weights(f"mem://parts/{name}")
+FILES.update((f"mem://parts/{path.name}", path.read_bytes()) for path in parts.iterdir())
+for name in ("/model-00001-of-00002.safetensors", "/model.safetensors.index.json", "", "/"):
+    found = open_weights(f"mem://parts{name}")
     assert found.header.tensors.keys() == expected.header.tensors.keys()
     assert len(found.header.files) == 2
 try:

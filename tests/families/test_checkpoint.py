@@ -127,7 +127,7 @@ def test_more_layers_than_tensors_are_refused_before_they_are_named(
     tensors: dict[str, Any],
 ) -> None:
     error_text = refused(weights_of(tensors), LLAMA | {"num_hidden_layers": 9999})
-    assert "states 9999 layers, but the checkpoint has only 12 tensors" in error_text
+    assert "states 9,999 layers, but the checkpoint has only 12 tensors" in error_text
 
 
 def test_all_that_is_missing_or_too_much_or_misshapen_is_named_at_once(

@@ -123,7 +123,10 @@ def test_a_llama_of_no_experts_is_not_a_mixtral() -> None:
     ("changes", "message"),
     [
         ({"expert_count": 4}, r"`llama\.expert_used_count` is missing"),
-        ({"expert_count": 4, "expert_used_count": 5}, "5 of 4 experts cannot be used per token"),
+        (
+            {"expert_count": 4, "expert_used_count": 5},
+            "5 experts per token are not possible with 4 experts",
+        ),
         ({"expert_count": 1025, "expert_used_count": 1}, r"`llama\.expert_count` is `1025`"),
         ({"expert_count": 1024, "expert_used_count": 1, "block_count": 129}, "are more than"),
     ],

@@ -197,7 +197,7 @@ def test_windows_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ([True], "the model has 3 layers, but the config states attention types for 1 layers"),
+        ([True], "the model has 3 layers, but the config states attention types for 1 layer"),
         (7, "it must be a list with true or false for each layer"),
         (["yes"], "has an element that is not true or false"),
     ],

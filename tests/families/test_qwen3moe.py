@@ -105,7 +105,7 @@ def test_either_name_of_the_number_of_experts_counts(name: str) -> None:
     [
         ({"mlp_only_layers": [0]}, "`mlp_only_layers` .*some layers have no experts"),
         ({"decoder_sparse_step": 2}, "`decoder_sparse_step` .*some layers have no experts"),
-        ({"num_experts_per_tok": 129}, "129 of 128 experts cannot be used"),
+        ({"num_experts_per_tok": 129}, "129 experts per token are not possible with 128 experts"),
     ],
 )
 def test_a_config_of_other_mixtures_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,16 +1,13 @@
-"""What a file or a directory is that is not a checkpoint: said plainly, from little of it."""
+"""What a file is that is not a checkpoint: said plainly, from little of it."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import io
-import json
 import lzma
 import os
-import tarfile
 import time
-import zipfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,44 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build import F32, Gguf, Tensor, index_of, safetensors_of
+from build import safetensors_of
+from non_checkpoints import GGUF, POINTER, SAFETENSORS, error_of, tarred, zipped
 from weightctl import open_weights
-from weightctl.errors import FormatError
 from weightctl.formats.identify import identify_file
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Completed
-
-LAYERS = {f"l.{number}": ("F32", (100,), bytes(400)) for number in range(5)}
-SAFETENSORS = safetensors_of(LAYERS)
-GGUF = Gguf().file([Tensor(name, (100,), F32, bytes(400)) for name in LAYERS])
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4920916240\n"
-
-
-def error_of(path: Path | str) -> FormatError:
-    with pytest.raises(FormatError) as caught:
-        open_weights(path)
-    return caught.value
-
-
-def zipped(*names: str) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name in names:
-            archive.writestr(name, b"x")
-    return made.getvalue()
-
-
-def tarred(*names: str) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name))
-    return made.getvalue()
 
 
 def numpy_of(save: Callable[..., object]) -> bytes:
@@ -246,113 +216,6 @@ def test_a_suffix_that_no_format_has_is_not_noted(name: str, tmp_path: Path) -> 
     assert open_weights(tmp_path / name).header.notes == ()
 
 
-def fill(directory: Path, files: dict[str, bytes | str]) -> None:
-    for name, content in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
-    "empty": ({}, "it is empty", "check that this is the directory that you downloaded to"),
-    "hidden": ({".gitattributes": "x"}, "it is empty", "check that this is"),
-    "texts": ({"config.json": "{}", "a.md": "x"}, "it contains `a.md`, `config.json`", "formats:"),
-    "pointer": (
-        {"model.safetensors": POINTER, "config.json": "{}"},
-        *("read: `model.safetensors` is a Git LFS pointer, and the actual file", "git lfs pull"),
-    ),
-    "pointers": (
-        {f"model-0000{number}-of-00002.safetensors": POINTER for number in (1, 2)},
-        *(" are 2 files: each is a Git LFS pointer", "git lfs pull"),
-    ),
-    "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
-    "mlx": ({"weights.npz": zipped("a.npy")}, "`weights.npz` is arrays of NumPy or MLX", "numpy"),
-    "keras": (
-        {"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)},
-        "`m.h5` is an HDF5 file",
-        "its own library",
-    ),
-    "nemo": (
-        {"m.nemo": tarred("model_config.yaml", "model_weights.ckpt")},
-        *("`m.nemo` is a NeMo model", "model_weights.ckpt"),
-    ),
-    "download": (
-        {".cache/huggingface/download/x.incomplete": "x", "config.json": "{}"},
-        *("a download into it is not complete: 1 file in .cache", "start the download again"),
-    ),
-    "pipeline": (
-        {"unet/m.safetensors": SAFETENSORS, "vae/m.safetensors": SAFETENSORS},
-        *("its directories `unet`, `vae` contain checkpoints", "pipeline/unet"),
-    ),
-    "models--a--b": (
-        {"snapshots/12/m.safetensors": SAFETENSORS, "snapshots/34/m.gguf": GGUF, "refs/main": "34"},
-        *("its directories `snapshots/34`, `snapshots/12`", "use one of them: "),
-    ),
-    "hub": (
-        {"models--a--b/snapshots/12/m.safetensors": SAFETENSORS},
-        *(
-            "its directory `models--a--b/snapshots/12` contains a checkpoint",
-            "hub/models--a--b/snapshots/12",
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DIRECTORIES)
-def test_a_directory_without_a_checkpoint_says_what_is_there(name: str, tmp_path: Path) -> None:
-    files, what, hint = DIRECTORIES[name]
-    (tmp_path / name).mkdir()
-    fill(tmp_path / name, files)
-    error = error_of(tmp_path / name)
-    assert "the directory has no checkpoint that weightctl can read" in error.message
-    assert what in error.message
-    assert hint in error.hint
-
-
-def test_links_to_nothing_and_what_is_not_a_file_are_reported_for_a_directory(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "model.safetensors").symlink_to("../../blobs/0123")
-    os.mkfifo(tmp_path / "model.gguf")
-    message = error_of(tmp_path).message
-    assert "`model.safetensors` is a link to a missing file: ../../blobs/0123" in message
-    assert "`model.gguf` is a file that cannot be read: it is not a regular file" in message
-
-
-def test_a_format_that_is_asked_for_and_not_there_is_reported_with_what_is(tmp_path: Path) -> None:
-    fill(tmp_path, {"a.gguf": GGUF})
-    with pytest.raises(
-        FormatError,
-        match=r"no safetensors file that weightctl can read: it contains gguf \(`a\.gguf`\)",
-    ):
-        open_weights(tmp_path, "safetensors")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "other.safetensors"])
-def test_a_file_that_would_have_been_chosen_is_not_passed_over_in_silence(
-    name: str, tmp_path: Path
-) -> None:
-    fill(tmp_path, {"adapter.safetensors": SAFETENSORS, name: POINTER, "training_args.bin": "x"})
-    assert open_weights(tmp_path).header.notes == (
-        (
-            f"`{name}` is not read: it is a Git LFS pointer, and the actual file (4.92 GB) has "
-            "not been downloaded"
-        ),
-    )
-
-
-def test_what_a_trainer_leaves_is_not_a_checkpoint_beside_one(tmp_path: Path) -> None:
-    fill(tmp_path, {"model.safetensors": SAFETENSORS})
-    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth"):
-        fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")})})
-    header = open_weights(tmp_path).header
-    assert (list(header.tensors), header.notes) == (list(LAYERS), ())
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "optimizer.pt").unlink()
-    (tmp_path / "rng_state_0.pth").unlink()
-    assert list(open_weights(tmp_path).header.tensors) == ["training_args.bin"]
-
-
 def test_the_command_says_it_on_one_line_and_quickly(
     weightctl: Callable[..., Completed], tmp_path: Path
 ) -> None:
@@ -367,69 +230,3 @@ def test_the_command_says_it_on_one_line_and_quickly(
         "it is a Git LFS pointer, and the actual file (4.92 GB) has not been downloaded"
     )
     assert hint.startswith("hint: install Git LFS if you do not have it, then run")
-
-
-def test_an_index_that_is_something_else_says_what(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors.index.json"
-    path.write_text(POINTER)
-    assert "the index is not valid JSON: it is a Git LFS pointer" in error_of(path).message
-    path.write_text(json.dumps({"weight_map": {"a": "b"}})[:-9])
-    assert "the index is not valid JSON: Unterminated string" in error_of(path).message
-
-
-def test_parts_that_are_wrong_alike_are_said_together(tmp_path: Path) -> None:
-    names = [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
-    fill(tmp_path, dict.fromkeys(names, POINTER))
-    fill(tmp_path, {"model.safetensors.index.json": index_of(dict.fromkeys("abcd", names[0]))})
-    weight_map = dict(zip("abcd", names, strict=True))
-    fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
-    error = error_of(tmp_path)
-    assert "the set of parts is not complete: " in error.message
-    assert "... (4 parts): it is a Git LFS pointer" in error.message
-    assert "git lfs pull" in error.hint
-
-
-def test_one_part_that_is_wrong_is_the_error_of_its_file(tmp_path: Path) -> None:
-    names = [f"a-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    fill(tmp_path, {names[0]: SAFETENSORS, names[1]: SAFETENSORS[:-9]})
-    assert error_of(tmp_path).path == str(tmp_path / names[1])
-
-
-def test_missing_and_damaged_parts_without_an_index_are_one_error(tmp_path: Path) -> None:
-    names = [f"a-0000{number}-of-00004.gguf" for number in (1, 2, 3, 4)]
-    fill(tmp_path, {names[0]: GGUF, names[2]: GGUF[:-900], names[3]: bytes(99)})
-    message = error_of(tmp_path / names[0]).message
-    assert (
-        "the set of parts is not complete:\n  1 of 4 parts is missing: `a-00002-of-00004.gguf`"
-    ) in message
-    assert "\n  a-00003-of-00004.gguf, byte 164: `l.4` ends" in message
-    assert "it is nothing but zeros, 99 bytes" in message
-
-
-def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_path: Path) -> None:
-    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")}) for name in names})
-    fill(tmp_path, {"model.safetensors.index.json": index_of({names[0]: names[0]})})
-    for path in (tmp_path, *(tmp_path / name for name in names)):
-        assert (
-            "1 file named like parts but not in the index (`model-00002-of-00002.safetensors`)"
-        ) in error_of(path).message
-
-
-def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Path) -> None:
-    fill(tmp_path, {"model-00001-of-00001.safetensors": SAFETENSORS})
-    fill(tmp_path, {"model-00003-of-00003.safetensors": SAFETENSORS})
-    weight_map = dict.fromkeys(LAYERS, "model-00001-of-00001.safetensors")
-    fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
-    assert list(open_weights(tmp_path).header.tensors) == list(LAYERS)
-
-
-def test_a_directory_of_many_non_checkpoint_files_is_looked_at_in_part(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
-    before = time.process_time()
-    assert (
-        "`0.gguf`, `1.gguf`, `10.gguf`, ... are 50 files: each is nothing but zeros"
-        in error_of(tmp_path).message
-    )
-    assert time.process_time() - before < 2

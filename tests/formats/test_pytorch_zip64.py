@@ -17,8 +17,7 @@ import torch
 
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.base import Layout, write_in_order
-from weightctl.formats.pytorch.writing import RECORD, layout
-from weightctl.formats.pytorch.zipped import ZipMember, directory, place_member
+from weightctl.formats.pytorch.writing import RECORD, ZipMember, directory, layout, place_member
 from weightctl.weights import TensorInfo
 from weightctl.weights.metadata import text
 

@@ -76,7 +76,7 @@ def test_arguments_of_other_types_are_refused_with_both(given: tuple[int, ...]) 
 def test_another_number_of_arguments_is_refused() -> None:
     with Graph("outer", [f32(2)]) as graph:
         subgraph = doubled(graph, "n")
-        with pytest.raises(GraphError, match="has 1 inputs, but 2 were given"):
+        with pytest.raises(GraphError, match="has 1 input, but got 2"):
             ops.call(subgraph, graph.inputs * 2)
 
 
@@ -104,7 +104,7 @@ def test_a_graph_cannot_call_itself() -> None:
             ops.call(inner, inner.inputs[0])
 
 
-def test_a_subgraph_may_call_its_neighbour() -> None:
+def test_a_subgraph_may_call_its_neighbor() -> None:
     with Graph("outer", [f32(2)]) as graph:
         first = doubled(graph, "n")
         second = graph.add_subgraph("second", [f32("m")])

@@ -1,18 +1,21 @@
-"""What is refused before the types of operands are looked at says as much as what is after."""
+"""What is refused when a graph is built, before types are looked at, and what when it runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from runs import run
 from weightctl.dtype import DType
-from weightctl.errors import GraphError
+from weightctl.errors import EngineError, GraphError
 from weightctl.graph import Dim, Graph, TensorType, Value, Weight, ops
 from weightctl.graph.scope import module_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
     (lambda _, n: n + 1.5, r"1\.5 cannot be combined with int64\[2\]: its fraction would be lost"),
@@ -69,3 +72,17 @@ def test_a_number_beside_a_weight_of_truth_values_is_refused() -> None:
         assert (seen & True).type == TensorType(DType.bool, [2])
         with pytest.raises(GraphError, match="it is not a bool"):
             _ = seen | 1
+
+
+def test_a_range_that_its_dtype_does_not_hold_is_refused_when_its_length_is_known() -> None:
+    x = np.zeros(300, np.float32)
+    with pytest.raises(EngineError, match="int8 cannot hold 299"):
+        run(lambda x: ops.range(x.shape[0], dtype=DType.int8), x, shapes=[("n",)])
+    found = run(lambda x: ops.range(x.shape[0], dtype=DType.int8), x[:128], shapes=[("n",)])
+    np.testing.assert_array_equal(found, np.arange(128))
+
+
+def test_a_negative_power_of_integers_is_refused() -> None:
+    bases, powers = np.array([2, 3]), np.array([2, -1])
+    with pytest.raises(EngineError, match="negative power"):
+        run(lambda x, y: x**y, bases, powers)

@@ -116,7 +116,7 @@ def test_a_weight_of_the_block_in_a_part_with_another_prefix_is_refused() -> Non
     with (
         Graph("net", [PAIR]) as graph,
         pytest.raises(
-            GraphError, match=r"`part` would use `layers\.0\.w` in every call of `block`"
+            GraphError, match=r"`part` uses the fixed name `layers\.0\.w`, so every call of `block`"
         ),
     ):
         block_with_part(graph, "layers.0.up.", "layers.0.w", "layers.0.up.")
@@ -129,7 +129,7 @@ def test_a_part_built_outside_of_its_block_is_refused_where_it_would_be_of_one_l
         with (
             graph.add_subgraph("block", [PAIR], "layers.0.") as block,
             pytest.raises(
-                GraphError, match=r"use `layers\.0\.w` in every call of `block`"
+                GraphError, match=r"uses the fixed name `layers\.0\.w`, so every call of `block`"
             ) as caught,
         ):
             ops.call(part, block.inputs[0])

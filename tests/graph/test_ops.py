@@ -11,7 +11,7 @@ import torch
 from op_examples import EXAMPLES, INFERRED, REFUSED
 from weightctl import Buffer
 from weightctl.dtype import DType
-from weightctl.engine.symbols import resolve_attributes
+from weightctl.engine.inputs import resolve_attributes
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, ops
 from weightctl.graph.ops import OPS

@@ -86,7 +86,7 @@ def test_a_shard_is_called_as_the_whole_until_it_has_a_name_of_its_own() -> None
 def test_the_devices_must_be_as_many_as_the_strategy_is_for(count: int) -> None:
     whole = weight(4, 2, strategy=ShardingStrategy.rowwise(2))
     with pytest.raises(
-        GraphError, match=f"the sharding strategy of `w` is for 2 devices, but {count} were given"
+        GraphError, match=f"the sharding strategy of `w` is for 2 devices, but got {count}"
     ):
         whole.shard(THREE[:count])
 
@@ -207,7 +207,7 @@ def test_what_cannot_be_cut_so_names_the_weight_and_the_counts_that_work(
 
 
 def test_sizes_that_are_not_known_cannot_be_cut() -> None:
-    with pytest.raises(GraphError, match=r"`w` of shape \[n, 4\] cannot be cut"):
+    with pytest.raises(GraphError, match=r"`w` of shape \[n, 4\] cannot be split"):
         weight("n", 4, strategy=ShardingStrategy.rowwise(2)).shard(TWO)
 
 

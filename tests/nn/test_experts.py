@@ -96,5 +96,5 @@ def test_the_weights_of_experts_are_used_one_expert_after_the_other() -> None:
 
 @pytest.mark.parametrize("used", [0, 5])
 def test_more_experts_than_there_are_or_none_are_refused(used: int) -> None:
-    with pytest.raises(GraphError, match=f"{used} of 4 experts"):
+    with pytest.raises(GraphError, match=f"{used} experts per token are not possible with 4"):
         MixtureOfExperts(16, 24, "silu", count=4, used=used)

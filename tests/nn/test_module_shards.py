@@ -57,7 +57,9 @@ def test_the_shards_of_a_layer_cut_by_its_own_rule_sum_up_to_what_it_gives(
     given = x(2, 3, 8)
     layer.sharding_strategy = ShardingStrategy.tensor_parallel(layer, 2)
     together = run(sum_of(layer.shard(CPUS)), given, weights=weights)
-    assert np.abs(together - run(layer, given)).max() < 1e-5
+    whole = run(layer, given)
+    # Outputs reach hundreds, and the order of sums depends on the processor.
+    assert np.abs(together - whole).max() < 1e-6 * np.abs(whole).max()
 
 
 def test_the_shards_of_a_linear_layer_give_some_of_the_outputs_each() -> None:
@@ -157,8 +159,7 @@ def test_a_strategy_for_another_number_of_devices_is_refused() -> None:
     block.sharding_strategy = ShardingStrategy.rowwise(3)
     with pytest.raises(
         GraphError,
-        match=r"the sharding strategy of `up\.weight` is for 3 devices, but 2 were "
-        r"given",
+        match=r"the sharding strategy of `up\.weight` is for 3 devices, but got 2",
     ):
         block.shard(DEVICES)
 

@@ -7,7 +7,7 @@ import pytest
 from weightctl import DeviceRef, DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import Weight
-from weightctl.nn.placement import Shards, find_placement
+from weightctl.nn.across_ranks import Shards, find_placement
 from weightctl.split import Grid, Sharding, Whole, rowwise
 
 FIRST, SECOND = DeviceRef.GPU(0), DeviceRef.GPU(1)

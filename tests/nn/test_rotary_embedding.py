@@ -133,7 +133,7 @@ def test_positions_need_not_start_at_zero() -> None:
     assert difference(run(Rotated(RotaryEmbedding(32)), x, positions), theirs) < 1e-4
 
 
-def test_interleaved_rotation_turns_neighbours() -> None:
+def test_interleaved_rotation_turns_neighbors() -> None:
     x, positions = numbers(2, 3, 10, 16), torch.arange(10)
     angles = positions[:, None] * torch.from_numpy(inverse_frequencies(16, 10000.0))
     angles = angles.repeat_interleave(2, dim=-1)[None]

@@ -18,6 +18,7 @@ from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES, STOP
 from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
 from weightctl.formats.pickles.scan import names
+from weightctl.storage.byte_range import HeldRange
 
 EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INFOS = {ord(info.code): info for info in pickletools.opcodes}
@@ -237,5 +238,5 @@ def test_a_fault_is_named(raw: bytes, reason: str) -> None:
 
 def test_a_long_string_of_python_2_does_not_end_a_scan() -> None:
     raw = b"(S'" + b"a" * 100_000 + b"'\ncos\nsystem\nl."
-    assert [each.path for each in names(memoryview(raw)).named] == ["os.system"]
-    assert not names(memoryview(raw)).problem
+    assert [each.path for each in names(HeldRange(memoryview(raw))).named] == ["os.system"]
+    assert not names(HeldRange(memoryview(raw))).problem

@@ -20,9 +20,10 @@ from assembly import REDUCE, STOP, call, many, named, stacked, text, whole
 from attacks import LIVE
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.constructors import is_allowed
+from weightctl.storage.byte_range import HeldRange
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = 1
 
 
@@ -31,7 +32,7 @@ OBJECTS: dict[str, Any] = {
     "ordered": OrderedDict(a=Counter("aab"), b=defaultdict(list, c=[1])),
     "namespace": argparse.Namespace(lr=0.1, when=dt.date(2026, 1, 2)),
     "paths": [pathlib.PurePosixPath("a/b"), decimal.Decimal("1.5")],
-    "functions": [functools.partial(operator.add, 1), len, Colour.RED],
+    "functions": [functools.partial(operator.add, 1), len, Color.RED],
     "long": {f"key {n}": dt.timedelta(n) for n in range(400)},
     "shared": [frozenset({1}), *[dt.date] * 3],
 }
@@ -64,7 +65,7 @@ def modern(path: str) -> str:
 @pytest.mark.parametrize("name", OBJECTS)
 def test_what_is_found_is_what_python_looks_up(name: str, protocol: int) -> None:
     raw = pickle.dumps(OBJECTS[name], protocol)
-    found = names(memoryview(raw))
+    found = names(HeldRange(memoryview(raw)))
     assert not found.problem
     assert found.end == len(raw)
     looked_up = {modern(path) for path in recorded(raw)}
@@ -75,7 +76,7 @@ def test_what_is_found_is_what_python_looks_up(name: str, protocol: int) -> None
 
 @pytest.mark.parametrize("name", LIVE)
 def test_every_attack_names_what_is_outside_the_list(name: str) -> None:
-    found = names(memoryview(LIVE[name]))
+    found = names(HeldRange(memoryview(LIVE[name])))
     assert found.problem or not all(is_allowed(each.path) for each in found.named)
 
 
@@ -90,7 +91,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_name_that_is_put_together_is_never_taken_for_known(name: str) -> None:
-    found = names(memoryview(HIDDEN[name] + STOP))
+    found = names(HeldRange(memoryview(HIDDEN[name] + STOP)))
     paths = [each.path for each in found.named]
     assert "os.system" in paths or MADE_UP in paths
     assert not all(map(is_allowed, paths))
@@ -98,7 +99,7 @@ def test_a_name_that_is_put_together_is_never_taken_for_known(name: str) -> None
 
 def test_a_name_is_reported_with_the_byte_of_its_first_opcode() -> None:
     raw = b"\x80\x02" + named("os.system") + b"0" + named("os.system") + b"0" + stacked("a", "b")
-    found = names(memoryview(raw + STOP)).named
+    found = names(HeldRange(memoryview(raw + STOP))).named
     assert [(each.path, each.offset) for each in found] == [
         ("os.system", 2), ("a.b", raw.index(b"\x93")),
     ]  # fmt: skip
@@ -106,12 +107,12 @@ def test_a_name_is_reported_with_the_byte_of_its_first_opcode() -> None:
 
 @pytest.mark.parametrize("opcode", [b"\x82\x07", b"\x83\x07\0", b"\x84\x07\0\0\0"])
 def test_an_extension_is_named_by_its_number(opcode: bytes) -> None:
-    found = names(memoryview(opcode + many() + REDUCE + STOP))
+    found = names(HeldRange(memoryview(opcode + many() + REDUCE + STOP)))
     assert [each.path for each in found.named] == ["copyreg.extension 7"]
 
 
 def test_what_was_named_before_the_damage_is_reported() -> None:
-    found = names(memoryview(named("os.system") + b"\xff"))
+    found = names(HeldRange(memoryview(named("os.system") + b"\xff")))
     assert [each.path for each in found.named] == ["os.system"]
     assert found.problem == "it cannot be read from byte 11: opcode 0xff does not exist"
 
@@ -119,4 +120,4 @@ def test_what_was_named_before_the_damage_is_reported() -> None:
 @pytest.mark.parametrize("end", range(1, 30))
 def test_a_pickle_that_is_cut_off_is_told_to_be(end: int) -> None:
     raw = whole(call("os.system", "exit 0"))
-    assert names(memoryview(raw[: len(raw) - end])).problem
+    assert names(HeldRange(memoryview(raw[: len(raw) - end]))).problem

@@ -16,6 +16,7 @@ from assembly import call, named, stacked, text
 from payloads import TRICKS, frame
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, names
+from weightctl.storage.byte_range import HeldRange
 
 
 class Stub:
@@ -74,7 +75,7 @@ def looked_up(unpickler: Any) -> list[str]:
 def assert_all_named(raw: bytes) -> None:
     # LONG_BINPUT makes the memo of C as large as its argument says: many gigabytes.
     raw = raw.replace(b"r", b"s")
-    found = {each.path for each in names(memoryview(raw)).named}
+    found = {each.path for each in names(HeldRange(memoryview(raw))).named}
     for unpickler in (InC(raw), InPython(raw)):
         for path in looked_up(unpickler):
             known = path.replace("__builtin__.", "builtins.").replace("copy_reg.", "copyreg.")
@@ -83,7 +84,9 @@ def assert_all_named(raw: bytes) -> None:
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_trick_of_opcodes_hides_no_name(trick: str) -> None:
-    assert "payloads.run" in {each.path for each in names(memoryview(TRICKS[trick])).named}
+    assert "payloads.run" in {
+        each.path for each in names(HeldRange(memoryview(TRICKS[trick]))).named
+    }
 
 
 OBJECT = OrderedDict(a=[1, 2.5, None, "text", b"raw", (1, 2)], b={"c": OrderedDict(x=1 << 17)})

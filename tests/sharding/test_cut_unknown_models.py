@@ -71,10 +71,7 @@ def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[
 def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
     with pytest.raises(ArchitectureError, match="mamba") as caught:
         shard_plan(unknown_model(tmp_path, a=(4, 4)), Grid(2))
-    assert (
-        "to define how its tensors are cut, use --plan FILE (rules=FILE in Python)"
-        in caught.value.hint
-    )
+    assert "to split by your own rules, use --plan FILE (rules=FILE in Python)" in caught.value.hint
 
 
 def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) -> None:
@@ -86,9 +83,9 @@ def test_what_people_do_not_name_of_an_unknown_model_is_whole(tmp_path: Path) ->
     }  # fmt: skip
     assert [shard.info.shape for shard in plan.ranks[1]] == [(3, 4), (4, 3), (), (0, 4)]
     assert plan.notes[0].startswith(
-        "the model family is not recognized, so only the plan file defines how tensors are cut: "
+        "the model family is not recognized, so only the plan file defines how tensors are split: "
     )
-    assert plan.notes[1:] == ("2 weights without a rule in the plan file are not cut",)
+    assert plan.notes[1:] == ("2 weights match no pattern of the plan file: they are not split",)
 
 
 def test_layers_of_an_unknown_model_are_those_that_names_say(tmp_path: Path) -> None:
@@ -120,7 +117,7 @@ def test_people_are_asked_before_the_family(tmp_path: Path) -> None:
     assert plan.shardings[DOWN] == ("replicate", ((), ()))
     assert plan.shardings[DOWN.replace("1", "0")].strategy == "columnwise"
     assert plan.notes == (
-        ("18 weights without a rule in the plan file are cut by the rules of llama"),
+        ("18 weights match no pattern of the plan file: they are split as usual for llama"),
     )
 
 
@@ -183,7 +180,7 @@ def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_ar
         "layers.None.weight": ((), ()),
     }
     assert plan.notes[0].startswith(
-        "4 tensors are not cut, because they are not a part of llama, for example `"
+        "4 tensors are not split, because they are not a part of llama, for example `"
     )
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cut_models import gguf_llama, held, stated
+from weightctl import shard
 from weightctl.errors import ConversionError, ShardingError
-from weightctl.sharding.plan_file import STRATEGIES, read_rules
+from weightctl.sharding.plan_file import STRATEGIES, make_rules, read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Cut, Grid, Sharding, Whole
 
@@ -28,6 +29,23 @@ def cut(rules: CutRules, shape: tuple[int, ...], ranks: int = 2, name: str = "w"
     found = rules.sharding(Whole(name, shape, (1,) * len(shape)), Grid(ranks))
     assert found is not None
     return found
+
+
+def test_rules_in_python_mean_what_the_same_file_means(tmp_path: Path) -> None:
+    given = {"qkv": {"strategy": "segmented", "sizes": [2, 2]}, "w": "columnwise"}
+    file = read(tmp_path, "[tensors]\nqkv = { strategy = 'segmented', sizes = [2, 2] }\n"
+                "w = 'columnwise'\n")  # fmt: skip
+    assert make_rules(given).rules == file.rules
+
+
+def test_shard_takes_rules_without_a_file(tiny_llama: Path, tmp_path: Path) -> None:
+    made = shard(tiny_llama, tmp_path / "out", tp=2, rules={"lm_head": "replicate"}, dry_run=True)
+    assert made.plan.shardings["lm_head.weight"].strategy == "replicate"
+
+
+def test_an_error_in_rules_in_python_names_the_argument() -> None:
+    with pytest.raises(ConversionError, match=r"^rules: `w`: 'sideways' is not a"):
+        make_rules({"w": "sideways"})
 
 
 def rows(*ranges: tuple[int, int]) -> tuple[Cut, ...]:

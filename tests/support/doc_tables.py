@@ -30,12 +30,12 @@ from weightctl.sharding.vllm_names import VLLM_FAMILIES
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.verify.report.advice import COMPARE
+from weightctl.verify.report import COMPARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from weightctl.plan.recipes import RecipeLine
+    from weightctl.plan.recipe_lines import RecipeLine
 
 __all__ = ["update_tables"]
 
@@ -53,8 +53,6 @@ _WIDTH = 100  # of a message in a list, in characters
 _RARE = {"falcon", "8 experts", "70B model"}
 # How the table of recipes describes conditions, where their names are too short for it.
 _CONDITIONS = {
-    "first and last eighth and every third layer": "first and last eighth of the layers, and every "
-    "third layer between them",
     "with importance matrix": "only with an importance matrix",
     "not with importance matrix": "only without an importance matrix",
 }
@@ -282,7 +280,7 @@ def _list_schemes() -> str:
         about = cleandoc(module.__doc__ or "").partition("\n\n")[0]
         decoded, cut = ("yes" if each else "no" for each in (scheme.decode, scheme.cut))
         rows.append([_code(name), _sentence(about), decoded, cut])
-    return _table(("scheme", "how weights are stored", "can be decoded", "can be cut"), rows)
+    return _table(("scheme", "how weights are stored", "can be decoded", "can be sharded"), rows)
 
 
 def _list_formats() -> str:

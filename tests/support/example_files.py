@@ -4,30 +4,59 @@ from __future__ import annotations
 
 from pathlib import Path
 from shutil import copyfile, copytree, ignore_patterns
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import weightctl
 from real_files import fetch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 __all__ = ["make_example_files"]
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
-_COPIES = {
-    "training.pt": "training.pt",
-    "downloaded.pt": "attack.pt",
-    "recipe.toml": "recipe.toml",
-    "plan.toml": "shard.toml",
+TINY = FIXTURES / "tiny-llama"
+
+
+def _copy_model(path: Path) -> None:
+    copytree(TINY, path, ignore=ignore_patterns("held-out.txt"))
+
+
+def _convert_model(path: Path, quant: str | None = None) -> None:
+    # The name of the model is that of its directory, which readers call `model`.
+    with TemporaryDirectory() as folder:
+        _copy_model(Path(folder) / "model")
+        weightctl.convert(Path(folder) / "model", path, quant=quant)
+
+
+def _link_real_model(path: Path) -> None:
+    (file,) = fetch("smollm2").glob("*.gguf")
+    path.symlink_to(file)
+
+
+def _copies(fixture: str) -> Callable[[Path], object]:
+    return lambda path: copyfile(FIXTURES / fixture, path)
+
+
+_FILES: dict[str, Callable[[Path], object]] = {
+    "model": _copy_model,
+    "copy": _copy_model,
+    "model.gguf": _convert_model,
+    "model-q8.gguf": lambda path: _convert_model(path, "Q8_0"),
+    "smollm2.gguf": _link_real_model,
+    "training.pt": _copies("training.pt"),
+    "checkpoint.pt": _copies("training.pt"),
+    "downloaded.pt": _copies("attack.pt"),
+    "recipe.toml": _copies("recipe.toml"),
+    "plan.toml": _copies("shard.toml"),
+    "rules.toml": _copies("shard.toml"),
 }
+# docs/index.md describes each of them.
+_DOCUMENTED = ("model", "model.gguf", "training.pt", "downloaded.pt", "recipe.toml", "plan.toml")
 
 
-def make_example_files(folder: Path, *, real: bool = False) -> None:
-    """Write the example files into a folder; with `real`, `smollm2.gguf` too.
-
-    docs/index.md describes each of them.
-    """
-    copytree(FIXTURES / "tiny-llama", folder / "model", ignore=ignore_patterns("held-out.txt"))
-    weightctl.convert(folder / "model", folder / "model.gguf")
-    for name, fixture in _COPIES.items():
-        copyfile(FIXTURES / fixture, folder / name)
-    if real:
-        (file,) = fetch("smollm2").glob("*.gguf")
-        (folder / "smollm2.gguf").symlink_to(file)
+def make_example_files(folder: Path, names: Iterable[str] = _DOCUMENTED) -> None:
+    """Write the example files of these names into a folder."""
+    for name in names:
+        _FILES[name](folder / name)

@@ -42,9 +42,10 @@ def execute(
     count = count_threads(thread_count(threads), memory)
     work = ConversionWork(plan, [layout], threads=count, memory=memory)
     filled = run_in_order(
-        lambda task: work.fill(task, ranges=ranges),
+        lambda task: work.fill(task, ranges=ranges, results=work.results_in_order),
         cut_tasks(plan, [layout], nbytes=task_bytes),
         threads=count,
+        results=work.results_in_order,
     )
     try:
         for info, _, data, loss in filled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import Op
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:

@@ -111,8 +111,10 @@ INFERRED = [
 
 REFUSED = [
     Refused("allreduce", (), "the list of values is empty", SUM),
-    Refused("allreduce", (f32(2), f32(3)), "the shapes of the ranks differ", SUM),
-    Refused("allreduce", (f32("n"), f32("m")), "the shapes of the ranks differ", SUM),
+    Refused("allreduce", (f32(2), f32(3)), "the tensors of the ranks have different shapes", SUM),
+    Refused(
+        "allreduce", (f32("n"), f32("m")), "the tensors of the ranks have different shapes", SUM
+    ),
     Refused("allreduce", (bools(2), bools(2)), "the operation does not support bool", SUM),
     Refused(
         "allreduce",
@@ -155,7 +157,9 @@ REFUSED = [
         "sizes [3, 2] do not match 2 ranks with [2, 3] in this process",
         GATHER | {"sizes": Shape([3, 2])},
     ),
-    Refused("reduce_scatter", (f32(2), f32(3)), "the shapes of the ranks differ", PARTS),
+    Refused(
+        "reduce_scatter", (f32(2), f32(3)), "the tensors of the ranks have different shapes", PARTS
+    ),
     Refused(
         "reduce_scatter",
         (f32("n"), f32("n")),

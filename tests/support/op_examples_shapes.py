@@ -53,8 +53,8 @@ BLOCK_ROWS = {"encoding": Q8_0, "dtype": DType.float32, "device": CPU}
 
 def _layer_norm(x: Array, weight: Array, bias: Array) -> Array:
     wide = x.astype(np.float64)
-    centred = wide - wide.mean(-1, keepdims=True)
-    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    centered = wide - wide.mean(-1, keepdims=True)
+    normal = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
     return (normal * weight.astype(np.float64) + bias.astype(np.float64)).astype(x.dtype)
 
 

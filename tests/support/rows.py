@@ -52,7 +52,7 @@ def sizes(rng: Generator, each: int, most: int) -> F32:
 
 
 def halves(rng: Generator) -> F32:
-    """Numbers between two levels of Q8_0, and their neighbours on either side."""
+    """Numbers between two levels of Q8_0, and their neighbors on either side."""
     rows = (rng.integers(-127, 127, SHAPE) + 0.5).astype(np.float32)
     rows = np.nextafter(rows, rows + rng.integers(-1, 2, SHAPE).astype(np.float32))
     rows[:, ::32] = 127

@@ -15,9 +15,9 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
 from weightctl.formats.huggingface import companions
-from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import read_manifest
-from weightctl.formats.sharded.record import MANIFEST
+from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import Grid, Sharding, Whole, axiswise, replicate
 from weightctl.system.temporary import JOURNAL
 from weightctl.weights.info import TensorInfo

@@ -11,8 +11,9 @@ import numpy as np
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS, format_module
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST, Manifest, RankFile, SourceFingerprint
+from weightctl.formats.sharded.record import Manifest, RankFile, SourceFingerprint
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Cut, Grid, Sharding, Whole, axiswise, replicate
 from weightctl.weights.info import TensorInfo

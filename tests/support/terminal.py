@@ -10,12 +10,13 @@ import struct
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 # The line that names a phase appears in a command that takes long, as all do on a busy machine.
@@ -38,16 +39,19 @@ def on_a_terminal(
         env=plain | {"TERM": "xterm-256color"} | environment,
     )
     os.close(theirs)
-    written = b""
-    try:
-        while piece := os.read(ours, 65536):
-            written += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
+    written = read_terminal(ours)
     process.wait()
-    return _PHASES.sub("", written.decode().replace("\r\n", "\n"))
+    return _PHASES.sub("", written.replace("\r\n", "\n"))
 
 
-def without_colour(shown: str) -> str:
-    return _COLOUR.sub("", shown)
+def read_terminal(ours: int) -> str:
+    """Return what programs have written to a terminal; close it when they have closed their end."""
+    written = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, suppress(OSError):
+        while piece := terminal.read(65536):
+            written += piece
+    return written.decode()
+
+
+def without_color(shown: str) -> str:
+    return _COLOR.sub("", shown)

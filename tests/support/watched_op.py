@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import Op
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:

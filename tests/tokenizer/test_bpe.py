@@ -149,7 +149,7 @@ def test_the_library_takes_every_rule(name: str) -> None:
     assert loaded.decode(loaded.encode(TEXT).ids) == TEXT
 
 
-def test_a_rule_is_recognized_however_it_is_spelt(tmp_path: Path) -> None:
+def test_a_rule_is_recognized_however_it_is_spelled(tmp_path: Path) -> None:
     spelling = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
         "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
@@ -238,7 +238,7 @@ def test_what_surrounds_a_text_is_a_flag(
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_flags_of_a_gguf_are_honoured_by_transformers(adds: bool, tmp_path: Path) -> None:
+def test_flags_of_a_gguf_are_honored_by_transformers(adds: bool, tmp_path: Path) -> None:
     tokenizer = read(saved(made(), tmp_path / "a", bos_token="<s>", eos_token="</s>"))
     metadata = to_metadata(tokenizer)
     for flag in ("add_bos_token", "add_eos_token"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 import fault_files
 from faults import inject
 from verdicts import explain, report_on
@@ -63,9 +65,29 @@ def test_what_was_to_blame_for_a_block_before_is_not_named_where_it_is_well(
 ) -> None:
     files = fault_files.read(healthy("tiny-llama"))
     output, down = (f"layers.0.{part}.weight" for part in ("attention.o", "mlp.down"))
-    for module in (output, down, "layers.1.mlp.down.weight"):
+    later = "layers.1.mlp.down.weight"
+    for module in (output, down, later):
         files.put(module, files.numbers(module)[::-1])
     found = texts(files.write(tmp_path / "model"), healthy("tiny-llama"))
-    assert found.keys() == {files.where(output), files.where(down)}
-    assert "layers.1" in found[files.where(down)]
-    assert "layers.1" not in found[files.where(output)]
+    both = f"`{files.where(output)}` and `{files.where(down)}` are replaced by those of the"
+    assert found.keys() == {files.where(each) for each in (output, down, later)}
+    assert all(both in found[files.where(each)] for each in (output, down))
+    assert found[files.where(later)].endswith(
+        "; it matches if this tensor is replaced by that of the reference"
+    )
+
+
+@pytest.mark.parametrize(("layers", "count"), [(1, 2), (3, 1)])
+def test_tensors_with_one_cause_count_the_same_in_values_and_forward(
+    layers: int, count: int, healthy: Models, tmp_path: Path
+) -> None:
+    files = fault_files.read(healthy("tiny-llama"))
+    for layer in range(layers):
+        gate, up = (f"layers.{layer}.mlp.{part}.weight" for part in ("gate", "up"))
+        numbers = [files.numbers(each) for each in (gate, up)]
+        for each, swapped in zip((up, gate), numbers, strict=True):
+            files.put(each, swapped)
+    path = files.write(tmp_path / "model")
+    report = report_on(path, healthy("tiny-llama"), ["values", "forward"])
+    counts = [len(result.problems) for result in report.results.values()]
+    assert counts == [count, count], explain(report)

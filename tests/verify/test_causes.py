@@ -141,7 +141,7 @@ def test_many_tensors_with_one_cause_are_told_as_one(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, zeros)
     assert problem.cause is not None
     assert problem.text.endswith(
-        "; 11 more tensors differ in this way: q, down, norm of layers 0 to 3"
+        "; in all, 12 tensors differ in this way: q, down, norm of layers 0 to 3"
     )
 
 

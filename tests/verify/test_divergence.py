@@ -9,7 +9,7 @@ import pytest
 
 from faults import inject
 from verdicts import report_on
-from weightctl.verify.checks.forward.shares import Share, is_beyond, measure_share
+from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
 from weightctl.verify.figures import ForwardFigures
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What cannot be done as asked is the caller's to change, and no fault of the checkpoint's."""
+"""Requests that cannot be fulfilled, or that contradict themselves, are errors of the caller."""
 
 from __future__ import annotations
 
@@ -85,3 +85,39 @@ def test_a_damaged_tokenizer_is_the_checkpoint_s(with_tokenizer: Subject) -> Non
 def test_skipping_all_that_was_asked_for_is_refused(without_tokenizer: Subject) -> None:
     with pytest.raises(ConversionError, match="every check is skipped"):
         verify(Request(subject=without_tokenizer), ["names"], ["names"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "skip", "message"),
+    [
+        ({"max_perplexity": 5.0}, ["forward"], "--max-ppl applies to the check `forward`"),
+        ({"max_divergence": 5.0}, [], "there is no"),
+        ({"max_rmse": 5.0}, [], "there is no"),
+        ({"max_perplexity": 5.0, "layers": range(2)}, [], "leaves out its last layer, 2"),
+        ({"layers": range(90, 95)}, [], "the model has layers 0 to 2"),
+        ({"layers": range(2, 10**40)}, ["forward"], "the model has layers 0 to 2"),
+        ({"layers": range(0)}, [], "the model has layers 0 to 2"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_is_looked_at(
+    asked: dict[str, Any], skip: list[str], message: str, tiny_llama: Path
+) -> None:
+    done: list[str] = []
+    request = Request(
+        subject=Subject(tiny_llama), progress=lambda doing, _: done.append(doing), **asked
+    )
+    with pytest.raises(ConversionError, match=message):
+        verify(request, skip=skip)
+    assert not done
+
+
+def test_a_bar_of_a_comparison_that_is_skipped_is_refused(tiny_llama: Path) -> None:
+    subject = Subject(tiny_llama)
+    request = Request(subject=subject, reference=subject, max_rmse=0.1)
+    with pytest.raises(ConversionError, match="--max-rmse applies to the check `values`"):
+        verify(request, ["names"])
+
+
+def test_a_layer_in_the_middle_may_be_looked_at_by_itself(tiny_llama: Path) -> None:
+    request = Request(subject=Subject(tiny_llama), layers=range(1, 2))
+    assert not verify(request, ["finite"]).problems

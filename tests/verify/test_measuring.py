@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.compare.distance import MOST_KEPT, Measured, is_within, run_limit
+from weightctl.verify.compare.distance import MOST_KEPT, Measured, is_within
 from weightctl.verify.compare.measure import measure_pair, measure_sample
 from weightctl.verify.compare.pairs import Pair
 from weightctl.weights import as_checkpoint
@@ -44,7 +44,7 @@ def pair_of(tensor: ReadableTensor, reference: ReadableTensor) -> Pair:
 
 def found(tensor: ReadableTensor, reference: ReadableTensor) -> tuple[Measured, bool]:
     pair = pair_of(tensor, reference)
-    measure = measure_pair(pair, run_limit(pair))
+    measure = measure_pair(pair)
     return measure, is_within(pair, measure)
 
 

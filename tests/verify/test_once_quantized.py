@@ -15,7 +15,7 @@ from verdicts import report_on
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check
-from weightctl.verify.compare.cost import PairSide
+from weightctl.verify.compare.distance import PairSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_the_encoding_is_named_once_for_all_tensors(tmp_path: Path, kind: str, k
     assert problem.cause.name == "dequantized"
     assert problem.cause.text.startswith("the values look dequantized")
     assert f"in {kind} before" in problem.cause.text
-    assert problem.text.endswith("; 5 more tensors differ in this way: q, down of layers 0 to 2")
+    assert problem.text.endswith("; in all, 6 tensors differ in this way: q, down of layers 0 to 2")
 
 
 def test_a_mixture_is_one_cause_that_names_both(tmp_path: Path) -> None:

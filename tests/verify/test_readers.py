@@ -16,8 +16,7 @@ import build
 from weightctl import open_weights
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.structure import check, reader_process
-from weightctl.verify.checks.structure.pickles import scan_pickles
-from weightctl.verify.checks.structure.readers import ask_reader
+from weightctl.verify.checks.structure.readers import ask_reader, scan_pickles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,13 @@ def test_problems_causes_and_the_worst_tensors_are_reported() -> None:
     )
     assert rendered.rows[worst + 1][0] == "blk.7.attention_q.weight"
     assert rendered.rows[worst + 1][-1] == "problem"
+
+
+def test_both_checkpoints_have_the_names_that_sentences_use() -> None:
+    text = Rendered(render_page(faulty())).text
+    assert "A: SmolLM2-135M-Q4_K_M.gguf" in text
+    assert "B: " in text
+    assert "A: " not in Rendered(render_page(replace(faulty(), reference=None))).text
 
 
 def test_what_to_do_next_is_reported_beside_a_hint() -> None:

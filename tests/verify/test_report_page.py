@@ -46,6 +46,12 @@ def test_a_page_says_at_its_head_what_came_of_it() -> None:
     assert "bad" in verdict.get("class", "")
 
 
+def test_both_checkpoints_have_the_names_that_sentences_use() -> None:
+    text = text_of(parsed(render_page(faulty())).find("body/main/header"))
+    assert "A: SmolLM2-135M-Q4_K_M.gguf" in text
+    assert "B: " in text
+
+
 def test_a_healthy_model_has_no_section_of_problems() -> None:
     root = parsed(render_page(report()))
     assert [each.text for each in of_class(root, "verdict")] == ["No problems found in 5 checks"]

@@ -1,4 +1,4 @@
-"""The pictures of a report: what is drawn where, and what its colours say."""
+"""The pictures of a report: what is drawn where, and what a sentence says instead."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages import of_class, page_of, pictures, text_of
-from reports import MADE, encoder, experts, faulty, norm, report, tensor, unknown_family
-from weightctl.verify.figures import Divergence
+from pages import of_class, page_of, pictures, section, text_of
+from reports import MADE, against, encoder, experts, faulty, norm, report, tensor, unknown_family
+from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.ranking import sort_worst_first
 from weightctl.verify.report.charts import draw_histogram
-from weightctl.verify.report.drawing import make_axis
 from weightctl.verify.report.heat_map import draw_errors, make_grid
 from weightctl.verify.report.html import render_page
+from weightctl.verify.report.markup import make_axis
+from weightctl.verify.results import Result
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
 
 ERRORS = "Relative RMSE of each tensor, by layer and part"
 EXCESSES = "Error of each tensor as a multiple of the expected error, by layer and part"
@@ -56,14 +58,14 @@ def test_a_heat_map_has_a_cell_for_each_tensor_and_shows_the_faulty_ones() -> No
         assert len(of_class(drawn[title], "cross")) == 3
 
 
-def test_what_is_equal_has_a_colour_of_its_own() -> None:
+def test_what_is_equal_has_a_color_of_its_own() -> None:
     shown = cells(pictures(render_page(report()))[ERRORS])
     assert shown["output_norm.weight"] == "same"
     assert shown["blk.3.attention_norm.weight, layer 3"] == "same"
     assert shown["blk.3.attention_q.weight, layer 3"].startswith("h")
 
 
-def test_a_greater_error_has_a_darker_colour() -> None:
+def test_a_greater_error_has_a_darker_color() -> None:
     errors = [tensor(f"w{n}", n, "x", error) for n, error in enumerate((0.001, 0.01, 0.1, 1.0))]
     picture = fromstring(draw_errors(make_grid(errors)))
     (svg,) = picture.iter("svg")
@@ -174,3 +176,44 @@ def test_on_an_axis_the_greater_is_higher(one: float, other: float) -> None:
     found = make_axis([one, other], 200.0, 20.0)
     less, more = sorted([one, other])
     assert found.at(less) >= found.at(more)
+
+
+CHART = "Difference of each part of the model from the reference"
+
+
+def _page(*layers: LayerDivergence) -> str:
+    figures = replace(against(2), divergence=Divergence(layers=layers))
+    return render_page(report(forward=Result(figures=figures)))
+
+
+def _part(number: int, divergence: float, expected: float = 0.08) -> LayerDivergence:
+    return LayerDivergence(name=f"layers.{number}", divergence=divergence, expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            (_part(0, 0.07), _part(1, 0.09), _part(2, 0.05)),
+            "than expected. The largest difference is in layers.1, 9 %, expected 8 %.",
+        ),
+        (
+            (_part(0, 1e-6, 0), _part(1, 0, 0)),
+            "by more than expected. The largest difference is in layers.0",
+        ),
+        ((_part(0, 0, 0), _part(1, 0)), "The output of every part equals that of the reference."),
+    ],
+)
+def test_a_sentence_stands_where_nothing_is_beyond_usual(
+    layers: tuple[LayerDivergence, ...], message: str
+) -> None:
+    drawn = _page(*layers)
+    assert CHART not in pictures(drawn)
+    assert message in text_of(section(drawn, "Layers"))
+
+
+def test_one_part_beyond_usual_is_shown_among_the_others() -> None:
+    assert CHART in pictures(render_page(faulty()))
+    drawn = _page(_part(0, 0.07), replace(_part(1, 1.7), is_problem=True))
+    assert CHART in pictures(drawn)
+    assert "No part is further" not in text_of(section(drawn, "Layers"))

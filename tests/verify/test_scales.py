@@ -14,7 +14,7 @@ from weightctl.codecs import can_encode, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.finite import check
-from weightctl.verify.checks.finite.scales import find_scales
+from weightctl.verify.checks.finite.scales import form_of, read_codes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,11 +58,11 @@ def flipped(raw: U8, block: int, offset: int, bits: int, encoding: str) -> U8:
 
 @pytest.mark.parametrize("encoding", BLOCKS)
 def test_it_is_known_where_the_scales_of_every_block_encoding_are(encoding: str) -> None:
-    fields = find_scales(ENCODINGS[encoding])
+    fields = ENCODINGS[encoding].scales
     size = ENCODINGS[encoding].size
     assert fields
     for field in fields:
-        assert field.of(np.zeros(3 * size, np.uint8), size).shape == (3, field.width)
+        assert read_codes(field, np.zeros(3 * size, np.uint8), size).shape == (3, field.width)
 
 
 @pytest.mark.parametrize("encoding", ENCODED)
@@ -73,10 +73,11 @@ def test_a_healthy_matrix_has_no_problem(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODED)
 def test_a_scale_that_is_not_finite_is_found(tmp_path: Path, encoding: str) -> None:
     raw = blocks_of(encoding)
-    field = find_scales(ENCODINGS[encoding])[0]
+    field = ENCODINGS[encoding].scales[0]
     rows = raw.reshape(-1, ENCODINGS[encoding].size)
-    width = np.dtype(field.form.kind).itemsize
-    code = np.array([field.form.limit], field.form.kind).view(np.uint8)
+    form = form_of(field)
+    width = np.dtype(form.kind).itemsize
+    code = np.array([form.limit], form.kind).view(np.uint8)
     rows[70, field.offset : field.offset + width] = code
     (problem,) = found_in(tmp_path, encoding, rows.reshape(raw.shape))
     assert problem.where == "blk.0.ffn_up.weight"
@@ -159,8 +160,8 @@ def test_a_constant_matrix_of_blocks_is_found(tmp_path: Path) -> None:
 
 def test_the_scale_in_the_nibbles_of_iq1_m_is_that_of_ggml() -> None:
     blocks = np.random.default_rng(8).integers(0, 256, (64, 56), np.uint8)
-    (field,) = find_scales(ENCODINGS["IQ1_M"])
-    scales = field.form.as_float32(field.of(blocks.reshape(-1), 56))
+    (field,) = ENCODINGS["IQ1_M"].scales
+    scales = form_of(field).as_float32(read_codes(field, blocks.reshape(-1), 56))
     with np.errstate(all="ignore"):
         numbers = dequantize(blocks, GGMLQuantizationType.IQ1_M)
         # All of a block are its scale times some number of sixteenths.

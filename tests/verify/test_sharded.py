@@ -15,9 +15,8 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
 from weightctl.verify.checking import verify
 from weightctl.verify.figures import ForwardFigures
-from weightctl.verify.request import Request
+from weightctl.verify.request import Request, Subject
 from weightctl.verify.run.parts import Running
-from weightctl.verify.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable

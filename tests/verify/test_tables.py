@@ -19,7 +19,7 @@ from weightctl.verify import CHECKS, Check, Explanation, Problem, Report, Reques
 from weightctl.verify import verify as run_checks
 from weightctl.verify.compare.causes import CAUSES, Cause
 from weightctl.verify.figures import Figures
-from weightctl.verify.report.advice import list_remedies
+from weightctl.verify.report import list_remedies
 from weightctl.verify.report.json_document import make_document
 from weightctl.verify.report.markdown import render_page
 

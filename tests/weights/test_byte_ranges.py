@@ -12,7 +12,7 @@ import pytest
 from weightctl.errors import FormatError
 from weightctl.formats.pickles.machine import load
 from weightctl.storage.byte_range import HeldRange
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 from weightctl.weights.strided import gather
 
 if TYPE_CHECKING:

@@ -130,7 +130,7 @@ def test_experts_that_stand_apart_are_read_apart_and_nothing_between_them() -> N
     assert tensor.read == [(0, 8192), (4 * 8192, 6 * 8192)]
 
 
-def test_pieces_on_neighbouring_pages_are_read_together() -> None:
+def test_pieces_on_neighboring_pages_are_read_together() -> None:
     tensor = InMemory(random_blocks((64, 512), "F32"), ENCODINGS["F32"])
     part = (Cut(1, ((0, 256),)),)
     expected = picked(np.frombuffer(tensor.raw, np.float32).reshape(64, 512), part, 1).tobytes()

@@ -27,7 +27,8 @@ from saved_shards import (
 from sharded_files import on_ranks, plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.sharded.record import MANIFEST, Shard
+from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.record import Shard
 from weightctl.plan.arrangement import split
 from weightctl.plan.plan import Plan
 from weightctl.split import Grid

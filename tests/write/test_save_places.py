@@ -28,7 +28,7 @@ from saved_shards import (
 from sharded_files import plan_of
 from weightctl import open_weights
 from weightctl.errors import ConversionError, OutputError
-from weightctl.formats.sharded.record import MANIFEST
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.split import Grid
 from weightctl.system.temporary import JOURNAL
 from weightctl.write.claims import lock_path

@@ -28,9 +28,9 @@ from saved_shards import (
 from sharded_files import plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import read_manifest
-from weightctl.formats.sharded.record import MANIFEST
+from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import Grid, replicate
 from weightctl.system.temporary import JOURNAL
 from weightctl.weights.from_arrays import as_checkpoint

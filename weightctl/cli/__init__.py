@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
 import os
 import resource
 import signal
 import sys
 from contextlib import redirect_stderr, suppress
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 import typer.core
@@ -18,15 +17,17 @@ from typer.main import get_command
 
 from weightctl.cli.help import HelpCommand, format_help
 from weightctl.cli.options import examples, exit_codes
-from weightctl.cli.usage import CallError, explain_call_error, unknown_command_error
 from weightctl.errors import WeightctlError
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 __all__ = ["COMMANDS", "app", "main"]
 
+# What Typer raises for every error in a command line; it has no public name of its own.
+_CallError: type[Exception] = typer.BadParameter.__bases__[0]
 # With this in the environment a shell asks what may follow in a line.
 _COMPLETES = "_WEIGHTCTL_COMPLETE"
 
@@ -62,6 +63,8 @@ class _Commands(typer.core.TyperGroup):
         for info in made.registered_commands:
             if info.cls in (None, typer.core.TyperCommand):
                 info.cls = HelpCommand
+            if info.callback is not None:
+                _evaluate_annotations(info.callback)
         command = get_command(made)
         command.name = cmd_name
         return command
@@ -71,6 +74,8 @@ class _Commands(typer.core.TyperGroup):
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             if args[0].startswith("-"):
                 ctx.fail(f"{args[0]} is not an option of weightctl itself")
+            from weightctl.cli.usage import unknown_command_error  # only on an error
+
             raise unknown_command_error(args[0], list(COMMANDS))
         return super().resolve_command(ctx, args)
 
@@ -90,6 +95,11 @@ class _Commands(typer.core.TyperGroup):
     def _describe(self, ctx: Any, name: str) -> str:
         text: str = self.get_command(ctx, name).help or ""
         return text.partition("\n\n")[0]
+
+
+def _evaluate_annotations(function: Callable[..., Any]) -> None:
+    """Evaluate annotations that are text once; Typer would do it several times for each option."""
+    function.__annotations__ = get_type_hints(function, include_extras=True)
 
 
 def _is_path(argument: str) -> bool:
@@ -136,7 +146,7 @@ def _kernels() -> str:
                 "success: verify found no problems, diff found no differences, ls --scan had no "
                 "findings",
                 "findings: verify found problems or differences, diff found differences, or "
-                "ls --scan found dangerous or unknown globals, or data that it cannot scan",
+                "ls --scan had findings",
             ),
             (
                 "`weightctl help COMMAND` shows the options of a command, with examples. "
@@ -169,14 +179,25 @@ def _weightctl(
     del version  # its callback prints it
 
 
+def _hide_secrets(word: str) -> str:
+    """Return an argument as it may be shown: a URL without its signature and password.
+
+    The storage of the URL remembers them.
+    """
+    start = word.find("http") if word.startswith("-") else 0
+    if start < 0 or not word.startswith(("http://", "https://"), start):
+        return word
+    from weightctl.storage.location import parse_location  # only for URLs
+
+    return word[:start] + parse_location(word[start:]).name
+
+
 def main() -> NoReturn:
     """Run the command line; exit with 0, with 1 for findings, 2 for errors and 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Characters that the terminal's encoding does not have are escaped.
             stream.reconfigure(errors="backslashreplace")
-    # Large headers are many small objects: the garbage collector would take half of the time.
-    gc.set_threshold(1_000_000, 50, 50)
     with suppress(OSError, ValueError):  # some systems have a further limit
         # A set for many ranks has many files: allow more than the usual 1024.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,8 +211,11 @@ def main() -> NoReturn:
     if os.environ.get(_COMPLETES):
         _complete()
     try:
-        code = app(prog_name="weightctl", standalone_mode=False)
-    except CallError as error:
+        words = [_hide_secrets(word) for word in sys.argv[1:]]
+        code = app(words, prog_name="weightctl", standalone_mode=False)
+    except _CallError as error:
+        from weightctl.cli.usage import explain_call_error  # only on an error
+
         complain(explain_call_error(error))
         sys.exit(2)
     except (WeightctlError, OSError) as error:

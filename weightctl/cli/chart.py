@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[Cell]]:
     """Return the lines of a logarithmic chart: bars side by side, with labels below.
 
-    Where `room` has fewer columns than there are bars, neighbours share a bar of the highest of
+    Where `room` has fewer columns than there are bars, neighbors share a bar of the highest of
     their values. With `plain` the chart is ASCII.
     """
     high, low = _bounds([bar.value for bar in bars])
@@ -104,11 +104,11 @@ def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
     step = next((step for step in _STEPS if step * wide >= room), _STEPS[-1])
     line = ""
     for place, group in enumerate(groups):
-        text = next((bar.label for bar in group if _is_labelled(bar.label, step)), None)
+        text = next((bar.label for bar in group if _is_labeled(bar.label, step)), None)
         if text is not None and (not line or place * wide > len(line)):
             line = line.ljust(place * wide) + text
     return line
 
 
-def _is_labelled(label: str, step: int) -> bool:
+def _is_labeled(label: str, step: int) -> bool:
     return not label.isdecimal() or int(label) % step == 0

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.cli.contents import Contents
-    from weightctl.schemes.entries import Entry
+    from weightctl.schemes.matching import Entry
     from weightctl.verify.compare.distance import Measured
 
     Hashed = Callable[[Contents, Sequence[str]], Mapping[str, str]]

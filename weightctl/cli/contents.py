@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
-from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.schemes.adapters import adapter
-from weightctl.schemes.entries import count_parameters, read_entries
+from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.schemes.adapters import Adapter
-    from weightctl.schemes.entries import Entry
-    from weightctl.schemes.matching import Quantized
+    from weightctl.schemes.matching import Entry, Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import TreeNode
@@ -128,7 +126,11 @@ class Contents:
 
     @property
     def grid(self) -> Grid | None:
-        """The ranks that the checkpoint is cut for, None where it is not cut."""
+        """The ranks that the checkpoint is sharded for, None if it is not sharded."""
+        if not header_of(self.weights).listing:
+            return None
+        from weightctl.formats.sharded.gathered import GatheredSource  # single files need it not
+
         source = source_of(self.weights)
         return source.manifest.grid if isinstance(source, GatheredSource) else None
 

@@ -14,6 +14,7 @@ from weightctl.cli.completion import (
     complete_types,
 )
 from weightctl.cli.options import (
+    Anonymous,
     DryRun,
     Exclude,
     Force,
@@ -21,11 +22,14 @@ from weightctl.cli.options import (
     Include,
     Json,
     Path,
+    Private,
+    PullRequest,
     Quiet,
     Threads,
     To,
     examples,
     exit_codes,
+    locate,
     section,
 )
 from weightctl.cli.outline import outline
@@ -77,8 +81,9 @@ app = typer.Typer(add_completion=False)
                 [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
             ),
             (
-                "A recipe that is named like a type, such as Q4_0 or Q2_K, can store some tensors "
-                "in another type. In --tensor-type, the name means the type itself."
+                "Some names, such as Q4_0 and Q2_K, are both a recipe and a type. With --quant, "
+                "they mean the recipe if weightctl can detect the role of each tensor. The recipe "
+                "can store some tensors in another type. With --tensor-type, they mean the type."
             ),
             (
                 "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
@@ -110,7 +115,7 @@ def convert(
         typer.Argument(
             metavar="OUT",
             help="The path to write. Its suffix selects the format; a path without a suffix is a "
-            "model directory. OUT can also be a pipe, or - for stdout.",
+            "model directory. OUT can also be a URL, a pipe, or - for stdout.",
         ),
     ],
     dtype: Annotated[
@@ -138,8 +143,9 @@ def convert(
         typer.Option(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            help="Store tensors as TYPE if REGEX matches anywhere in their name. To leave them "
-            "unchanged, use 'keep' as TYPE. The first matching rule decides. Repeatable.",
+            help="Store tensors as TYPE if REGEX matches anywhere in their name. TYPE is a type of "
+            "--dtype or --quant (not a recipe), or 'keep', which leaves them unchanged. The first "
+            "matching rule decides. Repeatable.",
             rich_help_panel=_TYPES,
             autocompletion=complete_type_rules,
         ),
@@ -151,6 +157,7 @@ def convert(
             metavar="FILE",
             help="Use a llama.cpp importance matrix, which reduces the quantization error of the "
             "most important weights.",
+            callback=locate,
             rich_help_panel=_TYPES,
         ),
     ] = None,
@@ -259,11 +266,19 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = False,
+    private: Private = False,
+    pull_request: PullRequest = False,
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
     memory: Annotated[
-        str, typer.Option("--mem", metavar="SIZE", help="Use at most SIZE of memory for buffers.")
+        str,
+        typer.Option(
+            "--mem",
+            metavar="SIZE",
+            help="Use at most SIZE of memory for the buffers of all threads. Most conversions need "
+            "less.",
+        ),
     ] = f"{DEFAULT_MEMORY >> 20}MiB",
     report: Annotated[
         str | None,
@@ -273,6 +288,7 @@ def convert(
             "error of each.",
         ),
     ] = None,
+    anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -286,6 +302,7 @@ def convert(
     The output is written under a temporary name, and renamed when it is complete. To resume an
     interrupted run, run the same command again.
     """
+    del anonymous  # its callback does all
     conversion = plan_conversion(
         path,
         out,
@@ -308,6 +325,8 @@ def convert(
         to=to,
         source_format=source,
         partial=partial,
+        private=private,
+        pr=pull_request,
         memory=memory,
         dry_run=True,
     )

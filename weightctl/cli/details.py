@@ -1,4 +1,4 @@
-"""Details of a checkpoint that a summary has: file size, quantization, context length, licence."""
+"""Details of a checkpoint that a summary has: file size, quantization, context length, license."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.contents import Contents
+from weightctl.storage.files import file_size, is_file
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_object
 from weightctl.weights.tree import header_of
@@ -22,7 +23,7 @@ __all__ = ["Details", "read_details"]
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
             "seq_length", "n_ctx")  # fmt: skip
 # The keys of a header, in GGUF and in safetensors.
-_LICENCES = ("general.license.name", "general.license", "modelspec.license", "license")
+_LICENSES = ("general.license.name", "general.license", "modelspec.license", "license")
 _LONGEST = 40
 _README = "README.md"
 
@@ -33,7 +34,7 @@ class Details(NamedTuple):
     file_bytes: int | None
     quantization: str | None
     context_length: int | None
-    licence: str | None
+    license: str | None
 
     def describe(self, files: int) -> str:
         """Return the facts on one line: `file 98.4 MB, Q4_K_M, context length 8,192`."""
@@ -45,8 +46,8 @@ class Details(NamedTuple):
             parts.append(self.quantization)
         if self.context_length:
             parts.append(f"context length {self.context_length:,}")
-        if self.licence:
-            parts.append(f"licence {self.licence}")
+        if self.license:
+            parts.append(f"license {self.license}")
         return ", ".join(parts)
 
 
@@ -57,15 +58,15 @@ def read_details(contents: Contents) -> Details:
         file_bytes=_count_bytes(header),
         quantization=_name_quantization(contents),
         context_length=_find_context_length(header, contents.config),
-        licence=_find_licence(contents),
+        license=_find_license(contents),
     )
 
 
 def _count_bytes(header: Header) -> int | None:
     """Return the size of all files together, None where one of them has no size."""
-    if not header.files or not all(map(os.path.isfile, header.files)):
+    if not header.files or not all(map(is_file, header.files)):
         return None
-    return sum(map(os.path.getsize, header.files))
+    return sum(map(file_size, header.files))
 
 
 def _name_quantization(contents: Contents) -> str | None:
@@ -94,16 +95,16 @@ def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | Non
     return next((each for each in found if type(each) is int and each > 0), None)
 
 
-def _find_licence(contents: Contents) -> str | None:
-    """Return the licence that the header states, else the one in the head of the README."""
+def _find_license(contents: Contents) -> str | None:
+    """Return the license that the header states, else the one in the head of the README."""
     header = header_of(contents.weights)
-    values = [header.metadata[key].content for key in _LICENCES if key in header.metadata]
+    values = [header.metadata[key].content for key in _LICENSES if key in header.metadata]
     is_model = bool(header.files) and bool(contents.config or contents.adapter)
     readme = os.path.join(os.path.dirname(header.files[0]), _README) if is_model else ""
-    if not values and os.path.isfile(readme):
-        from weightctl.translate.card.front_matter import read_front_matter
+    if not values and is_file(readme):
+        from weightctl.translate.card.readme import read_front_matter
 
-        with suppress(ValueError):  # a README that cannot be read states no licence
+        with suppress(ValueError):  # a README that cannot be read states no license
             card = read_front_matter(readme, ("license_name", "license"))
             values = [card[key] for key in ("license_name", "license") if key in card]
     texts = (each[:_LONGEST] for each in values if isinstance(each, str) and each.strip())

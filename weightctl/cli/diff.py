@@ -16,8 +16,18 @@ from weightctl.cli.changes import (
 )
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
+from weightctl.cli.costs import document_network
 from weightctl.cli.listing import LONG, hash_tensors
-from weightctl.cli.options import Exclude, Include, Json, Quiet, examples, exit_codes
+from weightctl.cli.options import (
+    Anonymous,
+    Exclude,
+    Include,
+    Json,
+    Quiet,
+    examples,
+    exit_codes,
+    locate,
+)
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
@@ -61,6 +71,7 @@ def diff(
         typer.Argument(
             metavar="MODEL",
             help="The first checkpoint, in any format. It is called A in the output.",
+            callback=locate,
         ),
     ],
     second: Annotated[
@@ -68,6 +79,7 @@ def diff(
         typer.Argument(
             metavar="OTHER",
             help="The second checkpoint, in any format. It is called B in the output.",
+            callback=locate,
         ),
     ],
     include: Include = None,
@@ -83,15 +95,17 @@ def diff(
             "first.",
         ),
     ] = False,
+    anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare the tensors of two checkpoints: names, shapes and types.
 
     The formats may differ. Tensors are paired by name. If one checkpoint has Hugging Face names and
-    the other has GGUF names, these are translated before pairing. This requires a supported model
-    family. Metadata is not compared.
+    the other has GGUF names, the names are translated before pairing. This requires a supported
+    model family. Metadata is not compared.
     """
+    del anonymous  # its callback does all
     if hashes and values:
         raise WeightctlError(
             "--hash compares bytes and --values compares values, so they cannot be used together",
@@ -108,7 +122,8 @@ def diff(
     found = _compare(ours, theirs, (first, second), hashes=hashes, values=values, quiet=quiet)
     if as_json:
         compared = "values" if values else "bytes" if hashes else ""
-        show_text(json.dumps(_document((first, ours), (second, theirs), found, compared)) + "\n")
+        made = _document((first, ours), (second, theirs), found, compared) | document_network()
+        show_text(json.dumps(made) + "\n")
     elif not quiet:
         titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
         show_lines([[Cell(printable(title), "bold")] for title in titles])

@@ -48,7 +48,7 @@ def document(
         "architecture": architecture or None,
         "quantization": details.quantization,
         "context_length": details.context_length,
-        "licence": details.licence,
+        "license": details.license,
         "files": list(header.files),
         "file_bytes": details.file_bytes,
         "alignment": header.alignment,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.costs import document_network, document_times, list_costs
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
-from weightctl.cli.report import describe_other_files, document_times, pace
+from weightctl.cli.report import describe_other_files
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -75,7 +76,7 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     lines.append([Cell("all shards match the SHA-256 in the manifest")])
-    return [*lines, [Cell(pace(saved.nbytes))]]
+    return [*lines, *list_costs(saved.nbytes)]
 
 
 def _document(path: str, out: str, described: Gathering, saved: Saved | None) -> dict[str, Any]:
@@ -92,4 +93,5 @@ def _document(path: str, out: str, described: Gathering, saved: Saved | None) ->
         "written": saved is not None,
         **document_times(saved, saved.nbytes if saved else 0),
         "notes": _notes(described),
+        **document_network(),
     }

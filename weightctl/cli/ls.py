@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from weightctl.cli.options import (
+    Anonymous,
     Exclude,
     From,
     Include,
@@ -22,6 +23,7 @@ from weightctl.cli.options import (
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.open.opening import open_weights
+from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.tree import header_of
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.cli.contents import Contents
+    from weightctl.storage.traffic import TrafficCounts
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["app"]
@@ -127,8 +130,8 @@ def ls(
         bool,
         typer.Option(
             "--scan",
-            help="List findings in pickles: globals (functions and classes) that are dangerous "
-            "(can run code) or unknown, and data that cannot be scanned. No code is run. Exit "
+            help="List findings in pickles: dangerous globals (functions and classes that can run "
+            "code), unknown globals, and data that cannot be scanned. No code is run. Exit "
             "with 1 if there are findings.",
         ),
     ] = False,
@@ -159,6 +162,7 @@ def ls(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
     ] = False,
+    anonymous: Anonymous = False,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
@@ -168,6 +172,7 @@ def ls(
     Layers with the same tensor names, shapes and types are shown as one entry. Without --hash, only
     headers are read, so the time does not depend on the file size.
     """
+    del anonymous  # its callback does all
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(
             "-v, --allow, --allow-file, --sarif and --force can only be used with --scan",
@@ -186,10 +191,11 @@ def ls(
     shown = 0
     for path in paths:
         try:
+            before = TRAFFIC.counts
             weights = open_weights(path, source, partial=True)
             if shown and not as_json and not meta:
                 show_lines([[]])
-            _show(path, weights, asked)
+            _show(path, weights, asked, before)
             shown += 1
         except OutputError:
             raise
@@ -230,7 +236,7 @@ def _refuse_contradictions(asked: _Asked) -> None:
         )
 
 
-def _show(path: str, weights: Checkpoint, asked: _Asked) -> None:
+def _show(path: str, weights: Checkpoint, asked: _Asked, before: TrafficCounts) -> None:
     if asked.meta:
         _show_value(path, weights, asked)
         return
@@ -245,7 +251,7 @@ def _show(path: str, weights: Checkpoint, asked: _Asked) -> None:
         if contents.count and not (contents.entries or contents.tensors or contents.leaves):
             note(f"{path}: none of the {contents.count} tensors matches --include and --exclude")
     if asked.as_json:
-        _show_json(path, contents, asked)
+        _show_json(path, contents, asked, before)
     elif asked.meta is not None:
         _show_metadata(path, contents, asked)
     elif asked.is_flat:
@@ -278,7 +284,8 @@ def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
     show_metadata(metadata)
 
 
-def _show_json(path: str, contents: Contents, asked: _Asked) -> None:
+def _show_json(path: str, contents: Contents, asked: _Asked, before: TrafficCounts) -> None:
+    from weightctl.cli.costs import document_network
     from weightctl.cli.document import document
     from weightctl.cli.listing import hash_tensors, sort_names
 
@@ -289,7 +296,7 @@ def _show_json(path: str, contents: Contents, asked: _Asked) -> None:
         digests=hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None,
         whole_metadata=asked.meta is not None,
     )
-    show_text(json.dumps(made) + "\n")
+    show_text(json.dumps(made | document_network(before)) + "\n")
 
 
 def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:

@@ -11,11 +11,13 @@ import typer
 from weightctl.cli.completion import complete_formats, complete_tensor_names
 from weightctl.cli.help import HelpCommand
 from weightctl.formats import FORMATS
+from weightctl.storage.location import forget_credentials, parse_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "Anonymous",
     "DryRun",
     "Exclude",
     "Force",
@@ -25,23 +27,41 @@ __all__ = [
     "MetaCommand",
     "Path",
     "Paths",
+    "Private",
+    "PullRequest",
     "Quiet",
     "Sort",
     "Threads",
     "To",
     "examples",
     "exit_codes",
+    "locate",
     "section",
 ]
 
 _FORMATS = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
+
+
+def locate(given: str | list[str] | None) -> str | list[str] | None:
+    """Return the paths and URLs of an argument, without passwords and signatures in URLs."""
+    if isinstance(given, list):
+        return [parse_location(each).name for each in given]
+    return given and parse_location(given).name
+
+
+def _forget_credentials(wanted: bool) -> bool:
+    if wanted:
+        forget_credentials()
+    return wanted
+
 
 Path = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         help="The checkpoint to read: a single file, any part of a split checkpoint, an index "
-        "file, or a directory.",
+        "file, a directory, or the URL of one of these.",
+        callback=locate,
     ),
 ]
 Paths = Annotated[
@@ -49,7 +69,17 @@ Paths = Annotated[
     typer.Argument(
         metavar="MODEL...",
         help="The checkpoints to read. Each is a single file, any part of a split checkpoint, an "
-        "index file, or a directory.",
+        "index file, a directory, or the URL of one of these.",
+        callback=locate,
+    ),
+]
+Anonymous = Annotated[
+    bool,
+    typer.Option(
+        "--anonymous",
+        help="Read URLs without credentials, even if you are logged in.",
+        callback=_forget_credentials,
+        is_eager=True,
     ),
 ]
 From = Annotated[
@@ -75,9 +105,9 @@ Include = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GLOB",
-        help="Include only tensors whose name matches GLOB. In the example '*.layers.[0-27].*', * "
-        "matches any characters, including dots, and [0-27] matches any number from 0 to 27. "
-        "Repeatable.",
+        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*'. The "
+        "wildcard * matches any characters, including dots. [0-27] matches any number from 0 to "
+        "27. Repeatable.",
         autocompletion=complete_tensor_names,
     ),
 ]
@@ -93,6 +123,20 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Show what would be written, and write nothing.")
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the output if it exists.")]
+Private = Annotated[
+    bool,
+    typer.Option(
+        "--private", help="If OUT is a new repository on the Hugging Face Hub, make it private."
+    ),
+]
+PullRequest = Annotated[
+    bool,
+    typer.Option(
+        "--pr",
+        help="If OUT is on the Hugging Face Hub, open a pull request instead of changing the main "
+        "branch.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-j", metavar="N", min=1, help="Use N threads. [default: all cores]"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.cli.contents import Contents
     from weightctl.cli.outline import OutlineLine
-    from weightctl.schemes.entries import Entry
+    from weightctl.schemes.matching import Entry
     from weightctl.weights.nodes import TreeNode
 
 __all__ = ["FoldedValues", "list_shown", "summary", "tree_rows"]

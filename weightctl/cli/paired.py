@@ -19,11 +19,11 @@ from weightctl.cli.contents import kind
 from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.translate.copies import is_same
 from weightctl.verify.checks.values.sentences import is_comparable
+from weightctl.verify.compare.causes.dequantized import exchange_sides
 from weightctl.verify.compare.distance import Measured
-from weightctl.verify.compare.measure import measure_pairs
-from weightctl.verify.compare.once_quantized import exchange_sides
+from weightctl.verify.compare.measure import measure_pair, measure_pairs
 from weightctl.verify.compare.pairs import pair_named, pair_tensors
-from weightctl.verify.subject import Subject
+from weightctl.verify.request import Subject
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import source_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.cli.contents import Contents
-    from weightctl.schemes.entries import Entry
+    from weightctl.schemes.matching import Entry
     from weightctl.verify.compare.pairs import Pair
     from weightctl.weights.derived import ReadableTensor
 
@@ -203,7 +203,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
         if progress is not None:
             progress("values", done)
 
-    with closing(measure_pairs(turned, lambda _: None, tell)) as results:
+    with closing(measure_pairs(turned, tell, in_runs=False)) as results:
         for name, pair in paired.pairs.items():
             difference = _compare_sides(paired, pair)
             changes, total = layers.setdefault(pair.layer, ([], Measured()))
@@ -239,8 +239,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
 
 
 def _measure(pair: Pair) -> Measured:
-    (measured,) = measure_pairs([exchange_sides(pair)], lambda _: None)
-    return measured
+    return measure_pair(exchange_sides(pair), in_runs=False)
 
 
 def _compare_sides(paired: PairedTensors, pair: Pair) -> Difference:

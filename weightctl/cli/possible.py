@@ -1,4 +1,4 @@
-"""`shard --tp auto`: the numbers of ranks that a checkpoint can be cut for."""
+"""`shard --tp auto`: the numbers of ranks that a checkpoint can be split for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.costs import document_network
 from weightctl.cli.render import Cell, columns, is_terminal, show_lines, show_text
 from weightctl.cli.splits import join_ranks
 from weightctl.cli.wrapping import hung
+from weightctl.errors import TensorSplitError
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
     room = max(map(len, counts.values()))
     # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
     wraps = is_terminal() or "COLUMNS" in os.environ
-    lines = [[Cell(printable(path), "bold"), Cell(" can be cut with --tp")], list[Cell]()]
+    lines = [[Cell(printable(path), "bold"), Cell(" can be split with --tp")], list[Cell]()]
     for reason, numbers in counts.items():
         head = Cell(f"  {numbers:<{room}}  ", "" if reason else "green")
         lines += hung([head], reason or "works", columns() if wraps else None)
@@ -43,11 +45,13 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
 
 def _reason(each: Possible) -> str:
     """Return why a number of ranks does not work, without the number; empty if it works."""
-    return (
-        ""
-        if each.refusal is None
-        else each.refusal.message.replace(f" across {each.ranks} ranks", "")
-    )
+    match each.refusal:
+        case None:
+            return ""
+        case TensorSplitError(summary=summary):
+            return summary
+        case refusal:
+            return refusal.message
 
 
 def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
@@ -61,4 +65,5 @@ def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
             }
             for each in found
         ],
+        **document_network(),
     }

@@ -5,24 +5,29 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock, Timer
 from typing import TYPE_CHECKING
 
+from weightctl.storage.traffic import TRAFFIC
 from weightctl.system.phases import listening
+from weightctl.text.sizes import format_size
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress, ProgressColumn, Task
 
 __all__ = ["erase_phase", "phase_line", "progress_bar", "stages_bar"]
 
 # Commands that take less than this show no phase.
 _DELAY = 0.5
 _BETWEEN = 0.1
+# The seconds over which the rate of the network is averaged.
+_AVERAGED = 3.0
 _ERASE = "\x1b[2K\r"
 
 
@@ -62,7 +67,7 @@ def _bytes_bar(total: int) -> Generator[Callable[[int], object], None, None]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with listening(_ignore), _progress(*columns) as progress:
+    with listening(_ignore), _progress(*columns, *_network_columns()) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
@@ -88,6 +93,34 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
             yield lambda doing, done: progress.update(
                 task, description=printable(doing), completed=done
             )
+
+
+def _network_columns() -> list[ProgressColumn]:
+    """Return the column that shows what is received each second; none without requests so far."""
+    if not TRAFFIC.counts.requests:
+        return []
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class _NetworkColumn(ProgressColumn):
+        """The rate at which bytes are received, averaged over some seconds."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._seen = deque([(time.monotonic(), TRAFFIC.counts.bytes_read)])
+
+        def render(self, task: Task) -> Text:
+            """Return the text of the column."""
+            del task
+            now, nbytes = time.monotonic(), TRAFFIC.counts.bytes_read
+            self._seen.append((now, nbytes))
+            while len(self._seen) > 2 and now - self._seen[1][0] > _AVERAGED:
+                self._seen.popleft()
+            before, had = self._seen[0]
+            rate = int((nbytes - had) / max(now - before, 0.1))
+            return Text(f"network {format_size(rate)}/s", style="cyan")
+
+    return [_NetworkColumn()]
 
 
 def _ignore(_phase: str) -> None:

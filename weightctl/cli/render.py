@@ -1,4 +1,4 @@
-"""Lines and columns of text for the terminal, with colours if it supports them."""
+"""Lines and columns of text for the terminal, with colors if it supports them."""
 
 from __future__ import annotations
 
@@ -171,22 +171,22 @@ def shorten_text(text: str, room: int) -> str:
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines to stdout, in colour on a terminal unless the environment refuses colours."""
+    """Print lines to stdout, in color on a terminal unless the environment refuses colors."""
     show_text(format_lines(lines))
 
 
 def format_lines(lines: Iterable[Sequence[Cell]]) -> str:
     """Return lines as stdout shows them."""
-    if is_terminal() and not _colours_refused():
-        return "".join("".join(map(_colour_text, line)).rstrip() + "\n" for line in lines)
+    if is_terminal() and not _colors_refused():
+        return "".join("".join(map(_color_text, line)).rstrip() + "\n" for line in lines)
     return "".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines)
 
 
-def _colours_refused() -> bool:
+def _colors_refused() -> bool:
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
-def _colour_text(cell: Cell) -> str:
+def _color_text(cell: Cell) -> str:
     text = cell.text
     if not cell.style or text.isspace():
         return text
@@ -246,9 +246,9 @@ def _show_message(head: Cell, lines: Sequence[str]) -> None:
         first = "" if number == 0 else "  "
         wrapped = [line] if room is None else wrap_text(line, max(room - len(indent), _LEAST))
         shown.append(first + f"\n{indent}".join(wrapped))
-    coloured = _colour_text(head) if room and not _colours_refused() else head.text
+    colored = _color_text(head) if room and not _colors_refused() else head.text
     with suppress(OSError):  # nobody reads it
-        sys.stderr.write(coloured + "\n".join(shown) + "\n")
+        sys.stderr.write(colored + "\n".join(shown) + "\n")
         sys.stderr.flush()
 
 

@@ -8,12 +8,12 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.costs import document_network, document_times, list_costs
 from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
 from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
-from weightctl.system.elapsed import seconds_elapsed
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.advice import notes_on
@@ -41,11 +41,9 @@ __all__ = [
     "check_report",
     "describe_other_files",
     "document",
-    "document_times",
     "nonfinite_notes",
     "note_when_stopped",
     "overflow_notes",
-    "pace",
     "plan_kind",
     "plan_row",
     "planned_resumption",
@@ -117,7 +115,9 @@ def summary(
         return [*lines, [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
     lines += _losses(plan, saved)
-    return [*lines, *resumption(saved), [Cell(pace(nbytes))]]
+    if saved.pull_request:
+        lines.append([Cell(f"pull request: {saved.pull_request}")])
+    return [*lines, *resumption(saved), *list_costs(nbytes)]
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
@@ -135,20 +135,6 @@ def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
         return []
     kept = format_size(kept_bytes)
     return [[Cell(f"{kept} are complete from a run that was stopped, and would be kept", "green")]]
-
-
-def pace(nbytes: int) -> str:
-    """Return how long the command took to write the bytes, and the bytes per second."""
-    seconds = seconds_elapsed()
-    return f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
-
-
-def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
-    """Return the time and the speed of writing the bytes, as JSON has them."""
-    if saved is None:
-        return {"seconds": None, "bytes_per_second": None}
-    seconds = seconds_elapsed()
-    return {"seconds": seconds, "bytes_per_second": nbytes / max(seconds, 1e-3)}
 
 
 def _count_stored_bytes(plan: Plan) -> int:
@@ -189,14 +175,14 @@ def _changes(plan: Plan) -> Iterator[str]:
         counts[key] = counts.get(key, 0) + 1
     for (before, after), count in counts.items():
         yield f"{count} x {before} kept" if before == after else f"{count} x {before} -> {after}"
-    left = len(plan.source.header.tensors) - len(plan.items)
-    if left:
+    if left := len(plan.source.header.tensors) - len(plan.items):
         yield f"{left} left out"
 
 
 def _recipe(plan: Plan) -> Iterator[str]:
     chosen = (item for item in plan.items if item.line and not item.line.startswith(BY_RULE))
-    counts = Counter(item.info.encoding.name for item in chosen if not item.is_copy)
+    # A tensor that already has its fallback type is a copy, and is among the fallbacks.
+    counts = Counter(item.info.encoding.name for item in chosen if item.asked or not item.is_copy)
     if plan.recipe and counts:
         made = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield f"recipe {printable(plan.recipe)}: {made}"
@@ -286,9 +272,9 @@ def nonfinite_notes(saved: Saved | None) -> Iterator[str]:
     if zeroed:
         total, worst = sum(zeroed.values()), max(zeroed, key=lambda name: zeroed[name])
         values = "1 value that is" if total == 1 else f"{total} values that are"
-        inside = f"`{worst}`" if len(zeroed) == 1 else f"{len(zeroed)} tensors"
-        most = f", {zeroed[worst]} of them in `{worst}`" if len(zeroed) > 1 else ""
-        yield f"{inside}: {values} not finite became 0{most}"
+        several = f", {zeroed[worst]} of them in `{worst}`" if len(zeroed) > 1 else ""
+        inside = f"{len(zeroed)} tensors" if several else f"`{worst}`"
+        yield f"{inside}: {values} not finite became 0{several}"
 
 
 def document(
@@ -321,6 +307,8 @@ def document(
         "recipe": plan.recipe or None,
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],
+        **({"pull_request": saved.pull_request} if saved and saved.pull_request else {}),
+        **document_network(),
     }
 
 
@@ -390,7 +378,7 @@ def note_when_stopped(where: Target) -> Generator[None, None, None]:
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
     """Write a document as indented JSON, into a file that is complete or unchanged, or a pipe."""
     from weightctl.write.partial import write_files
-    from weightctl.write.save import open_stream
+    from weightctl.write.streaming import open_stream
 
     raw = (json.dumps(document, indent=2) + "\n").encode()
     if is_stream(path):

@@ -13,6 +13,7 @@ import weightctl
 from weightctl.cli.report import write_report
 from weightctl.errors import OutputError
 from weightctl.formats.scanning import Severity
+from weightctl.storage.location import is_remote
 from weightctl.text.wording import printable
 from weightctl.write.targets import (
     check_place,
@@ -144,7 +145,9 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a path as a URI; a relative path stays relative."""
+    """Return a path as a URI; a relative path stays relative, and a URL is one."""
+    if is_remote(path):
+        return quote(path, safe=":/@%")
     quoted = quote(os.fsencode(path))
     if os.path.isabs(path):
         return f"file://{quoted}"

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.cli.costs import document_network
 from weightctl.cli.findings import ScannedFile
 from weightctl.cli.render import (
     Cell,
@@ -31,7 +32,9 @@ from weightctl.formats.scanning import (
     scan_file,
     unread,
 )
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import is_directory, list_names, open_reader, prepare
+from weightctl.storage.location import is_remote
+from weightctl.storage.traffic import TRAFFIC
 from weightctl.system.temporary import is_temporary
 from weightctl.text.columns import width
 from weightctl.text.wording import pluralize, printable
@@ -74,6 +77,7 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
     levels. The code is 0 if all globals are known, 1 if not or if a file cannot be judged, and 2
     if a path cannot be read. With a single path its error is raised.
     """
+    before = TRAFFIC.counts
     listed = read_allow_file(choices.allow_file) if choices.allow_file is not None else []
     allowed = AllowList([*choices.allow, *listed])
     if choices.sarif is not None:
@@ -87,7 +91,9 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
         try:
             at_path = _scan(path, allowed)
             if choices.as_json:
-                show_text(json.dumps(_document(path, at_path)) + "\n")
+                made = _document(path, at_path) | document_network(before)
+                show_text(json.dumps(made) + "\n")
+            before = TRAFFIC.counts
             found += at_path
         except OutputError:
             raise
@@ -124,7 +130,12 @@ def _pickles(path: str, *, alone: bool) -> list[Scanned]:
 
 
 def _files(path: str) -> list[str]:
-    if os.path.isdir(path):
+    if is_remote(path):
+        files = _walk(path) if is_directory(path) else None
+        if files is not None:
+            prepare(files)
+            return files
+    elif os.path.isdir(path):
         return [
             os.path.join(folder, name)
             for folder, _, names in sorted(os.walk(path))
@@ -140,6 +151,15 @@ def _files(path: str) -> list[str]:
     else:
         names = [base]
     return [os.path.join(directory, name) for name in names]
+
+
+def _walk(directory: str) -> list[str]:
+    """Return the URLs of all files in a directory and below it."""
+    files: list[str] = []
+    for name in list_names(directory):
+        path = f"{directory}/{name}"
+        files += _walk(path) if is_directory(path) else [path]
+    return files
 
 
 def _inputs(paths: Sequence[str]) -> Iterator[str]:

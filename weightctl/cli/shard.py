@@ -1,4 +1,4 @@
-"""`weightctl shard`: cut a checkpoint for several ranks, and put the parts back."""
+"""`weightctl shard`: split a checkpoint for several ranks, and join the shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli.gathered import gather_into
-from weightctl.cli.options import DryRun, Force, From, Json, Quiet, Threads, examples, exit_codes
+from weightctl.cli.options import (
+    Anonymous,
+    DryRun,
+    Force,
+    From,
+    Json,
+    Quiet,
+    Threads,
+    examples,
+    exit_codes,
+    locate,
+)
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
@@ -82,7 +93,9 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The checkpoint to read; with --gather, the directory of the shards.",
+            help="The checkpoint to read; with --gather, the directory of the shards. Each is a "
+            "path or a URL.",
+            callback=locate,
         ),
     ],
     out: Annotated[
@@ -131,7 +144,7 @@ def shard(
             metavar="FILE",
             help="Split tensors by the rules in a TOML file, each of the form REGEX = STRATEGY. "
             "Tensors that match no rule are split by the rules of the model family, or replicated "
-            "if it is not supported.",
+            "if the family is not supported.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -165,6 +178,7 @@ def shard(
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
+    anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -175,10 +189,11 @@ def shard(
 
     To resume an interrupted run, run the same command again.
     """
+    del anonymous  # its callback does all
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather takes the cuts from the manifest")
+        _refuse(given, "--gather reads from the manifest how the tensors are split")
         gather_into(
             path,
             _require_out(out, "--gather DIR OUT"),
@@ -277,7 +292,7 @@ def _grid(axes: Mapping[str, str | int | None]) -> Grid:
     if all(value is None for value in axes.values()):
         raise ConversionError(
             "the number of ranks is missing",
-            hint="use --tp N to cut layers, --ep N to distribute experts, --pp N for pipeline "
+            hint="use --tp N to split layers, --ep N to distribute experts, --pp N for pipeline "
             "stages; --tp auto lists which N work",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}

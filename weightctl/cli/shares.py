@@ -6,9 +6,10 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.cli.costs import document_network, document_times, list_costs
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
-from weightctl.cli.report import describe_other_files, document_times, pace, resumption
+from weightctl.cli.report import describe_other_files, resumption
 from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["document", "share_rows", "summary"]
 
 # What becomes of tensors, and how a count of them is described.
-_KINDS = {"cut": "cut", "replicate": "replicated", "whole": "on one rank"}
+_KINDS = {"cut": "split", "replicate": "replicated", "whole": "on one rank"}
 
 
 class _Share(NamedTuple):
@@ -106,7 +107,7 @@ def summary(
 
 def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
     yield from resumption(saved)
-    yield [Cell(pace(saved.written_bytes))]
+    yield from list_costs(saved.written_bytes)
 
 
 def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
@@ -203,4 +204,5 @@ def document(
             }
             for name, share in _shares(plan).items()
         ],
+        **document_network(),
     }

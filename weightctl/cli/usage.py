@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import typer
-
 from weightctl.cli.help import argument_name
 from weightctl.errors import WeightctlError
 
-__all__ = ["CallError", "explain_call_error", "unknown_command_error"]
-
-# What Typer raises for every error in a command line; it has no public name of its own.
-CallError: type[Exception] = typer.BadParameter.__bases__[0]
+__all__ = ["explain_call_error", "unknown_command_error"]
 
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
 
@@ -37,7 +32,7 @@ _JOIN = (
 )
 _SPLIT = (
     "`weightctl convert MODEL OUT --max-shard-size 5GB` splits a model into several files; "
-    "`weightctl shard MODEL OUT --tp 2` cuts it for ranks"
+    "`weightctl shard MODEL OUT --tp 2` shards it for ranks"
 )
 _DOWNLOAD = "`hf download OWNER/NAME --local-dir NAME` downloads a model from Hugging Face"
 # By other words for what a command does, what to type instead.

@@ -6,13 +6,13 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from weightctl.cli.behaviour import behaviour
+from weightctl.cli.behavior import behavior
 from weightctl.cli.render import Cell
 from weightctl.cli.wrapping import hung
 from weightctl.text.columns import width
 from weightctl.text.wording import join_names, number, pluralize, printable, say_more
 from weightctl.verify.figures import ForwardFigures
-from weightctl.verify.report.advice import list_remedies
+from weightctl.verify.report import list_remedies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
     for name, problems in groupby(found, key=lambda problem: problem.check):
         lines += [[], [Cell(name, "bold")], *_problems(list(problems), room, headline)]
     # What a headline says stands for all that was measured.
-    lines += [] if headline else behaviour(report, columns, room, plain=plain)
+    lines += [] if headline else behavior(report, columns, room, plain=plain)
     lines += [[], *_last(report, room)]
     for advice in list_remedies(report):
         lines += hung([Cell("next: ", "cyan")], advice, room)
@@ -117,7 +117,7 @@ def _summarize_result(result: Result) -> Cell:
 
 
 def _problems(problems: list[Problem], room: int | None, headline: Problem | None) -> Lines:
-    """Return the lines of a check's problems; what neighbours share is listed once.
+    """Return the lines of a check's problems; what neighbors share is listed once.
 
     The cause of a headline is not repeated.
     """

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli.completion import complete_checks, complete_devices
-from weightctl.cli.options import From, Json, Path, examples, exit_codes, section
+from weightctl.cli.costs import document_network
+from weightctl.cli.options import Anonymous, From, Json, Path, examples, exit_codes, locate, section
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
@@ -20,13 +21,13 @@ from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
-from weightctl.storage.location import parse_location
+from weightctl.storage.files import is_directory, is_file, list_names, open_reader
+from weightctl.storage.location import is_remote
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.report import check_targets, write
 from weightctl.verify.report.json_document import make_document
-from weightctl.verify.request import Request
-from weightctl.verify.subject import Subject
+from weightctl.verify.request import Request, Subject
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def verify(
         typer.Option(
             metavar="OTHER",
             help="Compare with OTHER: a checkpoint, in any format, that is known to be good.",
+            callback=locate,
             rich_help_panel=_CHOICE,
         ),
     ] = None,
@@ -147,7 +149,7 @@ def verify(
         typer.Option(
             "--max-ppl",
             metavar="X",
-            help="Report a perplexity above X as a problem.",
+            help="Report a problem if the perplexity is above X.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -156,7 +158,7 @@ def verify(
         typer.Option(
             "--max-kld",
             metavar="X",
-            help="Report a mean KL divergence from OTHER above X nats as a problem.",
+            help="Report a problem if the mean KL divergence from OTHER is above X nats.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -165,7 +167,7 @@ def verify(
         typer.Option(
             "--max-rmse",
             metavar="X",
-            help="Report each tensor with a relative RMSE above X as a problem; 0.1 means 10 %. "
+            help="Report a problem for each tensor whose relative RMSE is above X; 0.1 means 10 %. "
             "[default: the error expected for the tensor's type]",
             rich_help_panel=_LIMITS,
         ),
@@ -181,6 +183,7 @@ def verify(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
     source: From = None,
+    anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Annotated[
         bool,
@@ -196,6 +199,7 @@ def verify(
     formats, names and types differ. Without --against, swapped or slightly wrong weights cannot be
     detected. In the output, A is MODEL and B is OTHER.
     """
+    del anonymous  # its callback does all
     limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}
     _require_limits(limits)
     _require_one({"--text": text, "--text-file": text_file, "--tokens": tokens})
@@ -242,13 +246,21 @@ def _require_one(prompts: Mapping[str, str | None]) -> None:
 
 def _require_there(subject: Subject) -> None:
     """Raise where there is nothing to verify: where the path, or --from, is not what was meant."""
-    parse_location(subject.path)  # raises for a URL
     damage = subject.damage
     if damage is None:
         return
     is_unread = damage.path == subject.path and isinstance(damage.__cause__, OSError)
+    # A checkpoint that cannot be reached is an error, not a problem in it.
+    is_unread |= is_remote(damage.path) and not _is_readable(damage.path)
     if is_unread or _is_mistaken(subject, damage):
         raise damage
+
+
+def _is_readable(path: str) -> bool:
+    try:
+        return is_directory(path) or bool(open_reader(path).path)
+    except FormatError:
+        return False
 
 
 def _is_mistaken(subject: Subject, damage: FormatError) -> bool:
@@ -256,10 +268,10 @@ def _is_mistaken(subject: Subject, damage: FormatError) -> bool:
     path = subject.path
     if subject.format_name is not None and Subject(path).damage is None:
         return True
-    if not os.path.isdir(damage.path):
+    if not is_directory(damage.path):
         # The other JSON files of a model are beside its weights, and are none.
         return damage.path == path and path.endswith(".json") and format_by_index(path) is None
-    named = [name for name in os.listdir(damage.path) if format_by_suffix(name)]
+    named = [name for name in list_names(damage.path) if format_by_suffix(name)]
     return all(Subject(os.path.join(damage.path, name)).damage is None for name in named)
 
 
@@ -270,7 +282,7 @@ def _inputs(request: Request) -> list[str]:
         try:
             header = header_of(subject.stored)
         except FormatError:  # which the report will tell of
-            inputs += [subject.path] if os.path.isfile(subject.path) else []
+            inputs += [subject.path] if is_file(subject.path) else []
             continue
         listing = [header.listing] if header.listing else []
         inputs += [*header.files, *listing, *companions(header.files).values()]
@@ -286,7 +298,7 @@ def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:
 
 def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        show_text(json.dumps(make_document(report)) + "\n")
+        show_text(json.dumps(make_document(report) | document_network()) + "\n")
     elif quiet:
         show_lines(brief(report, in_vain))
     else:

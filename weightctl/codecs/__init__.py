@@ -36,16 +36,16 @@ __all__ = [
 
 
 def codec(encoding: Encoding) -> Codec:
-    """Return the fastest that encodes and decodes an encoding.
+    """Return the fastest codec of an encoding.
 
-    Raises `EncodingError` for one that the table lacks.
+    Raises `EncodingError` for an encoding that is not in the table.
     """
     defined, compiled = definition(encoding), kernel(encoding.name)
     return defined if compiled is None else CompiledCodec(defined, compiled)
 
 
 class Transcoded(NamedTuple):
-    """The bytes of a new encoding, and what the numbers lost: None if it `is_exact`."""
+    """The bytes of a new encoding, and the loss: None if the conversion `is_exact`."""
 
     raw: U8
     loss: Loss | None
@@ -63,13 +63,14 @@ def transcode(
 ) -> Transcoded:
     """Turn rows of one encoding into rows of another.
 
-    `raw` has shape (rows, bytes per row), the result too; it is `out` where that is given, which is
-    contiguous and shares no memory with `raw`. `importance` is one weight per column, or None.
-    Plain numbers are rounded once, to nearest even; where one side is a block encoding they go
-    through float32, as in ggml, and the loss is of that. Overflows are always counted, the rest of
-    the loss only with `measure`. Raises `NonFiniteError` if a block encoding would have to hold a
-    number that overflows its scale, a NaN or an infinity, but with `zero_nonfinite` the latter
-    become 0; and `EncodingError` if there is no way from the one to the other.
+    `raw` and the result have shape (rows, bytes per row). The result is `out` if that is given;
+    `out` must be contiguous and must not share memory with `raw`. `importance` is one weight per
+    column, or None. Values without blocks are rounded once, to nearest even. If one side is a block
+    encoding, values are converted to float32 first, as in ggml, and the loss is relative to that.
+    Overflows are always counted; the rest of the loss is measured only with `measure`. Raises
+    `NonFiniteError` if a block encoding cannot hold a value: one that overflows the scale, a NaN or
+    an infinity; with `zero_nonfinite`, NaN and infinities become 0 instead. Raises `EncodingError`
+    if the conversion is not supported.
     """
     if source == target:
         return Transcoded(_fill(out, raw), None)

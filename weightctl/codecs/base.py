@@ -17,13 +17,13 @@ U8 = NDArray[np.uint8]
 
 
 class Codec(Protocol):
-    """What turns values into the bytes of one encoding and back."""
+    """Encodes values into the bytes of one encoding, and decodes them."""
 
     def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
         """Fill `out`, shape (r, n // block * size), with `rows`, shape (r, n), encoded.
 
-        `n` is a multiple of the encoding's block. `importance`, shape (n,), says how much an error
-        in each column matters (ggml's `quant_weights`).
+        `n` is a multiple of the encoding's block. `importance`, shape (n,), is the weight of an
+        error in each column (ggml's `quant_weights`).
         """
         ...
 
@@ -33,11 +33,11 @@ class Codec(Protocol):
 
 
 class BlockCodec(NamedTuple):
-    """The codec of blocks of `elements` values, which are encoded each by itself.
+    """The codec of blocks of `elements` values; each block is encoded independently.
 
     `block_dtype` has the fields of one block. `encode_tile` takes values of shape (r, b, elements)
     and their importance, shape (b, elements), and fills blocks of shape (r, b); `decode_tile` takes
-    such blocks and fills an array of such values. At most `area` values are at work at a time.
+    such blocks and fills an array of such values. At most `area` values are processed at a time.
     """
 
     block_dtype: np.dtype[np.void]
@@ -68,7 +68,7 @@ class BlockCodec(NamedTuple):
 def tiles(shape: tuple[int, ...], area: int) -> Iterator[tuple[slice, slice]]:
     """Cut a table of (rows, columns) into rectangles of at most `area` cells.
 
-    They are whole rows if one fits, else parts of one row.
+    The rectangles consist of whole rows if a row fits, and otherwise of parts of one row.
     """
     rows, columns = shape
     width = max(1, min(columns, area))

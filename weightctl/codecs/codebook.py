@@ -34,7 +34,7 @@ _MIDPOINTS = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
 def _find_nearest(values: F32) -> U8:
-    """Return which levels are nearest to values, the upper of two as near; 15 for NaN."""
+    """Return the indices of the nearest levels; the upper of two equally near, 15 for NaN."""
     level = np.full(values.shape, 15, np.uint8)
     for midpoint in _MIDPOINTS:
         level -= values < midpoint
@@ -42,11 +42,11 @@ def _find_nearest(values: F32) -> U8:
 
 
 def _fit_scale(x: F32, weights: F32) -> F32:
-    """Return, for each lane, the scale such that `x` is near to the scale times levels.
+    """Return the scale for each lane, so that `x` is near to the scale times levels.
 
     Tries the peak at 127, then at -134, -133 ... -120, fits a scale to the levels of each trial by
-    weighted least squares, and takes that of the least error. The scale of a lane of negligible
-    values is 0. Mirrors the search in ggml's `quantize_row_iq4_nl_impl`.
+    weighted least squares, and uses the scale with the least error. The scale of a lane of
+    negligible values is 0. Mirrors the search in ggml's `quantize_row_iq4_nl_impl`.
     """
     peak = first_peak(x)
     inverse: F32 = np.float32(1) / (peak / np.float32(127))

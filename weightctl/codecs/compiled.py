@@ -19,7 +19,7 @@ __all__ = ["CompiledCodec", "transcode_in_one_pass"]
 
 
 class CompiledCodec:
-    """A definition, and the kernel that does as much of its work as it can."""
+    """A codec's definition, and the kernel that replaces as much of it as possible."""
 
     def __init__(self, definition: Codec, kernel: Kernel) -> None:
         self._definition = definition
@@ -61,7 +61,7 @@ def transcode_in_one_pass(
     measure: bool,
     zero_nonfinite: bool,
 ) -> tuple[U8, Loss | None]:
-    """Return what `transcode_arrays` does of rows that are not empty, in `out` where it is given.
+    """Return the result of `transcode_arrays` for rows that are not empty, in `out` if given.
 
     Raises `NonFiniteError` as that does.
     """

@@ -1,4 +1,4 @@
-"""The NumPy definition of each encoding: ours, or for decoding that of the `gguf` package."""
+"""The NumPy definition of each encoding: ours, or that of the `gguf` package for decoding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["can_decode", "can_encode", "definition"]
 
-# What `gguf.quants.dequantize` decodes and no codec of ours does.
+# Encodings that only `gguf.quants.dequantize` decodes.
 _DECODED = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 
 
 def definition(encoding: Encoding) -> Codec:
-    """Return the NumPy code that says what the bytes of an encoding are.
+    """Return the NumPy codec that defines the bytes of an encoding.
 
-    Raises `EncodingError` for one that the table lacks.
+    Raises `EncodingError` for an encoding that is not in the table.
     """
     if encoding.dtype is not None:
         return ScalarCodec(encoding.dtype)
@@ -57,7 +57,7 @@ class GgufDecoder:
 
     def decode(self, blocks: U8, out: F32) -> None:
         """Fill `out` with the values of `blocks`, as `gguf.quants.dequantize` computes them."""
-        # Imported late: it takes as long as the rest of a conversion's start.
+        # Imported on use: the import takes as long as the rest of a conversion's start.
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 

@@ -8,9 +8,9 @@ exponent is 0, the least. ggml has no defined result there: it converts a negati
 and writes exponents such as 255, which is NaN.
 
 NVFP4 has 64 values in four sub-blocks with 8-bit scales (E4M3, unsigned). ggml's blocks have no
-scale of the tensor: values beyond 2688 (6 times 448) become that, those some millions of times as
-large zeros (float32 does not tell 0 and 2688 apart beside them), and so do the values of a
-sub-block whose magnitudes are all below 6 / 1024.
+scale for the whole tensor: values beyond 2688 (6 times 448) become 2688. Values that are millions
+of times as large become zeros, because float32 cannot distinguish the distances to 0 and 2688. The
+values of a sub-block also become zeros if all magnitudes are below 6 / 1024.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["MXFP4", "NVFP4"]
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 # ggml's `kvalues_mxfp4`, as integers: a code of -0 gives 0, not -0.
 _VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)
-# Values that are at work at a time.
+# Values that are processed at a time.
 _AREA = 1 << 15
 
 
 def _find_nearest(x: F32, scale: F32) -> U8:
     """Return the codes nearest to `x / scale`, shape (..., n), for scales (...).
 
-    Of two as near it is the lesser magnitude, as float32 has their distances: for numbers that are
-    a million times the greatest value it is zero. Zero has no sign.
+    Of two equally near codes, the one with the smaller magnitude is used. Distances are computed in
+    float32, so numbers that are a million times the largest value become zero. Zero has no sign.
     """
     magnitude = np.abs(x)
     code = np.zeros(x.shape, np.uint8)
@@ -94,7 +94,7 @@ def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
 def _round_scales(values: F32) -> U8:
     """Return values >= 0 as E4M3, half rounded up, as ggml's `ggml_fp32_to_ue4m3` does it.
 
-    What is 248 or more becomes 448, although E4M3 has numbers between them.
+    Values of 248 or more become 448, although E4M3 has numbers between these.
     """
     bits = values.view(np.uint32)
     # The exponent and three bits of the mantissa in one: what they round up to carries over.

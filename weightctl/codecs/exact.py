@@ -1,4 +1,4 @@
-"""Conversions that lose nothing, whatever the numbers."""
+"""Conversions that are exact for all values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["holds_all", "is_exact"]
 
 
 class _Range(NamedTuple):
-    """What numbers a type has: bits of the significand, the least above zero, the largest."""
+    """The range of a type: bits of the significand, smallest positive and largest value."""
 
     precision: int
     least: float
@@ -27,7 +27,7 @@ class _Range(NamedTuple):
 
 @cache
 def is_exact(source: Encoding, target: Encoding) -> bool:
-    """Whether every number of one encoding either stays itself in another or is refused.
+    """Whether another encoding can hold every value of one, or refuses the value.
 
     The numbers of a block encoding are float32.
     """
@@ -54,7 +54,7 @@ def _range(dtype: DType) -> _Range:
         return _Range(1, 1, 1)
     if dtype.is_integer:
         whole = np.iinfo(dtype.value)
-        # The one number with a bit more, -128 for int8, is a power of two.
+        # The only value with one more bit, such as -128 for int8, is a power of two.
         return _Range(int(whole.max).bit_length(), 1, -float(whole.min) or float(whole.max))
     limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
     found = limits(numpy_dtype(dtype))
@@ -62,7 +62,7 @@ def _range(dtype: DType) -> _Range:
 
 
 def holds_all(source: Encoding, target: Encoding) -> bool:
-    """Whether every number of one encoding stays itself in another; none is refused."""
+    """Whether another encoding can hold every value of one exactly."""
     before, after = source.dtype, target.dtype
     if before is not None and after is not None and before.is_integer and after.is_integer:
         low, high = _integer_limits(before)

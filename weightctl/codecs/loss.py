@@ -25,12 +25,13 @@ __all__ = ["Loss", "measure_loss", "sum_squares_and_error"]
 class Loss:
     """The loss of a conversion; the losses of a tensor's chunks add up to that of the tensor.
 
-    Of `count` numbers `overflows` were too large for their new encoding, and `underflows` became
-    zero without being it (of plain numbers only: a zero in a block is ordinary rounding). `squares`
-    is the sum of their squares and `squared_error` that of the differences, both without the
-    numbers that are infinite or NaN before or after. Where only overflows were counted the sums are
-    NaN, and `underflows` is 0. `nonfinite` of them were infinite or NaN and became
-    zeros before they were put into blocks; they are measured as these.
+    `count` is the number of values. `overflows` of them were too large for the new encoding, and
+    `underflows` became zero although they were not zero (counted only without blocks: in a block,
+    this is ordinary rounding). `squares` is the sum of the squares of the values, and
+    `squared_error` that of the differences; both leave out values that are infinite or NaN before
+    or after. If only overflows were counted, the sums are NaN and `underflows` is 0. `nonfinite`
+    values were infinite or NaN, and became zeros before they were encoded; they are measured as
+    zeros.
     """
 
     count: int
@@ -59,7 +60,7 @@ class Loss:
     def relative_rmse(self) -> float:
         """The root of `squared_error` over `squares`: 0 for no error, 1 where all became zero."""
         if self.squares == 0:
-            # There were zeros alone, or numbers whose squares are too small even for float64.
+            # All values are zero, or their squares are too small even for float64.
             return float(self.underflows > 0 or self.squared_error > 0)
         return sqrt(self.squared_error / self.squares)
 
@@ -67,15 +68,15 @@ class Loss:
 def sum_squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:
     """Return the sums of squares of `numbers` and of their differences from `held`, shape (n,).
 
-    They are right to 1e-6 of themselves, whatever the size of the numbers, and not finite where
-    some of the numbers are not. `held` is overwritten.
+    Their relative error is at most 1e-6 for values of any size. They are not finite if a value is
+    not finite. `held` is overwritten.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         error = np.subtract(numbers, held, out=held)
         return _sum_of_squares(numbers), _sum_of_squares(error)
 
 
-# A mean square from which on those that float32 cannot hold, below 2**-126, do not count.
+# From this mean square on, squares that float32 cannot hold (below 2**-126) are negligible.
 _LEAST_MEAN = 2.0**-100
 
 
@@ -99,7 +100,7 @@ def _sum_in_chunks(x: F32 | F64) -> float:
 
 
 _TILE = 1 << 15
-# The squares of numbers up to here can be summed up in float64: 10**28 of them.
+# Float64 can hold the sum of 10**28 squares of numbers up to this one.
 _MOST = 1e140
 
 
@@ -127,7 +128,8 @@ def _measure_tile(numbers: Numbers, made: Numbers) -> Loss:
 
 def _subtract(numbers: Numbers, x: F64, held: F64) -> F64:
     if numbers.dtype.kind in "iu" and numbers.itemsize == 8:
-        # Float64 holds not them, but their lower halves, and how far the upper are from `held`.
+        # Float64 cannot hold these integers, but can hold their lower halves, and the differences
+        # of the upper halves from `held`.
         upper = numbers >> 32 << 32
         x, held = upper.astype(np.float64) - held, -(numbers - upper).astype(np.float64)
     return x - held

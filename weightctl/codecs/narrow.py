@@ -41,9 +41,9 @@ _SIGN, _EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
 
 
 def widen(numbers: NDArray[Any], out: F32 | None = None) -> F32:
-    """Return floats of at most 32 bits as float32, in `out`, of the same shape, where it is given.
+    """Return floats of at most 32 bits as float32, in `out` of the same shape if given.
 
-    Without it float32 comes back as it is.
+    Without `out`, float32 is returned unchanged.
     """
     if out is None:
         if numbers.dtype == np.float32:
@@ -59,12 +59,12 @@ def widen(numbers: NDArray[Any], out: F32 | None = None) -> F32:
 
 @lru_cache
 def _values(kind: np.dtype[Any]) -> F32:
-    """Return what each code of a type represents, by code."""
+    """Return the value of each code of a type."""
     codes = np.arange(1 << 8 * kind.itemsize, dtype=f"u{kind.itemsize}")
     with np.errstate(invalid="ignore"):
         values: F32 = codes.view(kind).astype(np.float32)
     if kind == np.float16:
-        # As processors do it; NumPy may leave a signalling NaN as it is.
+        # This is what processors do; NumPy may leave a signalling NaN unchanged.
         values.view(np.uint32)[np.isnan(values)] |= np.uint32(1 << 22)
     return values
 

@@ -1,7 +1,7 @@
 """Blocks of 32 values with levels of 4 or 5 bits, and how levels are packed in pairs.
 
-Byte i of a block's `low` has the low four bits of the levels of elements i and i + 16. Where there
-is a fifth bit, that of element i is bit i of `high`, little endian.
+Byte i of a block's `low` has the low four bits of the levels of elements i and i + 16. The fifth
+bit of element i, if there is one, is bit i of `high`, little endian.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _unpack(
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8], F32]]:
     """Yield blocks (r, b), their levels (r, b, 32), and where their values go, the same shape.
 
-    Together these cover `blocks`, shape (r, n // 32), and `out`, shape (r, n).
+    Together they cover `blocks`, shape (r, n // 32), and `out`, shape (r, n).
     """
     values = out.reshape(*blocks.shape, 32)
     for tile in tiles(blocks.shape, _TILE):
@@ -104,5 +104,5 @@ def pack_pairs(level: U8) -> U8:
 
 
 def unpack_pairs(q: U8) -> U8:
-    """Return the levels (..., n) that `pack_pairs` made bytes (..., n / 2) of."""
+    """Return the levels (..., n) in bytes (..., n / 2) from `pack_pairs`."""
     return np.concatenate([q & np.uint8(15), q >> np.uint8(4)], axis=-1)

@@ -32,7 +32,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
     block["scales"] = np.minimum(nearest_int(inverse * scales), 127).T
     final = _scales(block).reshape(-1)
     levels = sub_blocks.choose_levels_again(x, final, level, -32, 31)
-    # Where nothing is large enough to count, all bytes are 0, whatever the scale came to be.
+    # If all values are negligible, all bytes are 0, for any scale.
     nothing = np.abs(largest) < NEGLIGIBLE
     block[nothing] = np.zeros((), block.dtype)
     levels.reshape(16, 16, -1)[..., nothing] = 0

@@ -26,7 +26,7 @@ __all__ = [
     "weight_by_importance",
 ]
 
-# Values at a time: some ten arrays of 512 KiB are at work.
+# Values at a time: about ten arrays of 512 KiB are in use.
 AREA = 1 << 17
 
 
@@ -41,11 +41,10 @@ def build_codec(
 ) -> BlockCodec:
     """Return the codec of blocks of sixteen sub-blocks.
 
-    `fit` takes values of shape (r, b, 256), their importance of shape (b, 256), and blocks of
-    shape (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack`
-    stores levels of shape (r * b, 256). Of blocks of shape (n,), `unpack` returns the levels, shape
-    (n, 256), `scales` the scales of the sub-blocks, shape (16, n), and `mins` what is to be taken
-    off.
+    `fit` takes values of shape (r, b, 256), their importance of shape (b, 256), and blocks of shape
+    (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack` stores
+    levels of shape (r * b, 256). Of blocks of shape (n,), `unpack` returns the levels, shape (n,
+    256), `scales` the scales of the sub-blocks, shape (16, n), and `mins` what is to be subtracted.
     """
 
     def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
@@ -90,7 +89,7 @@ def weight_by_importance(rows: F32, importance: F32, share: float) -> F32:
 def choose_levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -> U8:
     """Return the levels, less `least`, of `x` at scales that were rounded after the search.
 
-    Where a scale became 0 they are those `found` by the search, from which `least` is taken off.
+    For a scale that became 0, they are the levels `found` by the search, less `least`.
     """
     levels = clamp_levels(x / scale, least, most)
     levels -= np.float32(least)
@@ -110,7 +109,7 @@ def pack_two_bits(levels: U8) -> U8:
 
 
 def unpack_two_bits(packed: U8) -> U8:
-    """Return the levels (n, 256) that `pack_two_bits` made bytes (n, 2, 32) of."""
+    """Return the levels (n, 256) in bytes (n, 2, 32) from `pack_two_bits`."""
     levels = np.empty((len(packed), 2, 4, 32), np.uint8)
     for group in range(4):
         levels[:, :, group] = packed >> 2 * group & 3

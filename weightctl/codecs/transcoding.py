@@ -1,6 +1,6 @@
 """Transcoding in whole arrays: the definition of what the kernels do in one pass.
 
-What a block cannot hold is refused, and what a conversion loses is measured.
+Values that a block cannot hold are refused, and the loss of a conversion is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HARMLESS = 256.0
 # own infinities. A scale of MXFP4 is any power of two.
 _LARGEST = 2.0**28
 _LARGEST_OF = {"NVFP4": 2688.0, "MXFP4": inf}
-# Numbers that are decoded at a time, to see what was lost.
+# Numbers that are decoded at a time, to measure the loss.
 _TILE = 1 << 17
 
 
@@ -49,7 +49,7 @@ def transcode_arrays(
     measure: bool,
     zero_nonfinite: bool,
 ) -> tuple[U8, Loss | None]:
-    """Return what `codecs.transcode` does of two encodings; `codec` gives the codec of each."""
+    """Return what `codecs.transcode` returns; `codec` gives the codec of an encoding."""
     if target.dtype is None:
         numbers = decode_rows(raw, source, codec)
         return _encode_blocks(
@@ -66,7 +66,7 @@ def transcode_arrays(
 
 def decode_rows(raw: U8, encoding: Encoding, codec: Callable[[Encoding], Codec]) -> F32:
     """Return the numbers of rows of an encoding, shape (rows, columns)."""
-    # Scales of damaged blocks may be anything; what they give is judged by its readers.
+    # Scales of damaged blocks can have any value; callers check the decoded values.
     with np.errstate(all="ignore"):
         if encoding.dtype is not None:
             return convert(unpack(raw, encoding.dtype), DType.float32)
@@ -87,7 +87,7 @@ def _encode_blocks(
     measure: bool,
     zero_nonfinite: bool,
 ) -> tuple[U8, Loss]:
-    """Return the blocks of rows of numbers, and the loss: all of it with `measure`.
+    """Return the blocks for rows of values, and the loss, which is complete with `measure`.
 
     `importance` is one weight per column, or None. Raises `NonFiniteError` if a block would have to
     hold a number that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.

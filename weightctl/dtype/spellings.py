@@ -1,4 +1,4 @@
-"""The spellings of types: by people, by NumPy and by torch, and what a misspelt one may mean."""
+"""The spellings of types: by people, by NumPy and by torch, and what a misspelled one may mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AMBIGUOUS = {"f4": "float32", "i8": "int64", "u8": "uint64", "float": "float64"
 
 
 def find_spelling(text: str) -> Encoding | None:
-    """Return the encoding that is spelt so, None for what means different ones to some."""
+    """Return the encoding that is spelled so, None for what means different ones to some."""
     return None if text in _AMBIGUOUS else _list_spellings().get(_normalize_name(text))
 
 

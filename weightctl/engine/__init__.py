@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.engine.device_buffer import DeviceBuffer
+    from weightctl.engine.arrays import DeviceBuffer
     from weightctl.engine.process_group import Process, processes
     from weightctl.engine.session import InferenceSession, LoadedGraph
 
 __all__ = ["DeviceBuffer", "InferenceSession", "LoadedGraph", "Process", "processes"]
 
 _NAMES = {
-    "DeviceBuffer": "weightctl.engine.device_buffer:DeviceBuffer",
+    "DeviceBuffer": "weightctl.engine.arrays:DeviceBuffer",
     "InferenceSession": "weightctl.engine.session:InferenceSession",
     "LoadedGraph": "weightctl.engine.session:LoadedGraph",
     "Process": "weightctl.engine.process_group:Process",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weightctl.engine.allocated import find_allocated
+from weightctl.dtype import DType
+from weightctl.engine.arrays import tensor_of
 from weightctl.engine.forms import (
     NAMES,
     BindingProblem,
@@ -17,22 +18,31 @@ from weightctl.engine.forms import (
     make_tensor,
     mismatch,
 )
-from weightctl.engine.slices import slice_weight
-from weightctl.engine.stored import InFiles, InMemory, to_stored_weight
+from weightctl.engine.stored import InFiles, InMemory, slice_weight, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
+from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
 from weightctl.weights.equal import difference
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.protocol import Weights
 from weightctl.weights.steps.sliced import unfit
-from weightctl.weights.tree import Checkpoint
+from weightctl.weights.tree import (
+    Checkpoint,
+    allocations_of,
+    find_stored_name,
+    header_of,
+    info_of,
+    source_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from torch import Tensor
 
     from weightctl.engine.stored import StoredWeight
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Source
 
 __all__ = ["BoundWeights", "bind"]
 
@@ -42,6 +52,49 @@ _REGISTRY = (
     "pass them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
 )
 _TIED = "give only one of the two, or untie the weights in the model"
+
+
+class _Allocated:
+    """A tensor of a tree, converted for each use and not kept."""
+
+    def __init__(self, node: Checkpoint) -> None:
+        self._node = node
+        self.info: TensorInfo = _as_asked(node).info
+        self.source: Source = source_of(node)
+
+    is_borrowed = False
+
+    @property
+    def key(self) -> Hashable:
+        """The source, its name for the tensor, and what that becomes."""
+        name = header_of(self._node).aliases.get(self._node.name, self._node.name)
+        return (id(self.source), name, self.info.encoding)
+
+    def raw(self) -> Tensor:
+        """Return the bytes, in memory of their own."""
+        memory = _as_asked(self._node).view()
+        return tensor_of(Buffer(memory, DType.uint8, (memory.nbytes,)))
+
+    def expect(self) -> None:
+        """Do nothing: the conversion takes longer than the reading."""
+
+
+def _find_allocated(entry: object, form: WeightForm) -> _Allocated | None:
+    """Return what was allocated under an entry of a registry, where a graph means that by a form.
+
+    It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of
+    the form's dtype. Any other weight of the name is the numbers as they are stored.
+    """
+    if not isinstance(entry, Checkpoint) or not allocations_of(entry).gave(form.weight):
+        return None
+    info = _as_asked(entry).info
+    is_meant = info.encoding.dtype in {None, form.dtype} and not mismatch(info, form)
+    return _Allocated(entry) if is_meant and info.encoding != info_of(entry).encoding else None
+
+
+def _as_asked(node: Checkpoint) -> WeightData:
+    """Return a node's data as `allocate` was asked for it; nothing is read before it is touched."""
+    return allocations_of(node).take(node.name, find_stored_name(node))
 
 
 class BoundWeights:
@@ -151,7 +204,7 @@ def bind(
         entry = entries[name]
         if entry is None:
             continue
-        place = find_allocated(entry.given, wanted) or entry.place
+        place = _find_allocated(entry.given, wanted) or entry.place
         if problem := mismatch(place.info, wanted):
             problems[name] = problem
         elif wanted is not form and form.whole is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
-from weightctl.engine.symbols import name_of, resolve_attributes, size_of
+from weightctl.engine.inputs import name_of, resolve_attributes, size_of
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.text.untyped import is_tuple

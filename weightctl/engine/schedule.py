@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.device import CPU
 from weightctl.engine.forms import ShardedWhole, WeightForm
-from weightctl.engine.symbols import has_names, name_of, resolve_attributes
+from weightctl.engine.inputs import has_names, name_of, resolve_attributes
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
-    from weightctl.graph.ops.op import Op
+    from weightctl.graph.ops.rules import Op
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape

@@ -24,7 +24,7 @@ __all__ = [
 def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:
     """Return which half-split row each row of an interleaved projection is: `new = old[order]`.
 
-    A rotary embedding turns numbers in pairs. In GGUF a pair's rows are neighbours; in Hugging
+    A rotary embedding turns numbers in pairs. In GGUF a pair's rows are neighbors; in Hugging
     Face's naming convention the first rows of all pairs of a head stand before all the second ones.
     Of each head the first `rotated` rows, all where not given, are in pairs; the others stay.
     """
@@ -109,7 +109,7 @@ class RopeRows:
 
 
 def _describe_rows(heads: int, how: str) -> str:
-    return f"rows of {heads} {'heads' if heads > 1 else 'head'} in {how} order"
+    return f"rows of {heads} {'heads' if heads > 1 else 'head'} reordered for {how} RoPE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ArchitectureError, FormatError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 

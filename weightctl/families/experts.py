@@ -102,6 +102,6 @@ def check_experts(fields: Fields) -> None:
     """Raise `ValueError` for more experts than one can use, or there are."""
     count, used, layers = fields["experts"], fields["experts_used"], fields["layers"]
     if used > count:
-        raise ValueError(f"{used} of {count} experts cannot be used per token")
+        raise ValueError(f"{used} experts per token are not possible with {count} experts")
     if count * layers > _MOST:
         raise ValueError(f"{count} experts in {layers} layers are more than the limit of {_MOST}")

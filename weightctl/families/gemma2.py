@@ -32,6 +32,7 @@ from weightctl.families.kinds import (
 from weightctl.families.rope_keys import ROPE_KEYS, standard
 from weightctl.families.rotations import check_heads, scaling
 from weightctl.families.windowed_layers import WORDS
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,8 +240,8 @@ def consistent(fields: Fields) -> Fields:
     described = len(fields["windowed_layers"])
     if described != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config states attention "
-            f"types for {described} layers"
+            f"the model has {pluralize(fields['layers'], 'layer')}, but the config states "
+            f"attention types for {pluralize(described, 'layer')}"
         )
     return {**fields, "rope_scaling": scaling(fields)}
 

@@ -41,7 +41,7 @@ class LlamaConfig:
     """The sizes of a llama, and which of its variations it has.
 
     `rope_dimensions` is how many numbers of each head are rotated; `rope_interleaved` says that
-    neighbours are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
+    neighbors are, as in GGUF, not each half's with the other's, as in Hugging Face's checkpoints.
     `attention_bias` is that of queries, keys and values; `qk_norm` gives each head of queries and
     keys a norm. `sliding_window` is how many positions back, itself included, a position sees:
     in the layers that `windowed_layers` says, in all where it is None. A `tied` model has no

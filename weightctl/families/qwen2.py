@@ -16,6 +16,7 @@ from weightctl.families.kinds import FLAG
 from weightctl.families.llama import FAMILY as LLAMA
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import FLAGS, WORDS, with_layer_types
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,8 +80,8 @@ def check_fields(fields: Fields) -> Fields:
     windowed = fields["windowed_layers"]
     if windowed is not None and len(windowed) != fields["layers"]:
         raise ValueError(
-            f"the model has {fields['layers']} layers, but the config states attention types "
-            f"for {len(windowed)} layers"
+            f"the model has {pluralize(fields['layers'], 'layer')}, but the config states "
+            f"attention types for {pluralize(len(windowed), 'layer')}"
         )
     if windowed is not None and any(windowed) and fields["sliding_window"] is None:
         raise ValueError(

@@ -15,6 +15,7 @@ from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.nearest import describe_nearest
 from weightctl.system.registry import load
+from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def _checkpoint(
     count = len(header_of(weights).tensors)
     if read.config.layers > count:
         raise ArchitectureError(
-            f"{where} states {read.config.layers} layers, but the checkpoint has only "
-            f"{count} tensors",
+            f"{where} states {pluralize(read.config.layers, 'layer')}, but the checkpoint has only "
+            f"{pluralize(count, 'tensor')}",
             hint="check that the config belongs to this checkpoint",
         )
     found = match(weights, family, convention, read.config, where)

@@ -153,7 +153,7 @@ def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
         if not stretched.truncate:
-            raise ValueError("its `yarn` scaling is not truncated to whole pairs (`truncate`)")
+            raise ValueError("`truncate` of its `yarn` scaling is false")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":

@@ -20,11 +20,11 @@ __all__ = [
 
 
 class FormatLine(NamedTuple):
-    """What the table says of a format.
+    """An entry of the table of formats.
 
-    `suffixes` are those its files have, the usual one first. `in_directory` is the file name it
-    takes inside a model's directory, where it takes one; such a checkpoint in several parts has an
-    index that lists them.
+    `suffixes` are those of its files, the usual one first. `in_directory` is the name of its file
+    in a model directory, empty if the format is not used there; if such a checkpoint has several
+    parts, an index lists them.
     """
 
     module: str
@@ -42,7 +42,7 @@ class FormatLine(NamedTuple):
         return self.in_directory is not None
 
 
-# In order of preference, where a directory holds several.
+# In order of preference, if a directory contains several.
 FORMATS: dict[str, FormatLine] = {
     "safetensors": FormatLine(
         "weightctl.formats.safetensors",
@@ -61,7 +61,7 @@ INDEX_SUFFIX = ".index.json"
 
 
 def format_module(name: str) -> Format:
-    """Return the format of this name; raises `ConversionError` for one that the table lacks."""
+    """Return the format of this name; raises `ConversionError` if there is none."""
     if name not in FORMATS:
         raise ConversionError(
             f"`{name}` is not a supported format",

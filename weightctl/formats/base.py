@@ -37,15 +37,15 @@ __all__ = [
 
 Bytes = bytes | bytearray | memoryview
 
-# The metadata that says on which boundary, in bytes, tensors start. It is GGUF's own key; formats
-# without one keep it too, so that it crosses them and a copy is aligned as its source is.
+# The metadata key for the boundary, in bytes, on which tensors start. It is GGUF's key. Other
+# formats keep it too, so that a copy is aligned like its source.
 ALIGNMENT_KEY = "general.alignment"
-# The metadata that says how the names of a PyTorch checkpoint were nested, in whatever format it is
-# kept since (`weightctl.formats.pytorch.levels`).
+# The metadata key that records how the names of a PyTorch checkpoint were nested, in any format
+# (`weightctl.formats.pytorch.levels`).
 LEVELS_KEY = "pytorch.levels"
-# Where a file is one of several these say which; of the whole they say nothing.
+# Metadata keys that number the files of a set. They do not apply to the whole checkpoint.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-# GGUF's specification and safetensors' headers know no smaller one.
+# The smallest alignment that GGUF's specification and safetensors' headers allow.
 LEAST_ALIGNMENT = 8
 _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 
@@ -66,9 +66,9 @@ class Layout(NamedTuple):
     """The description of a file before its tensors are written.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
-    the file; `nbytes` is the length of the whole file. `between` gives what stands after the
-    tensors written so far, up to the next one or the end, from the CRC-32 of each; None if that is
-    nothing but zeros.
+    the file; `nbytes` is the length of the whole file. `between` returns the bytes after the
+    tensors written so far, up to the next one or the end, from the CRC-32 of each; None if all such
+    bytes are zeros.
     """
 
     header: bytes
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The position of a file among several; `number` starts at 0, `tensors` counts those of all."""
+    """The position of a file in a set; `number` starts at 0, `tensors` is the total count."""
 
     number: int
     parts: int
@@ -90,7 +90,7 @@ class Format(Protocol):
     """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
 
     def sniff(self, file: Reader) -> bool:
-        """Whether a file is of this format, as far as its first bytes or its outline show."""
+        """Whether a file has this format, according to its first bytes or its structure."""
         ...
 
     def read(self, file: Reader) -> Header:
@@ -107,10 +107,11 @@ class Format(Protocol):
         metadata: Mapping[str, MetadataValue],
         part: Part | None = None,
     ) -> Layout:
-        """Describe the file that holds these tensors, before a byte of them is read.
+        """Describe the file for these tensors, before any of their bytes are read.
 
-        The metadata is of the whole; the first of several files keeps it, and the others only
-        what they cannot be read without. Raises `ConversionError` for metadata that cannot be.
+        The metadata is that of the whole checkpoint. The first of several files stores it; the
+        others store only the keys that are necessary to read them. Raises `ConversionError` for
+        invalid metadata.
         """
         ...
 
@@ -121,12 +122,12 @@ def pad(offset: int, alignment: int) -> int:
 
 
 def is_alignment(value: MetadataValue) -> bool:
-    """Whether a value of `ALIGNMENT_KEY` is what GGUF asks for: a u32 power of two."""
+    """Whether a value of `ALIGNMENT_KEY` is valid in GGUF: a power of two, stored as u32."""
     return value.type == "u32" and value.content in _ALIGNMENTS
 
 
 def is_possible(shape: Sequence[int]) -> bool:
-    """Whether a shape is one that arrays can have: no size below 0, no product beyond memory.
+    """Whether an array can have a shape: no size below 0, no product beyond the address space.
 
     A tensor without elements takes no bytes, so no file is too small for its other sizes.
     """
@@ -158,10 +159,10 @@ def tied_names(
 def write_in_order(
     layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes | FileRange]]
 ) -> None:
-    """Write a file front to back; `pull` gives a tensor's bytes in pieces.
+    """Write a file from start to end; `pull` yields a tensor's bytes in pieces.
 
-    A piece may be a range of a file where the layout asks for no CRC-32. Raises `ConversionError`
-    if the bytes are not as many as the layout says.
+    A piece can be a range of a file if the layout needs no CRC-32. Raises `ConversionError` if the
+    number of bytes differs from the layout.
     """
     sink.write(layout.header)
     position = len(layout.header)
@@ -194,6 +195,6 @@ def _write_between(layout: Layout, sink: Sink, checks: Sequence[int], count: int
         seam = layout.between(checks)
         sink.write(seam)
         count -= len(seam)
-    # In pieces, since a file may ask for an alignment of gigabytes.
+    # In pieces, because a file can state an alignment of gigabytes.
     for start in range(0, count, 1 << 20):
         sink.write(bytes(min(count - start, 1 << 20)))

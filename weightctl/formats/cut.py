@@ -1,4 +1,4 @@
-"""Files that end too soon: how much is missing, and how the rest is had."""
+"""Truncated files: how much is missing, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import re
 
 from weightctl.errors import FormatError
+from weightctl.storage.files import exists
 from weightctl.text.sizes import format_size
 
 __all__ = ["describe_join", "describe_unfinished", "past_end", "rest_of"]
 
-# What a download is called until it is whole, by huggingface_hub, browsers and others.
+# Suffixes of incomplete downloads of huggingface_hub, browsers and other programs.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download")
-# Files too large to upload are cut by `split`; these are the names that people give the pieces.
+# Files too large to upload are divided with `split`; these are the usual names of the pieces.
 _PIECE = re.compile(
     r"(?P<whole>.+?)(?P<join>[-.](?:split|part)-?)(?:[a-z]{1,3}|\d{1,5}(?:of\d{1,5})?)"
 )
@@ -44,7 +45,7 @@ def rest_of(path: str) -> str:
 def describe_unfinished(path: str) -> str:
     """Return a hint if names show that a download is incomplete, else nothing."""
     base = os.path.basename(path)
-    if os.path.exists(path + ".aria2"):
+    if exists(path + ".aria2"):
         return f"{base}.aria2 beside it shows that it is not: start aria2 again to continue"
     if base.lower().endswith(_UNFINISHED):
         suffix = os.path.splitext(base)[1]

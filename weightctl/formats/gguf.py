@@ -37,7 +37,7 @@ MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
 # Plain strings of a safetensors header are kept in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
-# Every safetensors file says this, and one written without it says it again.
+# Every safetensors file has this entry; it is added again when one is written.
 _FRAMEWORK = ("format", "pt")
 _VOCABULARY = "tokenizer.ggml."
 _TOKENS = "tokenizer.ggml.tokens"
@@ -46,7 +46,7 @@ _MAX_NAME = 63
 
 
 class _Entry:
-    """A line of the tensor table: what it says, and at which byte of the file."""
+    """An entry of the tensor table, and its byte offset in the file."""
 
     __slots__ = ("at", "name", "offset", "shape", "type")
 
@@ -64,7 +64,7 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Header:
-    """Parse the header of a GGUF file; `FormatError` with the byte offset where it is invalid."""
+    """Parse the header of a GGUF file; raises `FormatError` with the offset if it is invalid."""
     cursor = _start(file)
     tensor_count, value_count = cursor.count(), cursor.count()
     left = file.size - cursor.offset
@@ -182,7 +182,7 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
 def _place(
     file: Reader, entries: list[_Entry], start: int, alignment: int
 ) -> tuple[dict[str, TensorInfo], dict[str, Extent], tuple[str, ...]]:
-    """Give each tensor its extent; refuse overlaps, gaps and what ends past the file."""
+    """Return each tensor's extent; refuses overlaps, gaps and tensors that end past the file."""
     found: dict[str, tuple[TensorInfo, Extent]] = {}
     expected = 0
     furthest: tuple[int, _Entry | None] = (file.size, None)
@@ -202,7 +202,7 @@ def _place(
             )
         encoding = encoding_by_id("gguf", entry.type)
         if encoding is None:
-            # Nothing says how large an unknown type is, but the next tensor starts behind it.
+            # The size of an unknown type is not stated, but the next tensor starts after its data.
             following = file.size - start if after is None else after.offset
             nbytes = max(following - entry.offset, 0)
             encoding = unknown_encoding("gguf", entry.type, prod(entry.shape), nbytes)
@@ -237,11 +237,11 @@ def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
 
 
 def _strip_text_prefix(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
-    """Give the strings that came from a safetensors header their own names and type back."""
+    """Restore the names and type of strings that came from a safetensors header."""
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         plain = key.removeprefix(_TEXT_PREFIX)
-        # A name that is taken would replace the other value.
+        # A name that is already used would replace the other value.
         is_ours = value.type == "string" and (plain, value.content) != _FRAMEWORK
         if is_ours and plain not in metadata and is_text(value.content):
             made[plain] = MetadataValue(TEXT, value.content)
@@ -251,14 +251,14 @@ def _strip_text_prefix(metadata: dict[str, MetadataValue]) -> dict[str, Metadata
 
 
 def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-    """Give the strings of a safetensors header keys that no key of GGUF has."""
+    """Rename strings of a safetensors header to keys that GGUF does not use."""
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         is_plain = value.type == TEXT
         if is_plain and (key, value.content) == _FRAMEWORK:
             continue
         if not is_plain and key in SPLIT_KEYS:
-            continue  # it was one of several files, and is one
+            continue  # the output is a single file
         name = _TEXT_PREFIX + key if is_plain else key
         if name in made:
             raise ConversionError(f"two metadata values would have the key `{name}` in GGUF")
@@ -267,7 +267,7 @@ def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, Metadat
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
-    """What of these tensors GGUF cannot hold, a sentence each."""
+    """Return a sentence for each tensor that GGUF cannot store."""
     problems: list[str] = []
     for info in tensors:
         if not is_text(info.name):
@@ -291,7 +291,7 @@ def layout(
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _add_text_prefix(metadata)
     if stated := values.get(ALIGNMENT_KEY):
-        # An integer of another type, as from somebody's own dict, means the same.
+        # An integer of another type, such as from a dict of the user, has the same meaning.
         meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
         if not is_alignment(meant):
             raise ConversionError(
@@ -344,8 +344,8 @@ def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, Metadata
 def _list_absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...]:
     """Return a sentence for each special token whose id is that of no token.
 
-    A tool that writes -1, for a token that a model does not have, into an unsigned value makes it
-    4294967295; llama.cpp takes that for none, and other readers fail on it.
+    A tool that writes -1 into an unsigned value, for a token that a model does not have, stores
+    4294967295. llama.cpp reads this as no token; other readers fail.
     """
     tokens = metadata.get(_TOKENS)
     if tokens is None or not is_sequence(tokens.content):

@@ -1,4 +1,4 @@
-"""GGUF's metadata values: skipped quickly, decoded when asked for, and written."""
+"""GGUF's metadata values: skipped quickly, decoded on demand, and written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "PackedArray", "pack_string", "pack_value"]
 
-# The number of each type on disk is its place here (GGUF specification, gguf_metadata_value_type).
+# The position of each type is its number on disk (GGUF specification, gguf_metadata_value_type).
 TYPES = (
     "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64",
 )  # fmt: skip
@@ -35,7 +35,7 @@ def _structs(order: str) -> dict[str, struct.Struct]:
 
 
 class PackedArray(Sequence[Any]):
-    """An array of a GGUF file that stays bytes until it is looked into."""
+    """An array of a GGUF file that is decoded on demand."""
 
     def __init__(self, start: Cursor, end: int, kind: str, count: int) -> None:
         self._file = start.file
@@ -48,7 +48,7 @@ class PackedArray(Sequence[Any]):
 
     @property
     def raw(self) -> bytes | None:
-        """The elements as a GGUF v3 file stores them, None if this file does it otherwise."""
+        """The elements as a GGUF v3 file stores them, None if this file stores them differently."""
         if self._order == ">" or (self._version == 1 and self._kind not in _CODES):
             return None
         start, end = self._span
@@ -74,7 +74,7 @@ class PackedArray(Sequence[Any]):
         if self._list is None and isinstance(index, slice):
             start, stop, step = index.indices(self._count)
             if 0 <= start <= stop < self._count and step == 1:
-                # A look at the first of a vocabulary needs no more of them.
+                # Enough to show the first elements of a vocabulary.
                 return self._first(stop)[start:]
         return self._decode()[index]
 
@@ -88,10 +88,10 @@ class PackedArray(Sequence[Any]):
 
 
 class Cursor:
-    """A place in a GGUF header; each method reads what stands there and moves after it.
+    """A position in a GGUF header; each method reads a value there and moves after it.
 
     The header is read in windows, each larger than the one before. Raises `FormatError` with the
-    byte offset if the file says what cannot be.
+    byte offset if the file is invalid.
     """
 
     def __init__(self, file: Reader, version: int, order: str, offset: int) -> None:
@@ -103,7 +103,7 @@ class Cursor:
         self._window = b""
         self._base = offset
         self._reads = _FIRST_READ
-        # Version 1 counts in 32 bits, later ones in 64.
+        # Counts have 32 bits in version 1, and 64 in later versions.
         self._length = struct.Struct(order + ("I" if version == 1 else "Q"))
         self._structs = _structs(order)
 
@@ -195,7 +195,7 @@ class Cursor:
         return self._structs[kind].size if kind in _CODES else self._length.size
 
     def _skip(self, kind: str, count: int, key: str, depth: int) -> str:
-        """Move after the elements of an array; return their type, that of arrays in full."""
+        """Move after the elements of an array; return their type, in full for nested arrays."""
         if kind in _CODES:
             self.offset += count * self._smallest(kind)
             return kind
@@ -227,7 +227,7 @@ class Cursor:
             raise self.fail(f"the strings of `{key}` extend past the end of the file")
 
     def _place(self, nbytes: int, what: str) -> int:
-        """Return where in the window the next bytes are; they are read if they are not there."""
+        """Return the place of the next bytes in the window; they are read if necessary."""
         place = self.offset - self._base
         if place + nbytes <= len(self._window):
             return place
@@ -248,7 +248,7 @@ def pack_string(content: str) -> bytes:
 def pack_value(key: str, value: MetadataValue) -> bytes:
     """Return the type and content of a value as GGUF v3 stores them.
 
-    Raises `ConversionError` for a type that GGUF does not have, and content that is not of it.
+    Raises `ConversionError` for a type that GGUF does not have, and for content of another type.
     """
     try:
         return _pack(value)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import IO, TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.record import MANIFEST
-from weightctl.storage.location import open_reader
+from weightctl.formats.sharded.detection import MANIFEST, is_manifest
+from weightctl.storage.files import file_size, is_file, list_names, open_reader, prepare
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 
@@ -20,24 +20,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIG",
-    "carry",
     "companions",
     "config",
     "file_name",
     "is_config_of",
-    "is_licence",
+    "is_license",
     "json_document",
-    "write_beside",
+    "open_companion",
+    "restate_dtype",
 ]
 
 CONFIG = "config.json"
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
+# What can stand beside the weights on a web server, which cannot be listed.
+_USUAL_COMPANIONS = (
+    "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "modules.json", "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md",
+)  # fmt: skip
 _MAX_SIZE = 100_000_000
-_COPIED = 1 << 20
 ADAPTER_CONFIG = "adapter_config.json"
-# How the files that a config.json describes are called.
+# Names of the files that a config.json describes.
 _USUAL_NAMES = (
     "model", "pytorch_model", "adapter_model", "diffusion_pytorch_model", "consolidated",
 )  # fmt: skip
@@ -47,72 +53,52 @@ _OTHER_SIZES = ("vocab_size", "intermediate_size", "n_inner", "d_ff", "ffn_dim")
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
-    """Return the files to carry along with a checkpoint, by name: config, tokenizer, licence.
+    """Return the files to carry along with a checkpoint, by name: config, tokenizer, license.
 
-    A directory without the config of a model or an adapter is none of a model, and nothing is
-    carried from it.
+    Nothing is copied from a directory without the config of a model or an adapter, because it is
+    not a model directory.
     """
     directory = os.path.dirname(files[0]) if files else ""
     configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
-    if not files or not any(map(os.path.isfile, configs)):
+    if not files or not any(map(is_file, configs)):
         return {}
+    paths = {name: os.path.join(directory, name) for name in _list_names(directory)}
     return {
-        entry.name: entry.path
-        for entry in os.scandir(directory or ".")
-        if entry.is_file()
-        and entry.stat().st_size <= _MAX_SIZE
-        and not entry.name.endswith(".index.json")
-        and not _is_manifest(entry)
-        and (entry.name.endswith(_SUFFIXES) or is_licence(entry.name))
+        name: path
+        for name, path in paths.items()
+        if (name.endswith(_SUFFIXES) or is_license(name))
+        and not name.endswith(".index.json")
+        and is_file(path)
+        and file_size(path) <= _MAX_SIZE
+        and not (name == MANIFEST and is_manifest(path))
     }
 
 
-def _is_manifest(entry: os.DirEntry[str]) -> bool:
-    """Whether a file says which rank has what of a checkpoint, which is true of no other."""
-    from weightctl.formats.sharded.manifest import is_manifest  # seldom needed
+def _list_names(directory: str) -> Sequence[str]:
+    """Return the names in a directory; of one that cannot be listed, those that are usual."""
+    try:
+        return list_names(directory)
+    except FormatError:
+        prepare([os.path.join(directory, name) for name in _USUAL_COMPANIONS])
+        return _USUAL_COMPANIONS
 
-    return entry.name == MANIFEST and is_manifest(entry.path)
 
-
-def is_licence(name: str) -> bool:
-    """Whether a file says under which terms a model may be used, by its name."""
+def is_license(name: str) -> bool:
+    """Whether a file contains the license of a model, by its name."""
     return name.startswith(_NAMES)
 
 
 def file_name(files: Sequence[str], usual: str) -> str:
-    """Return what the file in a model's directory is called, `adapter_model` where it is PEFT's."""
+    """Return the name of the file in a model directory, `adapter_model` for PEFT."""
     directory = os.path.dirname(files[0]) if files else ""
-    is_adapter = files and os.path.isfile(os.path.join(directory, ADAPTER_CONFIG))
-    if not is_adapter or os.path.isfile(os.path.join(directory, CONFIG)):
+    is_adapter = files and is_file(os.path.join(directory, ADAPTER_CONFIG))
+    if not is_adapter or is_file(os.path.join(directory, CONFIG)):
         return usual
     return "adapter_model" + os.path.splitext(usual)[1]
 
 
-def carry(companions: Mapping[str, str], directory: str, dtype: str | None) -> None:
-    """Copy companions into a directory; the config gets to know the dtype of the weights.
-
-    `dtype` is torch's name of it, None if the weights stay as they are. Raises `OSError`.
-    """
-    for name, path in companions.items():
-        copy = os.path.join(directory, name)
-        document: Mapping[str, Any] = {}
-        if name == CONFIG and dtype is not None:
-            document = _document(path)
-        made = _stating(document, dtype)
-        if made is None:
-            source = _open_file(path)
-            with open(copy, "xb") as target:
-                starts = range(0, source.size, _COPIED)
-                target.writelines(source.read(start, _COPIED) for start in starts)
-                source.refuse_change()
-                _sync(target)
-            continue
-        with open(copy, "xb") as stream:
-            stream.write(made)
-            _sync(stream)
-
-
-def _open_file(path: str) -> Reader:
+def open_companion(path: str) -> Reader:
+    """Open a file that is copied beside the output; raises `FormatError`."""
     try:
         return open_reader(path)
     except FormatError as error:
@@ -120,34 +106,27 @@ def _open_file(path: str) -> Reader:
         raise FormatError(path, None, error.reason, hint=hint) from error
 
 
-def write_beside(documents: Mapping[str, bytes], directory: str, dtype: str | None) -> None:
-    """Write documents into a directory; the config gets to know the dtype as in `carry`.
+def restate_dtype(name: str, source: str | bytes, dtype: str | None) -> bytes | None:
+    """Return a config with the dtype that the weights have now; None for what stays as it is.
 
-    Raises `OSError`.
+    `name` is that of the file, which is a config or anything else, and `source` its path or
+    content. `dtype` is torch's name of the dtype, None if the weights stay as they are.
     """
-    for name, content in documents.items():
-        made = None
-        if name == CONFIG and dtype is not None:
-            made = _stating(json.loads(content), dtype)
-        with open(os.path.join(directory, name), "xb") as stream:
-            stream.write(content if made is None else made)
-            _sync(stream)
+    if name != CONFIG or dtype is None:
+        return None
+    document = _document(source) if isinstance(source, str) else json.loads(source)
+    try:
+        return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
+    except RecursionError:  # it is nested too deeply
+        return None
 
 
 def json_document(content: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as transformers writes its configs: indented, and in ASCII alone."""
+    """Return a JSON object as transformers writes its configs: indented, in ASCII."""
     return (json.dumps(content, indent=2) + "\n").encode("ascii")
 
 
 _DTYPES = ("torch_dtype", "dtype")
-
-
-def _stating(document: Mapping[str, Any], dtype: str | None) -> bytes | None:
-    """Return a config with another dtype, None if it states none or is nested too deeply."""
-    try:
-        return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
-    except RecursionError:
-        return None
 
 
 def _states_dtype(document: Mapping[str, Any]) -> bool:
@@ -161,7 +140,7 @@ def _is_config(key: str, value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """State the dtype wherever one is stated: models of text and images have configs inside."""
+    """Replace each dtype: models of text and images have nested configs."""
     return {
         key: dtype
         if key in _DTYPES and isinstance(value, str)
@@ -172,15 +151,10 @@ def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any
     }
 
 
-def _sync(stream: IO[Any]) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
 def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
     """Return the config.json beside a checkpoint; empty if there is none that is JSON.
 
-    `name` is that of another such file, as `adapter_config.json`.
+    `name` can be that of another such file, such as `adapter_config.json`.
     """
     return _document(os.path.join(os.path.dirname(files[0]), name)) if files else {}
 

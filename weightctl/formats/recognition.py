@@ -10,15 +10,15 @@ from weightctl.formats import FORMATS, format_module
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["recognise", "sniff"]
+__all__ = ["recognize_format", "sniff"]
 
 
 def sniff(file: Reader) -> str | None:
-    """Return the name of the format that a file's first bytes show, None for no checkpoint."""
+    """Return the name of a file's format by its first bytes, None if it is not a checkpoint."""
     return next((name for name in FORMATS if format_module(name).sniff(file)), None)
 
 
-def recognise(file: Reader, format_name: str | None = None) -> str:
+def recognize_format(file: Reader, format_name: str | None = None) -> str:
     """Return the name of the format of a file, by its content.
 
     Raises `FormatError` that says what the file is, if it is not a checkpoint of `format_name` or

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["layout", "read", "sniff", "unfit"]
 
 _METADATA = "__metadata__"
-# Whose layout a file has; its readers look for it in each.
+# The framework that a file is written for; readers look for it in each file.
 _FRAMEWORK = "format"
 # Typed metadata (GGUF's) is kept as one JSON string under this key.
 _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
-# What JSON may begin with, and how much of it is looked at.
+# The characters that JSON can begin with, and how many of them are checked.
 _BLANK = b" \t\r\n"
 _MAX_BLANK = 4096
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
@@ -55,7 +55,7 @@ _DAMAGED = "the file is damaged or a faulty tool wrote it"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts as safetensors: with a length, then an object."""
+    """Whether a file starts like safetensors: with a length, then an object."""
     head = file.read(0, 8 + _MAX_BLANK)
     return head[8:].lstrip(_BLANK).startswith(b"{") and head[7:8] == b"\0"
 
@@ -132,9 +132,9 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
 
 
 def _has_no_more_than(document: Any, raw: str) -> bool:
-    """Whether the quotes in the JSON are those of what was parsed: no key stood there twice.
+    """Whether the JSON has only the quotes of the parsed content, so that no key appears twice.
 
-    That is quicker than looking at every key, and enough for headers as they are written.
+    This is quicker than checking every key, and sufficient for usual headers.
     """
     if not is_object(document) or "\\" in raw:
         return False
@@ -162,10 +162,11 @@ def _metadata(file: Reader, entries: Any) -> dict[str, MetadataValue]:
         try:
             typed = from_json(entries[_TYPED])
         except WeightctlError:
-            return metadata  # somebody else's key of that name
+            return metadata  # another program's key of that name
         if typed:
             del metadata[_TYPED]
-        # Of a name that is in both, the text is what every safetensors file must have.
+        # If a name is in both, the typed value counts: the text is only there because every
+        # safetensors file must have it.
         metadata = {**typed, **metadata, **typed}
     return metadata
 
@@ -211,13 +212,13 @@ def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
     return dtype, shape, begin, end
 
 
-# Tens of thousands of tensors have a few shapes.
+# Tens of thousands of tensors share a few shapes.
 _is_possible = lru_cache(maxsize=1024)(is_possible)
 
 
 @lru_cache(maxsize=1024)
 def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
-    """Return the encoding of a dtype and the bytes of a shape, None if either cannot be."""
+    """Return the encoding of a dtype and the bytes of a shape, None for an invalid one."""
     encoding = encoding_by_id("safetensors", dtype)
     if encoding is None or not encoding.fits(shape):
         return encoding, None
@@ -239,7 +240,7 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
             )
         position = end
     if start + position > file.size:
-        # Of those that end there, the one that is not empty.
+        # Of the tensors that end there, the one that is not empty.
         info, begin, end = max(entries, key=lambda entry: (entry[2], -entry[1]))
         raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:
@@ -273,7 +274,7 @@ def layout(
     """Describe a safetensors file: its data starts on the alignment, widest elements first.
 
     The format allows no gaps, so with the widest elements first every tensor starts on a multiple
-    of its own element size. The alignment is that of the metadata, 8 bytes where it has none.
+    of its own element size. The alignment is that of the metadata, by default 8 bytes.
     """
     boundary = _boundary(metadata)
     if part is not None and part.number > 0:
@@ -310,7 +311,7 @@ def layout(
 
 def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
-    # One that cannot be is none of safetensors' business.
+    # An invalid alignment of GGUF does not matter in safetensors.
     if stated is None or not is_alignment(stated):
         return LEAST_ALIGNMENT
     return max(LEAST_ALIGNMENT, int(stated.content))
@@ -324,7 +325,7 @@ def _element_size(info: TensorInfo) -> float:
 def _strings(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     typed = {key: value for key, value in metadata.items() if value.type != TEXT}
     strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
-    # transformers refuses a file that does not say which framework's layout it has.
+    # transformers refuses a file that does not state its framework.
     strings.setdefault(_FRAMEWORK, "pt")
     if typed and _TYPED in strings:
         typed[_TYPED] = MetadataValue(TEXT, strings.pop(_TYPED))

@@ -1,8 +1,8 @@
-"""The record of a set of files that takes the place of another: which files are the new ones.
+"""The record of the replacement of a set of files, with the names of the new files.
 
-Several files cannot be renamed at one moment. The record can: from the moment it is there, the set
-is the new one, whose files have temporary names until they have got their own. A run that is killed
-meanwhile leaves the record, by which readers find the new files, and the next run goes on.
+Several files cannot be renamed in one step, but the record can. As soon as it exists, the new set
+counts; its files have temporary names until they are renamed. If a run is killed in between,
+readers find the new files through the record, and the next run continues.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from weightctl.errors import FormatError
 from weightctl.formats import INDEX_SUFFIX
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import PartSet, part_of
-from weightctl.formats.recognition import recognise
-from weightctl.storage.location import open_reader
+from weightctl.formats.recognition import recognize_format
+from weightctl.storage.files import exists, open_reader
 from weightctl.system.temporary import SWITCH, loadable_name, without_temporary
 from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.json_file import read_json
@@ -38,11 +38,11 @@ _MAX_SIZE = 100_000_000
 
 
 class Switch(NamedTuple):
-    """A replacement that has been decided on: the new files count, and the old ones do not.
+    """A decided replacement: the new files count, and the old ones do not.
 
     `path` is that of the record. `new` maps the name of each new file to its temporary one; the
-    file that leads to the others comes first. `old` are the names of files that give way, and
-    `decided` is when the record was written, in nanoseconds.
+    main file of the set comes first. `old` are the names of files to remove, and `decided` is the
+    time of the record, in nanoseconds.
     """
 
     path: str
@@ -52,12 +52,12 @@ class Switch(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """The names that this is about, without temporary ones."""
+        """The old and new names, without temporary ones."""
         return {*self.new, *self.old}
 
     @property
     def leading(self) -> str:
-        """The name of the new file that leads to the others."""
+        """The name of the main new file."""
         return next(iter(self.new))
 
     def path_of(self, name: str) -> str:
@@ -65,7 +65,7 @@ class Switch(NamedTuple):
         return os.path.join(os.path.dirname(self.path), name)
 
     def current(self, name: str) -> str:
-        """Return the path that a new file has by now: a temporary one, or its own."""
+        """Return the current path of a new file: the temporary or the final one."""
         temporary = self.path_of(self.new[name])
         return temporary if os.path.lexists(temporary) else self.path_of(name)
 
@@ -81,7 +81,7 @@ class Switch(NamedTuple):
         except FileNotFoundError:
             return False
         own = self.path_of(self.new[name])
-        # Without hard links the new file has no second name any more.
+        # Without hard links, the new file no longer has a second name.
         return os.path.lexists(own) and not any(
             is_same_file(path, other) for other in (own, loadable_name(own))
         )
@@ -110,11 +110,11 @@ class Switch(NamedTuple):
             "files are read under their temporary names; if it was stopped, run the same "
             "command again to finish it"
         )
-        return PartSet(recognise(open_reader(first)), tuple(paths.values()), listed, (note,))
+        return PartSet(recognize_format(open_reader(first)), tuple(paths.values()), listed, (note,))
 
 
 def is_same_file(path: str, other: str) -> bool:
-    """Whether two paths are names of one file that is there."""
+    """Whether two paths are names of the same existing file."""
     try:
         return os.path.samefile(path, other)
     except OSError:
@@ -127,13 +127,13 @@ def is_switch(name: str) -> bool:
 
 
 def switch_path(path: str) -> str:
-    """Return the path of the record for the set that a file is of: a part, an index or alone."""
+    """Return the path of the record for the set of a file: a part, an index or a single file."""
     directory, base = os.path.split(path)
     return os.path.join(directory, _set_name(base) + SWITCH)
 
 
 def _set_name(name: str) -> str:
-    # By its end alone: with --to a set may have any suffix.
+    # Only the end counts: with --to, a set can have any suffix.
     if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)
     part = part_of(name)
@@ -143,7 +143,7 @@ def _set_name(name: str) -> str:
 def switch_of(path: str) -> Switch | None:
     """Return the replacement that a file is part of, new or old; None if there is none."""
     record = switch_path(path)
-    if not os.path.lexists(record):
+    if not exists(record):
         return None
     switch = read_switch(record)
     return switch if os.path.basename(path) in switch.names else None
@@ -155,7 +155,7 @@ def switch_bytes(new: Mapping[str, str], old: tuple[str, ...]) -> bytes:
 
 
 def read_switch(path: str) -> Switch:
-    """Read a record; raises `FormatError` if it is not one, or is about files of another set."""
+    """Read a record; raises `FormatError` if it is invalid, or names files of another set."""
     file = open_reader(path)
     document = read_json(file, _MAX_SIZE)
     new, old = (document.get("new"), document.get("old")) if is_object(document) else (None, None)
@@ -172,8 +172,7 @@ def read_switch(path: str) -> Switch:
         path,
         None,
         "this file has the name of a journal of a weightctl run that replaces a checkpoint, but "
-        "it is "
-        "not a valid one",
+        "it is not a valid one",
         hint="move the file to another directory, then run the command again",
     )
 
@@ -181,7 +180,7 @@ def read_switch(path: str) -> Switch:
 def _read_change_time(path: str) -> int:
     try:
         return os.lstat(path).st_ctime_ns
-    except OSError:  # its run has just come to its end
+    except OSError:  # its run has just ended
         return 0
 
 

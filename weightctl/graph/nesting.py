@@ -65,12 +65,10 @@ def refuse_fixed_name(graph: Graph, name: str) -> None:
     for outer in _enclosing(graph):
         if is_placeholder(outer, name):
             raise GraphError(
-                f"subgraph `{graph.name}` would use `{name}` in every call of "
-                f"`{outer.name}`, which is called with other prefixes than "
-                f"`{outer.weight_prefix}`",
-                hint=f"inside `{outer.name}`, build the layer that uses it with a "
-                f"weight_prefix that starts with `{outer.weight_prefix}`, and call it "
-                "with that prefix",
+                f"subgraph `{graph.name}` uses the fixed name `{name}`, so every call of "
+                f"`{outer.name}` would use the same weight, whatever the prefix of the call",
+                hint=f"inside `{outer.name}`, build the layer that uses it with a weight_prefix "
+                f"that starts with `{outer.weight_prefix}`, and call it with that prefix",
             )
 
 
@@ -81,7 +79,7 @@ def refuse_renamed(graph: Graph, weight: Weight) -> None:
     known = next(name for name, found in graph.weights_by_name.items() if found is weight)
     raise GraphError(
         f"weight `{known}` of graph `{graph.name}` was renamed to `{weight.name}` after the graph "
-        f"was built",
+        "was built",
         hint="rename weights before you build the graph",
     )
 

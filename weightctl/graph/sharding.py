@@ -149,7 +149,7 @@ class ShardingStrategy:
     def sharding(self, weight: Weight) -> Sharding:
         """Return the part of a weight that each device has.
 
-        Raises `ShardingError` if it cannot be cut so, and `GraphError` for unknown sizes.
+        Raises `ShardingError` if it cannot be split so, and `GraphError` for unknown sizes.
         """
         return self._cut(weight)
 
@@ -162,7 +162,7 @@ class ShardingStrategy:
         if part is None:
             raise GraphError(
                 f"`{weight.name}` has no shard on device {number} of {self.devices} (counted from "
-                f"0)",
+                "0)",
                 hint="use fewer devices, or another strategy for this weight",
             )
         return weight.part_for(part, number, device)
@@ -198,7 +198,7 @@ def require_strategy(given: Any) -> None:
     if not (hasattr(given, "devices") and hasattr(given, "shard")):
         raise ArgumentTypeError(
             f"a sharding_strategy must be a ShardingStrategy, not {given!r}",
-            hint="for example `ShardingStrategy.rowwise(2)`, which cuts rows for two devices",
+            hint="for example `ShardingStrategy.rowwise(2)`, which splits rows across two devices",
         )
 
 
@@ -244,7 +244,7 @@ def _whole(weight: Weight) -> Whole:
     _, shape = weight.original_dtype_and_shape
     if not shape.is_static:
         raise GraphError(
-            f"`{weight.name}` of shape {shape.text} cannot be cut: its sizes are not defined",
+            f"`{weight.name}` of shape {shape.text} cannot be split: its sizes are not defined",
             hint="declare the weight with the stored sizes",
         )
     quantization = weight.quantization_encoding

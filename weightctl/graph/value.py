@@ -8,7 +8,7 @@ from weightctl.errors import GraphError
 from weightctl.graph.scope import current_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from weightctl.shape import DimLike, Shape, ShapeLike
 
 __all__ = ["TensorValue", "Value", "ValueLike", "apply", "apply_all"]
+
+
+def _make_operator(name: str, *, swaps: bool = False) -> Callable[[Value, ValueLike], Value]:
+    """Return the operator that adds an operation; with `swaps` that of a value on the right."""
+
+    def operate(self: Value, other: ValueLike) -> Value:
+        from weightctl.graph import ops
+
+        result: Value = getattr(ops, name)(*((other, self) if swaps else (self, other)))
+        return result
+
+    return operate
 
 
 class Value:
@@ -190,85 +202,29 @@ class Value:
     def __repr__(self) -> str:
         return f"%{self.number}: {self.type}"
 
-    def __add__(self, other: ValueLike) -> Value:
+    __add__, __radd__ = _make_operator("add"), _make_operator("add", swaps=True)
+    __sub__, __rsub__ = _make_operator("sub"), _make_operator("sub", swaps=True)
+    __mul__, __rmul__ = _make_operator("mul"), _make_operator("mul", swaps=True)
+    __truediv__, __rtruediv__ = _make_operator("div"), _make_operator("div", swaps=True)
+    __floordiv__, __rfloordiv__ = _make_operator("floordiv"), _make_operator("floordiv", swaps=True)
+    __mod__, __rmod__ = _make_operator("mod"), _make_operator("mod", swaps=True)
+    __pow__, __rpow__ = _make_operator("pow"), _make_operator("pow", swaps=True)
+    __matmul__, __rmatmul__ = _make_operator("matmul"), _make_operator("matmul", swaps=True)
+    __and__ = __rand__ = _make_operator("logical_and")
+    __or__ = __ror__ = _make_operator("logical_or")
+    __lt__, __le__ = _make_operator("less"), _make_operator("less_equal")
+    __gt__, __ge__ = _make_operator("greater"), _make_operator("greater_equal")
+
+    # Comparisons are values too, as arrays have it; `object` would give a bool.
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
         from weightctl.graph import ops
 
-        return ops.add(self, other)
+        return ops.equal(self, cast("ValueLike", other))
 
-    def __radd__(self, other: ValueLike) -> Value:
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
         from weightctl.graph import ops
 
-        return ops.add(other, self)
-
-    def __sub__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.sub(self, other)
-
-    def __rsub__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.sub(other, self)
-
-    def __mul__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.mul(self, other)
-
-    def __rmul__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.mul(other, self)
-
-    def __truediv__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.div(self, other)
-
-    def __rtruediv__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.div(other, self)
-
-    def __floordiv__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.floordiv(self, other)
-
-    def __rfloordiv__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.floordiv(other, self)
-
-    def __mod__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.mod(self, other)
-
-    def __rmod__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.mod(other, self)
-
-    def __pow__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.pow(self, other)
-
-    def __rpow__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.pow(other, self)
-
-    def __matmul__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.matmul(self, other)
-
-    def __rmatmul__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.matmul(other, self)
+        return ops.not_equal(self, cast("ValueLike", other))
 
     def __neg__(self) -> Value:
         from weightctl.graph import ops
@@ -284,51 +240,6 @@ class Value:
         from weightctl.graph import ops
 
         return ops.logical_not(self)
-
-    def __and__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.logical_and(self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.logical_or(self, other)
-
-    __ror__ = __or__
-
-    # Comparisons are values too, as arrays have it; `object` would give a bool.
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        from weightctl.graph import ops
-
-        return ops.equal(self, cast("ValueLike", other))
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        from weightctl.graph import ops
-
-        return ops.not_equal(self, cast("ValueLike", other))
-
-    def __lt__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.less(self, other)
-
-    def __le__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.less_equal(self, other)
-
-    def __gt__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.greater(self, other)
-
-    def __ge__(self, other: ValueLike) -> Value:
-        from weightctl.graph import ops
-
-        return ops.greater_equal(self, other)
 
     # NumPy arrays on the left of an operator give way to `__radd__` and its like.
     __array_ufunc__ = None

@@ -14,6 +14,7 @@ from weightctl.graph.types import TensorType, require_device
 from weightctl.graph.value import Value
 from weightctl.shape import Shape
 from weightctl.split import part_shape
+from weightctl.text.wording import pluralize
 from weightctl.weights.block_shapes import in_bytes, in_elements
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class Weight(Value):
 
         Raises `GraphError`, a `ValueError`, without a `sharding_strategy`, for one that is meant
         for another number of devices, and for what is itself a shard; and `ShardingError`, a
-        `ValueError` too, where it cannot be cut so.
+        `ValueError` too, where it cannot be split in this way.
         """
         return self.shard_by(self.sharding_strategy, devices)
 
@@ -310,9 +311,9 @@ class Weight(Value):
         require_strategy(strategy)
         if strategy.devices != len(devices):
             raise GraphError(
-                f"the sharding strategy of `{self.name}` is for {strategy.devices} devices, but "
-                f"{len(devices)} were given",
-                hint=f"pass {strategy.devices} devices, or change `sharding_strategy`",
+                f"the sharding strategy of `{self.name}` is for "
+                f"{pluralize(strategy.devices, 'device')}, but got {len(devices)}",
+                hint=f"pass {pluralize(strategy.devices, 'device')}, or change `sharding_strategy`",
             )
         return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
 
@@ -341,8 +342,7 @@ class Weight(Value):
         if self.is_in_a_graph and (before := getattr(self, attribute)) != after:
             warnings.warn(
                 f"graphs that are already built keep `{self.name}` with {attribute} "
-                f"{_phrase(before)}; only graphs that are built from now on use "
-                f"{_phrase(after)}",
+                f"{_phrase(before)}; only graphs that are built from now on use {_phrase(after)}",
                 stacklevel=3,
             )
 

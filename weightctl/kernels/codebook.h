@@ -14,7 +14,7 @@ static const int8_t codebook[17] = {-127, -104, -83, -65, -49, -35, -22, -10, 1,
 
 /* Two levels next to each other, with which number of them is the lower in the top byte, and what
    lies midway. */
-struct neighbours {
+struct neighbors {
     i32v which;
     f32v lower, upper, midpoint;
 };
@@ -24,9 +24,9 @@ struct neighbours {
 
    A parabola through the midpoints numbers them from 0.5 on, to within 0.07, and this holds of what
    is made of them. */
-INLINE struct neighbours near_midpoint(f32v v)
+INLINE struct neighbors near_midpoint(f32v v)
 {
-    struct neighbours found;
+    struct neighbors found;
     f32v x = f32v_max(f32v_min(v, f32v_all(112)), f32v_all(-112));
     /* At this size a float32 has eight bits below its point. */
     f32v number = x * (0.0895f - 0.00023f * f32v_abs(x)) + (49152 + 7.83984375f);
@@ -40,7 +40,7 @@ INLINE struct neighbours near_midpoint(f32v v)
 /* Which level is nearest to v, the upper of two as near; 15 for NaN. */
 INLINE i32v nearest_in_codebook(f32v v)
 {
-    struct neighbours near = near_midpoint(v);
+    struct neighbors near = near_midpoint(v);
     return (near.which >> 24) + 1 + (v < near.midpoint);
 }
 
@@ -63,7 +63,7 @@ INLINE f32v fit_codebook_scale(const f32v *x, const f32v *w)
     struct contribution parts[32];
     for (size_t i = 0; i < 32; i++) {
         f32v product = x[i] * first;
-        struct neighbours near = near_midpoint(product);
+        struct neighbors near = near_midpoint(product);
         f32v value = f32v_select(product < near.midpoint, near.lower, near.upper);
         f32v weighted = w[i] * value;
         sum_vx += weighted * x[i];

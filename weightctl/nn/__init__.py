@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
     from weightctl.nn.across_ranks import Parallel, parallel
     from weightctl.nn.attention import Attention
-    from weightctl.nn.base_layer import Layer, recursive_named_layers
-    from weightctl.nn.divisible import Divisible
+    from weightctl.nn.base_layer import (
+        Layer,
+        LayerList,
+        add_layer_hook,
+        clear_hooks,
+        recursive_named_layers,
+    )
     from weightctl.nn.embedding import Embedding
     from weightctl.nn.experts import MixtureOfExperts
-    from weightctl.nn.hooks import add_layer_hook, clear_hooks
-    from weightctl.nn.layer_list import LayerList
     from weightctl.nn.linear import Linear
     from weightctl.nn.mlp import MLP, GatedMLP
-    from weightctl.nn.module import LayerV2, Module
+    from weightctl.nn.module import Divisible, LayerV2, Module
     from weightctl.nn.norm import LayerNorm, RMSNorm
     from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding
 
@@ -48,12 +51,12 @@ __all__ = [
 
 _NAMES = {
     "Attention": "weightctl.nn.attention:Attention",
-    "Divisible": "weightctl.nn.divisible:Divisible",
+    "Divisible": "weightctl.nn.module:Divisible",
     "Embedding": "weightctl.nn.embedding:Embedding",
     "FrequencyFactors": "weightctl.nn.rope:FrequencyFactors",
     "GatedMLP": "weightctl.nn.mlp:GatedMLP",
     "Layer": "weightctl.nn.base_layer:Layer",
-    "LayerList": "weightctl.nn.layer_list:LayerList",
+    "LayerList": "weightctl.nn.base_layer:LayerList",
     "LayerNorm": "weightctl.nn.norm:LayerNorm",
     "LayerV2": "weightctl.nn.module:LayerV2",
     "Linear": "weightctl.nn.linear:Linear",
@@ -64,8 +67,8 @@ _NAMES = {
     "RMSNorm": "weightctl.nn.norm:RMSNorm",
     "RopeScaling": "weightctl.families.rope_scaling:RopeScaling",
     "RotaryEmbedding": "weightctl.nn.rope:RotaryEmbedding",
-    "add_layer_hook": "weightctl.nn.hooks:add_layer_hook",
-    "clear_hooks": "weightctl.nn.hooks:clear_hooks",
+    "add_layer_hook": "weightctl.nn.base_layer:add_layer_hook",
+    "clear_hooks": "weightctl.nn.base_layer:clear_hooks",
     "parallel": "weightctl.nn.across_ranks:parallel",
     "recursive_named_layers": "weightctl.nn.base_layer:recursive_named_layers",
 }

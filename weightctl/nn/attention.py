@@ -10,8 +10,8 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.nn.cuts import cut_parts, replicate_weights, segment_sizes
-from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
+from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
 from weightctl.split import Heads
 
@@ -34,7 +34,7 @@ class Attention(Divisible):
     bounds the scores; `scale` multiplies them, `head_dim ** -0.5` where not given.
     `norm_epsilon` gives queries and keys an RMSNorm over each head, whose offset is `norm_offset`.
     `fused` has one projection `qkv` in the place of `q`, `k` and `v`; `transposed` is that of
-    `Linear`. `interleaved` rotates neighbouring numbers as pairs, not each half's with the other's.
+    `Linear`. `interleaved` rotates neighboring numbers as pairs, not each half's with the other's.
     Raises `GraphError` for numbers of heads that do not go together.
     """
 

@@ -10,7 +10,7 @@ from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
-from weightctl.nn.divisible import Divisible
+from weightctl.nn.module import Divisible
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -88,6 +88,6 @@ class Embedding(Divisible):
             raise GraphError(
                 f"shard {self.weight.shard_idx} has rows of `{parent.name}` that are not "
                 "consecutive, so token ids cannot be mapped to them",
-                hint="use `ShardingStrategy.rowwise` to cut embedding tables",
+                hint="use `ShardingStrategy.rowwise` to split embedding tables",
             )
         self.rows = (*ranges[0], int(parent.original_dtype_and_shape[1][0]))

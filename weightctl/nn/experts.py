@@ -9,11 +9,11 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
+from weightctl.nn.base_layer import LayerList
 from weightctl.nn.cuts import replicate_weights
-from weightctl.nn.divisible import Divisible
-from weightctl.nn.layer_list import LayerList
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import GatedMLP
+from weightctl.nn.module import Divisible
 from weightctl.split import join_counts, shares
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MixtureOfExperts(Divisible):
     ) -> None:
         if not 0 < used <= count:
             raise GraphError(
-                f"{used} of {count} experts cannot be used per token",
+                f"{used} experts per token are not possible with {count} experts",
                 hint="`used` must be at least 1 and at most `count`",
             )
         self.count = count
@@ -88,7 +88,7 @@ class MixtureOfExperts(Divisible):
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has a part of every expert.
 
-        All shards choose among all. Raises `ShardingError` if an expert cannot be cut so.
+        All shards choose among all. Raises `ShardingError` if an expert cannot be split.
         """
         cuts = replicate_weights(devices, self.router.weight)
         for expert in self.experts:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from weightctl.nn.base_layer import Layer, recursive_named_layers
-from weightctl.nn.hooks import add_layer_hook, clear_hooks
-from weightctl.nn.layer_list import LayerList
+from weightctl.nn.base_layer import (
+    Layer,
+    LayerList,
+    add_layer_hook,
+    clear_hooks,
+    recursive_named_layers,
+)
 from weightctl.nn.module import LayerV2, Module
 
 __all__ = [

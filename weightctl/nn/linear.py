@@ -8,7 +8,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, share_parts
-from weightctl.nn.divisible import Divisible
+from weightctl.nn.module import Divisible
 from weightctl.nn.precision import require_value, weight_as
 
 if TYPE_CHECKING:

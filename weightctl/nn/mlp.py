@@ -10,8 +10,8 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.nn.cuts import cut_parts, segment_sizes
-from weightctl.nn.divisible import Divisible
 from weightctl.nn.linear import Linear
+from weightctl.nn.module import Divisible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

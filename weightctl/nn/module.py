@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, Self, overload
 
@@ -10,9 +11,7 @@ from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.sharding import require_strategy
 from weightctl.graph.types import TensorType, require_device
 from weightctl.graph.weight import Weight
-from weightctl.nn.base_layer import Layer
-from weightctl.nn.hidden import refuse_hidden
-from weightctl.nn.layer_list import LayerList
+from weightctl.nn.base_layer import Layer, LayerList
 from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
     all_weights,
@@ -20,6 +19,7 @@ from weightctl.nn.sites import (
     name_before_call,
     name_weights,
     naming_of,
+    refuse_hidden,
     second_names,
     share,
     weights_of,
@@ -29,17 +29,17 @@ from weightctl.nn.subgraphs import subgraph_of
 from weightctl.nn.values import get_value, keep, keep_zeros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
-    from weightctl.graph.sharding import Strategy
+    from weightctl.graph.sharding import ShardingStrategy, Strategy
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.weights.protocol import Weights
 
-__all__ = ["LayerV2", "Module"]
+__all__ = ["Divisible", "LayerV2", "Module"]
 
 
 class Module(Layer):
@@ -205,7 +205,7 @@ class Module(Layer):
         Weights are cut by their own `sharding_strategy`, else by that of the innermost module
         around them. What several shards give is for the caller to put together: a `Parallel` does.
         Raises `GraphError`, a `ValueError`, for a weight without a strategy or with one for another
-        number of devices, and `ShardingError`, a `ValueError` too, if one cannot be cut so.
+        number of devices, and `ShardingError`, a `ValueError` too, if one cannot be split.
         """
         return shards_of(self, devices)
 
@@ -229,7 +229,7 @@ class Module(Layer):
             raise GraphError(
                 f"{type(self).__name__} cannot be placed on {len(devices)} devices "
                 "without a strategy",
-                hint="use `sharding_strategy=` to state how its weights are cut",
+                hint="use `sharding_strategy=` to state how its weights are split",
             )
         for device in devices:
             require_device(device)
@@ -291,7 +291,7 @@ def _outline_layer(layer: Layer) -> str:
 
 
 def _outline_below(layer: Layer) -> str:
-    """Return the text of a sublayer, in which equal neighbours of a list are one."""
+    """Return the text of a sublayer, in which equal neighbors of a list are one."""
     if not isinstance(layer, LayerList):
         return _outline_layer(layer)
     parts: list[str] = []
@@ -316,3 +316,30 @@ def _outline_weight(weight: Weight) -> str:
     kind = str(TensorType(dtype, shape, weight.device))
     encoding = weight.quantization_encoding
     return kind if encoding is None else f"{kind} as {encoding.name}"
+
+
+class Divisible(Module):
+    """A module that says how its weights are cut so that its shards together give what it does.
+
+    `Parallel` stands in its place and has the shards compute.
+    """
+
+    @abstractmethod
+    def tensor_parallel(self, devices: int) -> Mapping[Weight, ShardingStrategy]:
+        """Return how each weight is cut; raises `ShardingError` if a device would be empty."""
+
+    def widths(self, devices: int) -> list[int] | None:
+        """Return how long the last axis is of what each shard gives of the whole's.
+
+        None if it is the sum of what they give that the whole does.
+        """
+        del devices
+        return None
+
+    def groups(self, count: int) -> Sequence[Divisible]:
+        """Return copies that have each some of the experts, and whose sum is what this gives.
+
+        Itself alone where it has no experts. Raises `ShardingError` for fewer experts than groups.
+        """
+        del count
+        return [self]

@@ -76,7 +76,7 @@ class LayerNorm(Module):
         self.bias = Weight("bias", dtype, (size,), device) if bias else None
 
     def __call__(self, x: Value) -> Value:
-        """Return the activations centred and scaled, in their own shape and dtype."""
+        """Return the activations centered and scaled, in their own shape and dtype."""
         require_value(self, x)
         weight = weight_as(self.weight, x.dtype)
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)

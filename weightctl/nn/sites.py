@@ -13,28 +13,83 @@ from weightctl.nn.base_layer import (
     Layer,
     Naming,
     current_naming,
+    list_attributes,
     path_below,
     recursive_named_layers,
 )
-from weightctl.nn.hidden import refuse_hidden
+from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
-    "Site",
     "all_weights",
     "find_owned",
+    "is_container",
     "name_before_call",
     "name_weights",
     "naming_of",
+    "refuse_hidden",
     "second_names",
     "share",
     "weights_of",
 ]
 
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
-class Site(NamedTuple):
+
+def is_container(value: object) -> bool:
+    """Whether a value may hold weights, or layers of such, though it is not a layer."""
+    return isinstance(value, _CONTAINERS) and not isinstance(value, Layer)
+
+
+def refuse_hidden(root: Layer) -> None:
+    """Raise `GraphError` if a container holds weights, or layers of such, that no path leads to.
+
+    Shards are not weights of their own.
+    """
+    layers = list(recursive_named_layers(root))
+    reached = {
+        id(found)
+        for _, layer in layers
+        for found in vars(layer).values()
+        if isinstance(found, Weight)
+    }
+    for path, layer in layers:
+        for name, value in list_attributes(layer).items():
+            if not is_container(value):
+                continue
+            for weight in _weights_in(value):
+                if id(weight) not in reached and weight.shard_idx is None:
+                    where = f"{path}.{name}" if path else name
+                    raise GraphError(
+                        f"`{where}` of {type(root).__name__} is a {type(value).__name__}; "
+                        f"weights in it, such as `{weight.name}`, are not part of the state",
+                        hint="put layers in a LayerList, and weights in attributes",
+                    )
+
+
+def _weights_in(container: Any) -> Iterator[Weight]:
+    """Yield the weights in a container, in those within it, and below the layers in any of them."""
+    seen: set[int] = set()
+    stack: list[object] = [container]
+    while stack:
+        found = stack.pop()
+        number = id(found)
+        if isinstance(found, Weight):
+            yield found
+        elif isinstance(found, (Layer, *_CONTAINERS)) and number not in seen:
+            seen.add(number)
+            stack.extend(_list_held(found))
+
+
+def _list_held(holder: Any) -> Iterable[object]:
+    if isinstance(holder, Layer):
+        return (*holder.sublayers.values(), *list_attributes(holder).values())
+    return holder.values() if is_object(holder) else holder
+
+
+class _Site(NamedTuple):
     """An attribute of a layer that is a weight."""
 
     layer: Layer
@@ -63,13 +118,13 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
     vars(layer)[SHARED] = {**_find_shared_weights(layer), name: weight}
 
 
-def find_owned(root: Layer) -> dict[str, list[Site]]:
+def find_owned(root: Layer) -> dict[str, list[_Site]]:
     """Return the weights that a layer and all below it own: by path, where each is.
 
     A weight with several paths is listed by the first; shards are not listed. Raises `GraphError`
     if two have the same path.
     """
-    found: dict[str, list[Site]] = {}
+    found: dict[str, list[_Site]] = {}
     name_of: dict[int, str] = {}
     for path, layer in recursive_named_layers(root):
         shared = _find_shared_weights(layer)
@@ -83,11 +138,11 @@ def find_owned(root: Layer) -> dict[str, list[Site]]:
                     f"two weights of {type(root).__name__} have the path `{name}`",
                     hint="remove the dot from the name of the attribute",
                 )
-            found.setdefault(known, []).append(Site(layer, attribute, weight))
+            found.setdefault(known, []).append(_Site(layer, attribute, weight))
     return found
 
 
-def second_names(root: Layer, sites: dict[str, list[Site]] | None = None) -> dict[str, str]:
+def second_names(root: Layer, sites: dict[str, list[_Site]] | None = None) -> dict[str, str]:
     """Return the other paths of weights that a layer and all below it own: each leads to the name.
 
     They are those of shared weights, and those below a layer that several attributes hold. `sites`
@@ -115,7 +170,7 @@ def _find_shared_weights(layer: Layer) -> dict[str, Weight]:
     return shared
 
 
-def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
+def name_weights(module: Layer, prefix: str = "") -> dict[str, list[_Site]]:
     """Return the weights that a module owns, named by their paths from the root of its model.
 
     They come by their paths in the module, each with its sites in the whole model. A module that is
@@ -140,7 +195,7 @@ def name_weights(module: Layer, prefix: str = "") -> dict[str, list[Site]]:
     return {name: everywhere[id(where[0].weight)] for name, where in find_owned(module).items()}
 
 
-def _refuse_orphans(root: Layer, sites: dict[str, list[Site]], prefix: str) -> None:
+def _refuse_orphans(root: Layer, sites: dict[str, list[_Site]], prefix: str) -> None:
     """Raise `GraphError` for a shared weight that nobody owns whose name another weight gets."""
     held = {id(where[0].weight) for where in sites.values()}
     for weight in all_weights(root):

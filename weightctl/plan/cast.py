@@ -13,7 +13,8 @@ from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
-from weightctl.plan.recipes import Recipe, choose, goes_by_role, list_unmatched
+from weightctl.plan.recipe_lines import Recipe
+from weightctl.plan.recipes import choose, goes_by_role, list_unmatched
 from weightctl.plan.types import encoding_of, type_or_recipe
 from weightctl.schemes.buffers import is_buffer
 from weightctl.schemes.matching import list_scheme_tensors
@@ -123,7 +124,7 @@ def cast(
             tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
             raise ConversionError(
                 f"no tensor's name matches `{rule.pattern.pattern}`",
-                hint=f"`{tied}` is tied to `{plan.tied[tied]}`: give that tensor the type"
+                hint=f"`{tied}` is tied to `{plan.tied[tied]}`: set the type of `{plan.tied[tied]}`"
                 if tied
                 else plan.names_hint,
             )
@@ -155,8 +156,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
         if recipe.wants_importance and not weighted:
             notes.append(
                 f"{recipe.name} loses much precision without an importance matrix: use --imatrix "
-                "FILE "
-                "(imatrix in Python)"
+                "FILE (imatrix in Python)"
             )
         consulted = {recipe.path: "the recipe"} if recipe.path else {}
         plan = replace(
@@ -170,8 +170,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     if any(other != encoding for other in recipe.encodings):
         note = (
             f"every matrix becomes {encoding}: llama.cpp's recipe of that name needs GGUF's names "
-            "and "
-            "metadata, which this model does not have"
+            "and metadata, which this model does not have"
         )
         plan = replace(plan, notes=(*plan.notes, note))
     return plan, encoding
@@ -189,7 +188,8 @@ def _choose_types(
 
 def _describe_model(plan: Plan) -> Described:
     """Return the names and metadata by which recipes know the model."""
-    return plan.described or Described({}, plan.metadata)
+    found = plan.describe() if plan.describe is not None else None
+    return found or Described({}, plan.metadata)
 
 
 def _whole(plan: Plan) -> list[TensorInfo]:
@@ -230,7 +230,7 @@ def _cast_item(
     if target is None:
         line = line if rule is None else str(rule)
         return replace(item, line=line) if line else item
-    # Blocks are cut from rows; a vector is none to speak of, and nothing reads one in blocks.
+    # Blocks are parts of rows. Vectors are never stored in blocks: no program reads them.
     is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
     line = str(rule) if is_obeyed else line
     if not is_obeyed and _is_narrow(target) and not _is_projection(plan, item.info):
@@ -255,7 +255,7 @@ def _is_projection(plan: Plan, info: TensorInfo) -> bool:
 
 
 def _keep_wide(plan: Plan, source: Encoding) -> Encoding:
-    """Return what a tensor stays in 8-bit floats around it; blocks and their like become BF16."""
+    """Return the type of a tensor beside 8-bit floats: its own type, or BF16 for blocks."""
     is_kept = source.quantization is None and plan.format in source.ids
     return source if is_kept else ENCODINGS["BF16"]
 
@@ -339,11 +339,15 @@ def _refuse_second_loss(changed: list[Item]) -> None:
     if twice:
         first = twice[0]
         raise ConversionError(
-            f"{len(twice)} tensors are already quantized (for example, `{first.source.name}` is "
+            f"{_count(twice)} already quantized (for example, `{first.source.name}` is "
             f"{first.source.encoding}), and would lose more precision as {first.info.encoding}",
             hint="start from the unquantized model, or use --allow-requantize "
             "(allow_requantize=True in Python)",
         )
+
+
+def _count(tensors: Sequence[object]) -> str:
+    return f"{pluralize(len(tensors), 'tensor')} {'is' if len(tensors) == 1 else 'are'}"
 
 
 def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
@@ -352,7 +356,7 @@ def _refuse_scaled(plan: Plan, changed: list[Item]) -> None:
     if scaled:
         first = scaled[0]
         raise ConversionError(
-            f"{len(scaled)} tensors are packed values or scales of quantized weights (for "
+            f"{_count(scaled)} packed values or scales of quantized weights (for "
             f"example, `{first.name}` is {first.encoding}), and cannot be converted individually",
             hint="start from the unquantized model; to leave tensors unchanged, use --tensor-type "
             "REGEX=keep (tensor_types in Python)",
@@ -367,8 +371,8 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
             f"{pluralize(len(substituted), 'tensor')} cannot have the requested type: "
             f"the row length of `{first.info.name}`, {first.info.row}, is not a multiple of the "
             f"{first.asked} block size",
-            hint="without --no-fallback (fallback=False in Python), it is stored as "
-            f"{first.info.encoding}",
+            hint=f"to store it as {first.info.encoding}, leave out --no-fallback (fallback=False "
+            "in Python)",
         )
 
 

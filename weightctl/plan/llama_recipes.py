@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from weightctl.plan.recipes import Recipe, RecipeLine
+from weightctl.plan.recipe_lines import Recipe, RecipeLine
 
 __all__ = ["LLAMA_RECIPES"]
 
 _OUTPUT = (RecipeLine("output", "falcon", "Q8_0"), RecipeLine("output", "", "Q6_K"))
-# With eight experts the rest of a layer is small, and worth more bits.
+# With eight experts, the other tensors of a layer are small, so they get more bits.
 _EIGHT = (RecipeLine("attn_v", "8 experts", "Q8_0"), RecipeLine("attn_k", "8 experts", "Q8_0"))
 _EIGHT_OUTPUT = RecipeLine("attn_output", "8 experts, not falcon", "Q5_K")
-_THIRDS = "first and last eighth and every third layer"
+_THIRDS = "first and last eighth of the layers and every third layer between"
 
 
 def _recipe(name: str, file_type: int, otherwise: str, *lines: RecipeLine) -> Recipe:

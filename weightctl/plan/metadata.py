@@ -161,8 +161,7 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
             raise ConversionError(
                 f"{what} is not a valid {kind}, the type of the metadata key `{setting.key}`",
                 hint=f"to state another type, use --set {setting.key}:TYPE=VALUE (a "
-                "`MetadataValue` "
-                "in Python)",
+                "`MetadataValue` in Python)",
             ) from error
         value = metadata[setting.key] = MetadataValue(kind, content)
         if setting.key == ALIGNMENT_KEY and (not is_alignment(value) or content < LEAST_ALIGNMENT):

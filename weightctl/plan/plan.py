@@ -19,11 +19,11 @@ from weightctl.weights.metadata import text
 from weightctl.weights.tree import find_stored_name, header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
-    from weightctl.formats.imatrix.columns import ColumnWeights
+    from weightctl.formats.imatrix.entry import ColumnWeights
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.protocol import Weights
@@ -34,8 +34,8 @@ __all__ = ["Described", "Item", "Plan"]
 _MOST_NAMED = 5
 # The kind of a tensor that weightctl cannot read.
 _UNREAD = "torch.Tensor"
-# Where no weight of a matrix is above this, blocks weighted by them would hold nothing but 0: what
-# is summed up for them is 0, or so small that float32 rounds it to that.
+# If no weight of a matrix is above this, its blocks would contain only 0: the weighted sums are 0,
+# or are rounded to 0 in float32.
 _NEGLIGIBLE = 1e-30
 
 
@@ -110,8 +110,8 @@ class Plan:
 
     `documents` are files, by name, that are written into a model directory instead of the files
     beside the source. `translation` describes the change to another naming convention; then only
-    licences are copied from the source. `described` has GGUF's names and metadata for recipes, if
-    the plan has other names.
+    licenses are copied from the source. `describe` returns GGUF's names and metadata for recipes,
+    if the plan has other names; its result is None if the family is unknown.
     """
 
     source: Source
@@ -126,7 +126,7 @@ class Plan:
     recipe: str = ""
     documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     translation: str = ""
-    described: Described | None = None
+    describe: Callable[[], Described | None] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         size = format_size(sum(item.info.nbytes for item in self.items))

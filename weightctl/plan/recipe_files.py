@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
-from weightctl.plan.recipes import Recipe, RecipeLine
+from weightctl.plan.recipe_lines import Recipe, RecipeLine
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import normalize_type_name, type_named
 from weightctl.text.patterns import regular_expression

@@ -1,4 +1,4 @@
-"""Recipes: a table of rules that gives each matrix of a model its type."""
+"""What a recipe chooses for each matrix of a model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from weightctl.families.model import ARCHITECTURE, DescribedModel
 from weightctl.families.names import is_matrix_weight, layer, role
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.dtype import Encoding
+    from weightctl.plan.recipe_lines import Recipe, RecipeLine
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = [
     "CONDITIONS",
     "OTHERWISE",
-    "Recipe",
     "RecipeChoice",
-    "RecipeLine",
     "TensorRole",
     "choose",
     "goes_by_role",
@@ -31,44 +29,6 @@ __all__ = [
 
 # The line that is reported for a tensor that no line of a recipe applies to.
 OTHERWISE = "otherwise"
-
-
-class RecipeLine(NamedTuple):
-    """A line of a recipe: the type for some tensors, None to keep their types.
-
-    `tensors` is a role, or a pattern that is found in the name. `when` lists conditions, separated
-    by commas, that must all be true; `not` before a condition negates it.
-    """
-
-    tensors: str | re.Pattern[str]
-    when: str
-    type: str | None
-
-    def __str__(self) -> str:
-        tensors = self.tensors if isinstance(self.tensors, str) else self.tensors.pattern
-        return ": ".join(filter(None, (tensors, self.when)))
-
-
-class Recipe(NamedTuple):
-    """Types for the matrices of a model: the first line that applies to a tensor decides.
-
-    `otherwise` is the type of the other matrices, None to keep their types. `file_type` is the
-    recipe's number in llama.cpp (`llama_ftype` in llama.h), None if it has none. `path` is the file
-    of the recipe. If `wants_importance` is True, llama.cpp requires an importance matrix.
-    """
-
-    name: str
-    otherwise: str | None
-    lines: tuple[RecipeLine, ...]
-    file_type: int | None = None
-    path: str = ""
-    wants_importance: bool = False
-
-    @property
-    def encodings(self) -> list[Encoding]:
-        """All encodings that the recipe can choose, each once."""
-        types = [self.otherwise, *(line.type for line in self.lines)]
-        return [ENCODINGS[name] for name in dict.fromkeys(types) if name is not None]
 
 
 class TensorRole(NamedTuple):
@@ -111,7 +71,9 @@ CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
     "first eighth of the layers": lambda at: at.layer < at.layers // 8,
     "first sixteenth of the layers": lambda at: at.layer < at.layers // 16,
     "4 or more query heads for each KV head": lambda at: at.model.group >= 4,
-    "first and last eighth and every third layer": lambda at: at.is_outer_or_third,
+    "first and last eighth of the layers and every third layer between": lambda at: (
+        at.is_outer_or_third
+    ),
     "with importance matrix": lambda at: at.weighted,
 }
 
@@ -213,9 +175,9 @@ def _places(
 ) -> Iterator[TensorRole]:
     """Yield the matrices with their roles and layers, as llama.cpp counts these.
 
-    It goes through a model by layer and name. Value projections have the number of those before
-    them, of as many as there are. So have parts of the feed-forward, of as many as the model has
-    layers; in a mixture of experts these have the number in their name.
+    The model is traversed by layer and name. The number of a value projection is its position among
+    all value projections. The same is true of parts of the feed-forward, whose total is the number
+    of layers; in a mixture of experts, their number is the one in their name.
     """
     ordered = sorted(tensors, key=lambda info: (_layer(known[info.name]), known[info.name]))
     roles = {info.name: role(known[info.name]) or "" for info in tensors}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
@@ -14,16 +15,21 @@ from weightctl.weights.derived import Derived, StoredTensor
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = [
     "Renaming",
+    "RenamingsLike",
+    "collect_renamings",
     "is_inline_rule",
+    "list_rule_files",
     "make_renaming",
     "parse_renamings",
     "read_renamings",
     "rename",
 ]
+
+RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.PathLike[str]]
 
 _FORM = r"write [rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
 _INLINE = r"--rename '^encoder\.=bert.encoder.'"
@@ -38,6 +44,22 @@ class Renaming(NamedTuple):
     def apply(self, name: str) -> str | None:
         """Return the new name, None if the pattern is not found."""
         return self.pattern.sub(self.replacement, name) if self.pattern.search(name) else None
+
+
+def collect_renamings(given: RenamingsLike) -> Sequence[Renaming]:
+    """Return the rules of a mapping, or of texts and files; raises `ConversionError`."""
+    if isinstance(given, Mapping):
+        return [make_renaming(pattern, made) for pattern, made in given.items()]
+    each = [given] if isinstance(given, str | os.PathLike) else given
+    return [rule for one in each for rule in parse_renamings(one)]
+
+
+def list_rule_files(given: RenamingsLike | None) -> list[str]:
+    """Return the paths among what rules are given by."""
+    if given is None or isinstance(given, Mapping):
+        return []
+    each = [given] if isinstance(given, str | os.PathLike) else given
+    return [os.fspath(one) for one in each if not is_inline_rule(one)]
 
 
 def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
@@ -67,8 +89,8 @@ def make_renaming(text: str, replacement: str) -> Renaming:
     """
     pattern = regular_expression(text)
     try:
-        # Whether its captures are there is known only when it is used: on a text that it or
-        # nothing is found in, on a line of its own for a comment that ends it.
+        # References to captures are checked only when the rule is used, so it is tried on an empty
+        # match; a line of its own ends a comment in the pattern.
         regular_expression(f"{text}\n|").sub(replacement, "")
     except (re.error, IndexError) as error:
         raise ConversionError(f"`{text}` = `{replacement}`: {error}", hint=_INLINE) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 from weightctl.errors import ConversionError
@@ -21,6 +20,8 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
     `ConversionError` if the file is not valid, or cannot be read; the hint for the latter is
     `otherwise`, if it is given.
     """
+    import tomllib  # few runs have such a file
+
     try:
         with open(path, "rb") as file:
             raw = file.read(_MOST_BYTES + 1)

@@ -10,7 +10,7 @@ from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.recipe_files import read_recipe
-from weightctl.plan.recipes import Recipe
+from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_names import (
     block_types,
     did_you_mean,

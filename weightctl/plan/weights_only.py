@@ -35,8 +35,9 @@ def keep_weights(weights: Checkpoint) -> Checkpoint:
 
     Optimizer state, random number generators and other values are left out. In a PyTorch checkpoint
     the keys of entries decide; values and single numbers beside the state dict are left out too. If
-    one entry contains all remaining tensors, such as Lightning's `state_dict`, names begin below
-    it. The metadata of other formats stays. Raises `ConversionError` if no tensor is left.
+    one entry contains all remaining tensors, such as Lightning's `state_dict`, its name is removed
+    from their names. The metadata of other formats stays. Raises `ConversionError` if no tensor is
+    left.
     """
     header = header_of(weights)
     levels = _parse_levels(header)
@@ -51,7 +52,8 @@ def keep_weights(weights: Checkpoint) -> Checkpoint:
         )
     entry = _common_container(kept, containers)
     short = {name: name[len(entry) + 1 :] if entry else name for name in kept}
-    # A tied name whose tensor is left out has become the tensor, for all other names of it too.
+    # If the tensor of a tied name is left out, the name becomes the tensor, also for its other
+    # names.
     first: dict[str, str] = {}
     for name in kept:
         first.setdefault(header.aliases.get(name, name), name)
@@ -153,4 +155,7 @@ def _describe(header: Header, kept: Collection[str], entry: str) -> Iterator[str
     if counts:
         yield f"left out because of --weights-only: {' and '.join(counts)}"
     if entry:
-        yield f"tensor names begin below `{entry}`, the entry that contains all tensors"
+        yield (
+            f"the prefix `{entry}.` is removed from tensor names, because this entry contains all "
+            "tensors"
+        )

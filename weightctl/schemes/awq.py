@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
-from weightctl.schemes.names import QWEIGHT, NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import (
+    BITS,
+    QWEIGHT,
+    LogicalWeight,
+    NameEndings,
+    Scheme,
+    divide_exactly,
+    tiles,
+)
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -6,14 +6,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight
-from weightctl.schemes.names import SCALED
 from weightctl.schemes.scaled import is_plain
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import SCALED, LogicalWeight, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -7,14 +7,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, divide_up, read_shape
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme, divide_up, read_shape
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, NestedScales, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -6,7 +6,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, align_counts, covers, divide_up
 from weightctl.schemes.cutting import (
     Along,
     cut_beside,
@@ -16,13 +15,20 @@ from weightctl.schemes.cutting import (
     refuse_other_axes,
     spans_blocks,
 )
-from weightctl.schemes.names import COMPRESSED
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import (
+    BITS,
+    COMPRESSED,
+    LogicalWeight,
+    Scheme,
+    align_counts,
+    covers,
+    divide_up,
+)
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["SCHEME"]
@@ -141,8 +147,7 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
         return Along(axis, length, words)
     raise stored.cannot_dequantize(
         f"`{info.name}` has shape {list(info.shape)}, which does not hold {length} {bits}-bit "
-        f"numbers "
-        f"along axis {axis}"
+        f"numbers along axis {axis}"
     )
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.candidate import LogicalWeight
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

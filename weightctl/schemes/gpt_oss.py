@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.candidate import LogicalWeight
 from weightctl.schemes.microscaled import MXFP_BLOCK, cut_blocks
 from weightctl.schemes.mxfp4 import decode as decode_mxfp4
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

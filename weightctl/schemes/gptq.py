@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly, tiles
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
-from weightctl.schemes.names import QWEIGHT
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import BITS, QWEIGHT, LogicalWeight, Scheme, divide_exactly, tiles
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 
@@ -54,8 +52,8 @@ def _decode(stored: SchemeTensors) -> Decoding:
     bits, version = stored.bits, stored.settings.text("checkpoint_format") or "gptq"
     if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
         raise stored.cannot_dequantize(
-            f"GPTQ `checkpoint_format` `{version}` with {bits} bits is "
-            f"not supported; formats are gptq and gptq_v2, with 2, 3, 4 or 8 bits"
+            f"GPTQ `checkpoint_format` `{version}` with {bits} bits is not supported; formats are "
+            "gptq and gptq_v2, with 2, 3, 4 or 8 bits"
         )
     layout, (outputs, inputs) = decoding.PackingLayout(bits, 32), stored.shape
     groups = stored.scales.shape[0]

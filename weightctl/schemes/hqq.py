@@ -5,12 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.candidate import BITS, LogicalWeight
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import BITS, LogicalWeight, NameEndings, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

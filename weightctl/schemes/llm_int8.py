@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.errors import WeightctlError
+from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes import SCHEMES
+from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
 from weightctl.system.registry import load
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
-    from weightctl.schemes.names import NameEndings
-    from weightctl.schemes.scheme import Scheme
+    from weightctl.schemes.scheme import NameEndings, Scheme
     from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.tree import Checkpoint
 
-__all__ = ["MARKS", "Quantized", "find_quantized", "list_scheme_tensors", "load_schemes"]
+__all__ = [
+    "MARKS",
+    "Entry",
+    "Quantized",
+    "count_parameters",
+    "find_quantized",
+    "list_scheme_tensors",
+    "load_schemes",
+    "read_entries",
+]
 
 # How the names of scales end. Records of schemes are loaded where there are some.
 MARKS = tuple(dict.fromkeys(ending for line in SCHEMES.values() for ending in line.scales))
@@ -173,3 +185,61 @@ class _Contents:
                 return None
             self._known[alike] = raw
         return raw
+
+
+Entry: TypeAlias = "TensorInfo | Quantized"
+
+
+class _Entries(NamedTuple):
+    """The entries of a checkpoint: a weight that is stored in several tensors is one of them.
+
+    `quantized` are the weights in several tensors, and `part_of` names the weight of each of their
+    tensors. `buffers` are the stored tensors that are not weights, `buffer` or `optimizer`.
+    """
+
+    entries: Mapping[str, Entry]
+    quantized: Mapping[str, Quantized]
+    part_of: Mapping[str, str]
+    buffers: Mapping[str, str]
+
+
+def read_entries(weights: Checkpoint) -> _Entries:
+    """Return the entries of a checkpoint; only headers and small tensors are read."""
+    header = header_of(weights)
+    source = source_of(weights)
+
+    def read(name: str) -> bytes:
+        raw = bytearray(header.extents[name].nbytes)
+        source.read_into(name, 0, memoryview(raw))
+        return bytes(raw)
+
+    quantized = find_quantized(header, config_beside(header.files), read)
+    part_of = {tensor: name for name, weight in quantized.items() for tensor in weight.tensors}
+    entries: Mapping[str, Entry] = header.tensors
+    if quantized:
+        names = dict.fromkeys(part_of.get(name, name) for name in header.tensors)
+        entries = {name: quantized.get(name) or header.tensors[name] for name in names}
+    buffers = {
+        name: "optimizer" if is_optimizer_state(info) else "buffer"
+        for name, info in header.tensors.items()
+        if is_buffer(info) or (quantized and name not in part_of and is_activation_scale(info))
+    }
+    return _Entries(entries, quantized, part_of, buffers)
+
+
+def count_parameters(entries: Iterable[Entry], buffers: Container[str]) -> int:
+    """Return the number of elements of all weights; buffers and scales are not parameters.
+
+    A tied tensor is one entry, so it counts once. A weight in several tensors counts with the
+    elements that it has when it is decoded.
+    """
+    # Many tensors have one of a few shapes.
+    sizes: dict[tuple[int, ...], int] = {}
+    total = 0
+    for entry in entries:
+        if entry.name not in buffers:
+            size = sizes.get(entry.shape)
+            if size is None:
+                size = sizes[entry.shape] = prod(entry.shape)
+            total += size
+    return total

@@ -11,15 +11,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, divide_exactly
 from weightctl.schemes.cutting import Along, cut_companion, cut_packed
-from weightctl.schemes.names import COMPRESSED, MLX, SCALED
+from weightctl.schemes.scheme import COMPRESSED, MLX, SCALED, LogicalWeight, divide_exactly
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import BlockGrid, PackedNumbers, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = [
     "MICROSCALED_NAMES",

@@ -6,14 +6,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import BITS, LogicalWeight, divide_exactly
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.names import MLX
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import BITS, MLX, LogicalWeight, Scheme, divide_exactly
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, tiles
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.names import SCALED
 from weightctl.schemes.scaled import is_plain
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import SCALED, LogicalWeight, Scheme, tiles
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

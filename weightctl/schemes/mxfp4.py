@@ -17,8 +17,8 @@ from weightctl.schemes.microscaled import (
 from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate, LogicalWeight
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate, LogicalWeight
 
 __all__ = ["SCHEME", "decode"]
 

@@ -10,8 +10,8 @@ from weightctl.schemes.microscaled import MICROSCALED_NAMES, cut_microscaled, in
 from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate, LogicalWeight
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate, LogicalWeight
 
 __all__ = ["SCHEME"]
 

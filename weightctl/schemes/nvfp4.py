@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import align_counts
 from weightctl.schemes.microscaled import (
     MICROSCALED_NAMES,
     NVFP_BLOCK,
@@ -15,11 +14,11 @@ from weightctl.schemes.microscaled import (
     make_block_grid,
     read_float_codes,
 )
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import Scheme, align_counts
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate, LogicalWeight
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate, LogicalWeight
 
 __all__ = ["SCHEME"]
 

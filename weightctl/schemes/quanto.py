@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.names import NameEndings
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import NameEndings, Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME"]
 

@@ -9,15 +9,13 @@ import json
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
-from weightctl.schemes.candidate import LogicalWeight, align_counts, covers
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.names import SCALED
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.scheme import SCALED, LogicalWeight, Scheme, align_counts, covers
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from weightctl.schemes.candidate import Candidate
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.scheme import Candidate
 
 __all__ = ["SCHEME", "is_plain"]
 

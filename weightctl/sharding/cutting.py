@@ -10,6 +10,7 @@ from weightctl.families.sharing import ranges_of_rank
 from weightctl.sharding.footprints import own_part
 from weightctl.sharding.sharing import share_among_ranks
 from weightctl.split import Sharding, part_along, shares
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,8 @@ def refuse(model: CutModel, grid: Grid) -> None:
         )
     if grid.pp > max(model.layers, 1):
         raise ShardingError(
-            f"the model has {model.layers} layers, which cannot be divided among {grid.pp} stages",
+            f"the model has {pluralize(model.layers, 'layer')}, which cannot be divided among "
+            f"{grid.pp} stages",
             hint=f"use --pp (pp in Python) up to {max(model.layers, 1)}",
         )
 

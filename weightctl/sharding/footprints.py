@@ -32,7 +32,7 @@ class Footprint(NamedTuple):
 class WeightFootprint(NamedTuple):
     """A weight of a model, and the tensors that it is stored as.
 
-    `shape` is that of the weight. Where its tensors cannot be cut in bytes `refusal` says why, and
+    `shape` is that of the weight. If its tensors cannot be split in bytes, `refusal` says why, and
     `note` is what a person should know where they can.
     """
 

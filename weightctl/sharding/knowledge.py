@@ -50,7 +50,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
         if is_ruled:
             why = (
                 "the model family is not recognized, so only the plan file defines how "
-                f"tensors are cut: {error.message}"
+                f"tensors are split: {error.message}"
             )
             return CheckpointKnowledge(stored, _unknown(stored), None, (*notes, why))
         hint = "; ".join(
@@ -58,7 +58,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
                 None,
                 (
                     error.hint,
-                    ("to define how its tensors are cut, use --plan FILE (rules=FILE in Python)"),
+                    "to split by your own rules, use --plan FILE (rules=FILE in Python)",
                 ),
             )
         )
@@ -96,7 +96,7 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     if rest:
         are = "is" if len(rest) == 1 else "are"
         yield (
-            f"{pluralize(len(rest), 'tensor')} {are} not cut, because "
+            f"{pluralize(len(rest), 'tensor')} {are} not split, because "
             f"{'it is' if len(rest) == 1 else 'they are'} not a part of {family}, for example "
             f"`{rest[0]}`"
         )

@@ -200,8 +200,8 @@ def _join_places(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
     misfit = one.misfit or other.misfit
     if one.runs != other.runs or one.axis != other.axis:
         misfit = misfit or ShardingError(
-            f"`{one.weight.name}` is used in two places of the model, which are cut differently",
-            hint="to define how it is cut, use --plan FILE (rules=FILE in Python)",
+            f"`{one.weight.name}` is used in two places of the model, which are split differently",
+            hint="to define how it is split, use --plan FILE (rules=FILE in Python)",
         )
     layers = None
     if one.layers is not None and other.layers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.errors import ConversionError, ShardingError
+from weightctl.errors import ConversionError, ShardingError, TensorSplitError
 from weightctl.plan.toml_file import read_toml
 from weightctl.split import (
     Sharding,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.split import Grid, Whole
 
-__all__ = ["STRATEGIES", "CutRule", "CutRules", "NamedStrategy", "read_rules"]
+__all__ = ["STRATEGIES", "CutRule", "CutRules", "NamedStrategy", "make_rules", "read_rules"]
 
 _FORM = (
     "write [tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = "
@@ -60,6 +60,8 @@ STRATEGIES: Mapping[str, NamedStrategy] = {
     "expert_parallel": NamedStrategy(expert_parallel),
 }
 _EXPERTS = "expert_parallel"
+# What messages call rules that are an argument instead of a file.
+_ARGUMENT = "rules"
 
 
 class CutRule(NamedTuple):
@@ -87,7 +89,7 @@ class CutRule(NamedTuple):
 
 
 class CutRules(NamedTuple):
-    """The rules of a plan file for cutting tensors; `path` is the file."""
+    """The rules of a user for splitting tensors; `path` is the plan file, or `rules` in Python."""
 
     path: str
     rules: tuple[CutRule, ...]
@@ -95,13 +97,15 @@ class CutRules(NamedTuple):
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
         """Return how the first rule that fits a tensor has it cut; None if none does.
 
-        Raises `ShardingError` if it cannot be cut so.
+        Raises `ShardingError` if it cannot be split in this way.
         """
         rule = self._rule(whole.name)
         if rule is None:
             return None
         try:
             return rule.sharding(whole, grid)
+        except TensorSplitError as error:
+            raise error.at(f"{self.path}: `{rule.pattern.pattern}`") from error
         except ShardingError as error:
             where = f"{self.path}: `{rule.pattern.pattern}`"
             raise ShardingError(f"{where}: {error.message}", hint=error.hint) from error
@@ -123,8 +127,16 @@ class CutRules(NamedTuple):
         return next((rule for rule in self.rules if rule.pattern.search(name)), None)
 
 
+def make_rules(tensors: Mapping[str, Any]) -> CutRules:
+    """Make rules from the strategies of patterns, as `[tensors]` of a plan file has them.
+
+    Raises `ConversionError` if a pattern or a strategy is invalid.
+    """
+    return CutRules(_ARGUMENT, tuple(_rules(_ARGUMENT, tensors)))
+
+
 def read_rules(path: str) -> CutRules:
-    """Read a plan of one's own: `[tensors]` of patterns of names and strategies.
+    """Read a plan file: its table `[tensors]` has a strategy for each pattern of names.
 
     The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
     its settings. Raises `ConversionError` if the file is invalid.

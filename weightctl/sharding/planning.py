@@ -55,8 +55,8 @@ def shard_plan(
     those of its tensors. Small tensors that say the shapes of others are read, and nothing else. By
     default the format is GGUF for a GGUF checkpoint, and safetensors otherwise.
 
-    Raises `ShardingError` if a tensor cannot be cut, `ArchitectureError` if there are no rules and
-    the model family is not supported, and `ConversionError` if the format is not supported.
+    Raises `ShardingError` if a tensor cannot be split, `ArchitectureError` if there are no rules
+    and the model family is not supported, and `ConversionError` if the format is not supported.
     """
     begin_phase("planning the shards")
     if layout not in LAYOUTS:
@@ -116,15 +116,19 @@ def shardings(
     if rules is not None:
         notes += rules.notes(_list_rule_names(found))
     if rules is not None and rest:
-        count = pluralize(len(rest), "weight")
-        are = "is" if len(rest) == 1 else "are"
-        how = (
-            "not cut"
-            if found.checkpoint is None
-            else f"cut by the rules of {found.checkpoint.family.name}"
-        )
-        notes.append(f"{count} without a rule in the plan file {are} {how}")
+        notes.append(_describe_rest(len(rest), found))
     return {name: each for tensors in made.values() for name, each in tensors.items()}, notes
+
+
+def _describe_rest(count: int, found: CheckpointKnowledge) -> str:
+    weights = pluralize(count, "weight")
+    match, are = ("matches", "it is") if count == 1 else ("match", "they are")
+    how = (
+        "not split"
+        if found.checkpoint is None
+        else f"split as usual for {found.checkpoint.family.name}"
+    )
+    return f"{weights} {match} no pattern of the plan file: {are} {how}"
 
 
 def _apply_rules(

@@ -1,4 +1,4 @@
-"""For how many ranks the layers of a checkpoint can be cut, and what is in the way of others."""
+"""For how many ranks the layers of a checkpoint can be split, and what is in the way of others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Possible(NamedTuple):
 def possible(
     weights: Checkpoint, counts: Iterable[int], *, rules: CutRulesLike | None = None
 ) -> list[Possible]:
-    """Return for each number of ranks whether the layers of a checkpoint can be cut for it.
+    """Return for each number of ranks whether the layers of a checkpoint can be split for it.
 
     Small tensors that say the shapes of others are read, and nothing else. Raises
     `ArchitectureError` if there are no rules and the model family is not supported, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from weightctl.errors import ShardingError
+from weightctl.errors import ShardingError, TensorSplitError
 from weightctl.families.sharing import SharedAxis, share_extents
 from weightctl.split import counts_that_work, ranks_that_work
 from weightctl.text.wording import pluralize
@@ -70,9 +70,8 @@ def _refuse_unlike(group: Sequence[PlacedWeight], ranks: int) -> None:
     """Raise `ShardingError` if what is divided alike is not of one size."""
     sizes = {run.stop - run.start for place in group for run in place.runs}
     if len(sizes) > 1:
-        reason = (
-            f"it is cut together with weights of other sizes: {', '.join(map(str, sorted(sizes)))}"
-        )
+        listed = ", ".join(map(str, sorted(sizes)))
+        reason = f"it is split together with weights of other sizes: {listed}"
         raise _cannot_cut(
             group[0], ranks, reason, "check that the config belongs to this checkpoint"
         )
@@ -103,8 +102,4 @@ def _block(place: PlacedWeight) -> int:
 
 def _cannot_cut(place: PlacedWeight, ranks: int, reason: str, hint: str) -> ShardingError:
     weight = place.weight
-    return ShardingError(
-        f"`{weight.name}` of shape {list(weight.shape)} cannot be split along axis {place.axis} "
-        f"across {ranks} ranks: {reason}",
-        hint=hint,
-    )
+    return TensorSplitError(weight.name, tuple(weight.shape), place.axis, ranks, reason, hint=hint)

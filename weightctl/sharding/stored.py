@@ -56,7 +56,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
 
 
 def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
-    """Return a quantized weight; where its tensors cannot be cut alike it says why."""
+    """Return a quantized weight; where its tensors cannot be split alike it says why."""
     name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
     axes: Sequence[Axes] | None = None
     if scheme.cut is not None:
@@ -65,7 +65,7 @@ def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
     if axes is None:
         whole = tuple(Footprint(each.info, (None,) * len(shape)) for each in stored.tensors)
         refusal = (
-            f"it is stored as {stored.weight.label}, whose tensors cannot be cut in the same way"
+            f"it is stored as {stored.weight.label}, whose tensors cannot be split in the same way"
         )
         return WeightFootprint(name, shape, whole, refusal)
     footprints = (

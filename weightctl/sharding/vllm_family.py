@@ -30,7 +30,7 @@ _PLAIN = (
 
 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
-    """Return vLLM's class of a checkpoint that can be cut for it, as its bytes stand.
+    """Return vLLM's class of a checkpoint that can be split for it, as its bytes stand.
 
     Raises `ShardingError` if it cannot, and `ArchitectureError` if it is not a whole model.
     """
@@ -38,7 +38,7 @@ def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
     if checkpoint.convention == "gguf":
         raise ShardingError(
             f"{checkpoint.where} is a GGUF file, whose tensor names and row order differ from "
-            f"those that vLLM expects",
+            "those that vLLM expects",
             hint=_PLAIN,
         )
     if plan.format != "safetensors":

@@ -64,7 +64,7 @@ class Shares(NamedTuple):
                     yield place, reason
             if 0 < self.most < ranks:
                 place = next(each for each in places if each.experts)
-                yield place, f"the model has only {self.most} experts"
+                yield place, f"the model has only {pluralize(self.most, 'expert')}"
 
         found = next(problems(self.ranks), None)
         if found is None:

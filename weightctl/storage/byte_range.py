@@ -57,10 +57,10 @@ class FileRange:
         start, stop = _clip_range(start, stop, self.nbytes)
         return FileRange(self.file, self.offset + start, stop - start)
 
-    def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Have the system read what is from `start` to `stop` ahead."""
+    def expect(self, start: int = 0, stop: int | None = None) -> bool:
+        """Have what is from `start` to `stop` read ahead; return False if there is no room yet."""
         stop = self.nbytes if stop is None else stop
-        self.file.expect(self.offset + start, stop - start)
+        return self.file.expect(self.offset + start, stop - start)
 
 
 class HeldRange:

@@ -56,6 +56,7 @@ class FileReader:
     when it was opened. Raises `FormatError` if the path cannot be opened or is not a regular file.
     """
 
+    tag = ""
     # Of the class too, for an object that an interrupt leaves half made.
     _descriptor = -1
 
@@ -88,7 +89,7 @@ class FileReader:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __reduce__(self) -> tuple[Callable[[str], FileReader], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return (FileReader, (self.path,))
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -187,11 +188,12 @@ class FileReader:
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
             raise FormatError(self.path, None, "the file changed while it was read", hint=_AGAIN)
 
-    def expect(self, offset: int, nbytes: int) -> None:
+    def expect(self, offset: int, nbytes: int) -> bool:
         """Have the system read bytes ahead, as far as the file has them."""
         nbytes = min(nbytes, self.size - offset)
         if nbytes > 0:
             read_ahead(self._descriptor, offset, nbytes)
+        return True
 
 
 # The disk starts with what was written before there is more than this, so that little is left for
@@ -261,12 +263,28 @@ class FileWriter:
             self._not_begun = 0
             start_writing_back(self.descriptor, 0, 0)
 
+    def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
+        """Return the range itself."""
+        del offset
+        return [source]
+
+    def mark(self) -> frozenset[int]:
+        """Return a mark for `is_durable`."""
+        return frozenset()
+
+    def is_durable(self, mark: frozenset[int], /) -> bool:
+        """Return True: `sync` leaves nothing undone."""
+        return not mark
+
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
         try:
             os.fsync(self.descriptor)
         except OSError as error:
             raise cannot_write(self.path, error) from error
+
+    def stop(self) -> None:
+        """Do nothing: no thread waits for another."""
 
     def close(self) -> None:
         """Close the file."""

@@ -1,93 +1,200 @@
-"""Paths and URLs, and their storages."""
+"""Paths and URLs, and the storage of each."""
 
 from __future__ import annotations
 
 import os
-import posixpath
-import re
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from weightctl.storage.base import Store
 
-    from weightctl.storage.base import Reader
+__all__ = [
+    "STORAGES",
+    "Location",
+    "forget_credentials",
+    "full_url",
+    "has_commits",
+    "hint_for_missing",
+    "is_remote",
+    "parse_location",
+    "split_url",
+    "store_of",
+]
 
-__all__ = ["STORAGES", "Location", "hint_for_missing", "is_local", "open_reader", "parse_location"]
 
-# By scheme, what opens a file for reading: `(path: str) -> Reader`.
+class StorageLine(NamedTuple):
+    """What the table says of a storage.
+
+    `module` names its `Store`, which is made without arguments, and `extra` the extra of weightctl
+    that installs what the storage needs. `anonymous` is the environment variable with which it
+    sends no credentials. With `commits`, what is written appears in one commit, among other files.
+    """
+
+    module: str
+    extra: str = ""
+    anonymous: str = ""
+    commits: bool = False
+
+
+# By the scheme of a URL. Local files have no `Store`: `weightctl.storage.files` asks the system.
 STORAGES = {
-    "file": "weightctl.storage.local:FileReader",
+    "file": StorageLine("weightctl.storage.local"),
+    "http": StorageLine("weightctl.storage.remote.web:WebStore", "remote"),
+    "https": StorageLine("weightctl.storage.remote.web:WebStore", "remote"),
+    "hf": StorageLine(
+        "weightctl.storage.remote.hub:HubStore",
+        "remote",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+        commits=True,
+    ),
+    "s3": StorageLine(
+        "weightctl.storage.remote.buckets:BucketStore", "remote", "AWS_SKIP_SIGNATURE"
+    ),
+    "gs": StorageLine(
+        "weightctl.storage.remote.buckets:BucketStore", "remote", "GOOGLE_SKIP_SIGNATURE"
+    ),
+    "az": StorageLine(
+        "weightctl.storage.remote.buckets:BucketStore", "remote", "AZURE_SKIP_SIGNATURE"
+    ),
 }
-_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+-]*)://(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-# By schemes that have no storage yet, the command that downloads what a URL names.
-_DOWNLOADS = {
-    "hf": "hf download {path} --local-dir {name}",
-    "http": "curl -LO {url}",
-    "https": "curl -LO {url}",
-    "s3": "aws s3 cp --recursive {url} {name}",
-    "gs": "gcloud storage cp --recursive {url} {name}",
-    "az": "azcopy copy {url} {name} --recursive",
-}
-_UNSUPPORTED = "remote checkpoints are not supported yet"
-# What Hugging Face calls a model, `owner/name`, where no local directory has the owner's name.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_STORES: dict[str, Store] = {}
+# By the URL that is shown, the one with its signature or password.
+_FULL: dict[str, str] = {}
+# By the scheme and host of a URL, the user and password for all that is there.
+_LOGINS: dict[str, str] = {}
 
 
 class Location(NamedTuple):
-    """Where a file is: the scheme of its storage, and its path there."""
+    """Where a file is: the scheme of its storage, and its path or URL."""
 
     scheme: str
-    path: str
-
-    @property
-    def name(self) -> str:
-        """The path of a local file, and the URL of any other."""
-        return self.path if self.scheme == "file" else f"{self.scheme}://{self.path}"
+    name: str
 
 
 def parse_location(text: str) -> Location:
     """Parse a path or URL; text that does not begin with a known scheme is a path.
 
-    Raises `FormatError` for a scheme that is known and not in `STORAGES`.
+    The name of a URL with the scheme `file` is its path. A slash at the end of another URL is
+    removed.
     """
-    found = _URL.fullmatch(text)
-    scheme = found["scheme"].lower() if found else ""
-    if found and scheme in STORAGES:
-        return Location(scheme, found["path"])
-    if found and scheme in _DOWNLOADS:
-        path = found["path"].strip("/")
-        command = _DOWNLOADS[scheme].format(url=text, path=path, name=posixpath.basename(path))
-        raise FormatError(text, None, _UNSUPPORTED, hint=f"download it first: `{command}`")
-    return Location("file", text)
+    scheme = _scheme_of(text)
+    if not scheme:
+        return Location("file", text)
+    if text in _FULL:
+        return Location(scheme, text)
+    rest = text[len(scheme) + 3 :]
+    if scheme == "file":
+        from urllib.parse import unquote  # seldom needed
+
+        return Location("file", unquote(rest.removeprefix("localhost")))
+    return Location(scheme, _without_secrets(scheme, rest))
+
+
+def _without_secrets(scheme: str, rest: str) -> str:
+    """Return a URL without what may be secret: a signature in its query, or a password.
+
+    `full_url` returns all of it.
+    """
+    if scheme not in {"http", "https"}:
+        return f"{scheme}://{rest.rstrip('/')}"
+    rest = rest.partition("#")[0]
+    path, _, query = rest.partition("?")
+    host, slash, below = path.partition("/")
+    shown = f"{scheme}://{host.rpartition('@')[2]}{slash}{below}".rstrip("/")
+    login, _, host = host.rpartition("@")
+    if login:
+        _LOGINS[f"{scheme}://{host}"] = login
+    if query or login:
+        return _name_full(shown, f"{scheme}://{rest}")
+    return shown
+
+
+def _name_full(shown: str, full: str) -> str:
+    """Return what to call a URL that is not shown in full; several may differ in the rest alone."""
+    names = (f"{shown}#{number}" if number > 1 else shown for number in count(1))
+    name = next(name for name in names if _FULL.get(name, full) == full)
+    _FULL[name] = full
+    return name
+
+
+def full_url(shown: str) -> str:
+    """Return the URL to connect to, with what `parse_location` has removed from it."""
+    if shown in _FULL:
+        return _FULL[shown]
+    scheme, separator, rest = shown.partition("://")
+    login = _LOGINS.get(f"{scheme}://{rest.partition('/')[0]}") if separator else None
+    return f"{scheme}://{login}@{rest}" if login else shown
+
+
+def forget_credentials() -> None:
+    """Have all storages send requests without credentials from now on."""
+    os.environ.update({line.anonymous: "true" for line in STORAGES.values() if line.anonymous})
+
+
+def is_remote(text: str) -> bool:
+    """Whether text is a URL, other than that of a local file."""
+    return _scheme_of(text) not in {"", "file"}
+
+
+def has_commits(text: str) -> bool:
+    """Whether text is a URL in a repository, where files appear in commits."""
+    return is_remote(text) and STORAGES[_scheme_of(text)].commits
+
+
+def store_of(text: str) -> Store | None:
+    """Return the storage of a URL, None for a local path.
+
+    Raises `FormatError` if what the storage needs is not installed.
+    """
+    scheme = _scheme_of(text)
+    if scheme in {"", "file"}:
+        return None
+    line = STORAGES[scheme]
+    if line.module not in _STORES:
+        try:
+            _STORES[line.module] = load(line.module)()
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("weightctl"):
+                raise
+            raise FormatError(
+                text,
+                None,
+                f"{scheme}:// URLs need the package {error.name}, which is not installed",
+                hint=f"install it: `pip install 'weightctl[{line.extra}]'`",
+            ) from error
+    return _STORES[line.module]
+
+
+def _scheme_of(text: str) -> str:
+    """Return the scheme of a URL in lower case, empty for a path."""
+    scheme, separator, _ = text.partition("://")
+    scheme = scheme.lower() if separator else ""
+    return scheme if scheme in STORAGES else ""
 
 
 def hint_for_missing(text: str) -> str:
     """Return what to do about a path that does not exist; it may name a model on Hugging Face."""
-    if not _REPOSITORY.fullmatch(text) or os.path.lexists(os.path.dirname(text)):
+    owner, _, name = text.partition("/")
+    is_repository = all(map(_is_repository_word, (owner, name)))
+    if not is_repository or os.path.lexists(owner):
         return "check the path"
-    command = _DOWNLOADS["hf"].format(path=text, name=posixpath.basename(text))
-    return (
-        "check the path; if it is a model on Hugging Face, download it first, because "
-        f"{_UNSUPPORTED}: `{command}`"
-    )
+    return f"check the path; for a model on Hugging Face, use `hf://{text}`"
 
 
-def open_reader(text: str) -> Reader:
-    """Open the file at a path or URL for reading.
-
-    Raises `FormatError` if it cannot be opened, or as `parse_location` does.
-    """
-    scheme, path = parse_location(text)
-    opener: Callable[[str], Reader] = load(STORAGES[scheme])
-    return opener(path)
+def _is_repository_word(text: str) -> bool:
+    """Whether text can be the owner or the name of a model on Hugging Face."""
+    allowed = text.replace("-", "").replace("_", "").replace(".", "")
+    return text[:1].isalnum() and allowed.isalnum() and text.isascii()
 
 
-def is_local(text: str) -> bool:
-    """Whether a path or URL names a local file; others cannot be listed, nor asked for but opened.
-
-    Raises `FormatError` as `parse_location` does.
-    """
-    return parse_location(text).scheme == "file"
+def split_url(url: str) -> tuple[str, str, str]:
+    """Return the scheme, the bucket and the key of a URL; raises `FormatError` without a bucket."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise FormatError(url, None, "the URL has no bucket", hint=f"use {scheme}://BUCKET/PATH")
+    return scheme.lower(), bucket, key.strip("/")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["PipeWriter", "write_all"]
+__all__ = ["PipeWriter", "wait_for_room", "write_all"]
 
 _COPY = 1 << 20
 
@@ -59,10 +59,10 @@ def write_all(descriptor: int, data: Bytes) -> None:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            _wait_for_room(descriptor)
+            wait_for_room(descriptor)
 
 
-def _wait_for_room(descriptor: int) -> None:
+def wait_for_room(descriptor: int) -> None:
     """Wait until a pipe that its other end has made non-blocking takes bytes, or has no reader."""
     import select  # hardly any output needs it
 

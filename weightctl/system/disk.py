@@ -16,7 +16,7 @@ __all__ = ["copy_range_at", "read_ahead", "reserve", "send_range", "start_writin
 
 _KEEP_SIZE = 1
 _SYNC_FILE_RANGE_WRITE = 2
-# What will not go away by writing without a reservation.
+# Errors that writing without a reservation would also have.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -47,7 +47,7 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
     Raises `OSError` if there is not enough space. Does nothing on file systems without support.
     """
-    import ctypes  # whoever only looks at a file needs none of it
+    import ctypes  # reading a file does not need this
 
     call = _call("fallocate64") or _call("fallocate")
     if call is None or not nbytes:
@@ -82,7 +82,7 @@ def read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
 
 @cache
 def _call(name: str) -> Any:
-    """Return a call of the C library that Python lacks; None if the library lacks it too."""
+    """Return a function of the C library, None if the library does not have it."""
     import ctypes
 
     if sys.platform != "linux":

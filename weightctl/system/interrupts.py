@@ -26,7 +26,7 @@ def defer_signals() -> Generator[None, None, None]:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 handler = signal.getsignal(number)
-                if callable(handler):  # and not the system's own way, which asks nobody
+                if callable(handler):  # which is not the case for the default action of the system
                     handlers[number] = handler
                     signal.signal(number, lambda number, _: came.append(number))
         yield

@@ -1,4 +1,4 @@
-"""The phase of its work that a command is in, for what shows it to a person."""
+"""The current phase of a command, for progress displays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["begin_phase", "listening"]
 
 
 class _Listeners:
-    """What is called with each phase; the last one only."""
+    """The functions that are called with each phase; only the last one is called."""
 
     stack: tuple[Callable[[str], object], ...] = ()
 

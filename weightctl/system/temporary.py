@@ -7,6 +7,7 @@ import re
 
 __all__ = [
     "JOURNAL",
+    "JOURNAL_PART",
     "SWITCH",
     "TEMPORARY",
     "aside_name",
@@ -21,12 +22,14 @@ __all__ = [
 
 # Suffixes that loaders go by.
 _LOADABLE = (".safetensors", ".json")
-# Behind the name of a temporary file or directory: the journal of what is complete in it.
+# Suffix of the journal, after the name of a temporary file or directory.
 JOURNAL = ".journal"
-# Behind the name that an output is to have, and behind that a suffix where loaders need one.
+# Behind the name of a journal in an object store: the number of one of its objects.
+JOURNAL_PART = rf"{re.escape(JOURNAL)}-\d{{8}}"
+# Infix of a temporary name: after the final name, and before a suffix that loaders need.
 _SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new")))
-TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES})?"
-# Behind the name of a set: the record of a replacement that is under way.
+TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES}|{JOURNAL_PART})?"
+# Suffix of the record of a replacement that is not finished, after the name of the set.
 SWITCH = ".weightctl-switch.partial"
 _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, local
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +12,7 @@ from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = ["Memory", "cores", "map_in_threads", "thread_count"]
 
@@ -21,8 +20,8 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 _MOST = 16
-# What is begun for each thread before somebody has taken what was made first: a checkpoint may have
-# a million pieces, and one that takes long is not to have all other threads wait.
+# The number of items that are begun for each thread before the first result is taken. A checkpoint
+# can have a million pieces, and other threads must not wait for a slow one.
 _AHEAD = 64
 
 
@@ -57,6 +56,7 @@ class Memory(local):
 
     def __init__(self) -> None:
         self._kept: dict[str, bytearray] = {}
+        self._turns = 0
 
     def room(self, use: str, nbytes: int) -> memoryview:
         """Return a buffer for a use, valid until the same thread asks for the same use again."""
@@ -64,6 +64,11 @@ class Memory(local):
         if kept is None or len(kept) < nbytes:
             kept = self._kept[use] = bytearray(nbytes)
         return memoryview(kept)[:nbytes]
+
+    def room_in_turn(self, use: str, nbytes: int, count: int) -> memoryview:
+        """Return one of `count` buffers for a use, valid for `count` - 1 further calls."""
+        self._turns = (self._turns + 1) % count
+        return self.room(f"{use} {self._turns}", nbytes)
 
 
 @contextmanager
@@ -75,6 +80,8 @@ def map_in_threads(
     `make` also gets an event, which is set when its result is not needed any more: after an error
     or Ctrl-C.
     """
+    from concurrent.futures import ThreadPoolExecutor  # slow, and few commands need it
+
     ended = Event()
 
     def make_item(item: _Item) -> _Made:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["regular_expression", "select_names"]
 
-# `[0-27]` or `[0-2,14]`. With single digits it is what it is to a shell, one of these characters,
-# and so is `[10]`, which a listing never shows.
+# `[0-27]` or `[0-2,14]`. With single digits, it means one of these characters, as in a shell; so
+# does `[10]`, which a listing never shows.
 _NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
 _MOST_NUMBERS = 100_000
 _LONGEST = 80
@@ -46,7 +46,7 @@ def regular_expression(text: str) -> re.Pattern[str]:
     """
     try:
         with warnings.catch_warnings():
-            # Of what `[[` may come to mean in some later Python.
+            # A later version of Python may give `[[` another meaning.
             warnings.simplefilter("ignore", FutureWarning)
             return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

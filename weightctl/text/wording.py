@@ -49,7 +49,7 @@ def number(value: float, digits: int = 3) -> str:
         return "NaN"
     if not isfinite(value):
         return "infinite"
-    value += 0.0  # which makes 0 of -0
+    value += 0.0  # turns -0 into 0
     if 10**digits <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"

@@ -1,4 +1,4 @@
-"""Checks that a tensor which a config calls a copy of the embedding is one."""
+"""Checks that an output matrix is equal to the embedding if the config ties them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check_copies", "is_same"]
 
-# So many blocks of both are read at a time.
+# Blocks of both that are read at a time.
 _RUN = 1 << 18
 
 
 def check_copies(checkpoint: RecognizedModel) -> None:
     """Raise `ArchitectureError` for an output that is stored beside the embedding and differs.
 
-    Where the config ties them, some programs take the one and some the other. Both are read as far
-    as they are the same.
+    If the config ties them, some programs use one of them, and others the other. Both are read up
+    to the first difference.
     """
     family, original = checkpoint.family, checkpoint.tensors[EMBEDDING_WEIGHT]
     copies = {
@@ -46,7 +46,7 @@ def check_copies(checkpoint: RecognizedModel) -> None:
 
 
 def is_same(one: ReadableTensor, other: ReadableTensor) -> bool:
-    """Whether two tensors have the same numbers; both are read as far as they do."""
+    """Whether two tensors have the same values; both are read up to the first difference."""
     if one.info.shape != other.info.shape:
         return False
     span = one.file_range()

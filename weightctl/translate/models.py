@@ -134,7 +134,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
 def _read_card(
     checkpoint: RecognizedModel, directory: str, notes: list[str]
 ) -> dict[str, MetadataValue]:
-    """Return what the model's card says of it, and how large it is."""
+    """Return the facts of the model's card, and its size."""
     sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
     of_experts = sum(
         sizes[names.module]
@@ -148,7 +148,7 @@ def _read_card(
 
 
 def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Say where llama.cpp computes something else than the config asks for."""
+    """Yield notes on results of llama.cpp that differ from those of the config."""
     window = getattr(checkpoint.config, "sliding_window", None)
     if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
         yield (
@@ -173,7 +173,7 @@ def _to_hugging_face(
     family, metadata = checkpoint.family, header_of(checkpoint.tree).metadata
     fields = _add_tensor_fields(checkpoint)
     kind = model_type_of(family, fields)
-    # The true one is stated when it is known what the tensors become.
+    # The correct value is set when the types of the tensors are known.
     config = {**to_hugging_face(family, fields, kind), "torch_dtype": "float32"}
     begin_phase("converting the tokenizer")
     words = tokenizer.from_metadata(metadata, checkpoint.where)
@@ -197,7 +197,7 @@ def _to_hugging_face(
 
 
 def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
-    """Return the fields with what small tensors say, which config.json says in words."""
+    """Return the fields with the settings from small tensors, which config.json states directly."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)

@@ -1,4 +1,4 @@
-"""The plan for a checkpoint in the naming convention that its output speaks."""
+"""The plan for a checkpoint in the naming convention of its output."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
@@ -18,6 +19,7 @@ from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.storage.files import exists
 from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Names", "plan_of"]
 
-# What config.json calls them, and what they are to us; nothing trains in others.
+# Names of dtypes in config.json, and ours; models are not trained in others.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
@@ -41,7 +43,7 @@ _IN_ONE_FILE = (
 
 
 class Names(Enum):
-    """Whose names the tensors of an output have: the target's own where the family is known."""
+    """The naming convention of an output: by default the target's, for supported families."""
 
     AUTO = "auto"
     KEEP = "keep"
@@ -59,18 +61,18 @@ def plan_of(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Plan:
-    """Plan to store a checkpoint in a container format, and in the convention that goes with it.
+    """Plan to store a checkpoint in a container format, with its naming convention.
 
-    `is_model` says that the output is a model's directory, where documents can be beside the
-    tensors: only there are names Hugging Face's unless that is asked for. `is_cast` says that the
-    tensors are to get other encodings, before which those that are stored in parts are put
-    together. `include` and `exclude` are patterns as in `select`, for the names in the output, and
-    `exclude` also for the input's tensors that are not part of the model.
+    `is_model` states that the output is a model directory, which can have documents beside the
+    tensors: by default, other outputs do not get Hugging Face's names. `is_cast` states that
+    tensors get other encodings; weights that are stored in several tensors are decoded first.
+    `include` and `exclude` are patterns as in `select` for the names in the output; `exclude` also
+    applies to tensors of the input that are not part of the model.
 
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
     change, and `ConversionError` for a LoRA adapter that is to become GGUF.
     """
-    # A directory may hold a model's config beside an adapter, which is not that model.
+    # A directory can contain a model's config beside an adapter, which is not that model.
     refuse_adapter(header_of(weights), format_name)
     native = _native(weights)
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
@@ -86,7 +88,9 @@ def plan_of(
         plan, exclude = _translate_model(weights, format_name, wanted, exclude, is_model=is_model)
     else:
         plan = Plan.copy(weights, format_name)
-        plan = replace(plan, described=_describe_model(weights, native) if is_cast else None)
+        if is_cast and native == "hugging_face":
+            # Only some types depend on the family of a model, and recognizing it takes a while.
+            plan = replace(plan, describe=cache(partial(_describe_model, weights)))
         if names is Names.AUTO and native == "gguf" and format_name != "gguf":
             plan = replace(plan, notes=(*plan.notes, _IN_ONE_FILE))
         if apart and is_model:
@@ -98,7 +102,7 @@ def plan_of(
 
 
 def _refuse_without_scales(weights: Checkpoint) -> None:
-    """Raise `ConversionError` for numbers that mean nothing without the scales that are missing."""
+    """Raise `ConversionError` for values whose scales are missing."""
     if "quantization_config" not in config(header_of(weights).files):
         return
     for name, info in header_of(weights).tensors.items():
@@ -112,16 +116,16 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
 
 
 def _native(weights: Checkpoint) -> NamingConvention | None:
-    """Return the naming convention of a model; None for what is not recognized as one."""
+    """Return the naming convention of a model; None if it is not recognized."""
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
     files = header_of(weights).files
-    if not files or not os.path.lexists(os.path.join(os.path.dirname(files[0]), CONFIG)):
+    if not files or not exists(os.path.join(os.path.dirname(files[0]), CONFIG)):
         return None
     try:
         document = read_config(header_of(weights))[1]
     except ArchitectureError:
-        return "hugging_face"  # who asks it which family it is of says what is wrong
+        return "hugging_face"  # the recognition of the family reports the error
     return "hugging_face" if "model_type" in document else None
 
 
@@ -180,10 +184,10 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
 
 @contextmanager
 def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, None]:
-    """Say of a model that cannot be translated how its tensors are converted anyway."""
+    """Add a hint to an error: how to convert the tensors without a translation."""
     keep = (
         'to convert the tensors under their present names, use --names keep (names="keep" '
-        "in Python); the result is not a model that loads"
+        "in Python); other programs cannot load the result as a model"
     )
     if has_more:
         keep = (
@@ -199,10 +203,8 @@ def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, N
         raise type(error)(error.message, hint=hint) from error
 
 
-def _describe_model(weights: Checkpoint, native: NamingConvention | None) -> Described | None:
-    """Return what llama.cpp would call the tensors that keep their names, where that is known."""
-    if native != "hugging_face":
-        return None
+def _describe_model(weights: Checkpoint) -> Described | None:
+    """Return llama.cpp's names for tensors that keep their names, if known."""
     from weightctl.families import recognize
     from weightctl.families.written import to_gguf
     from weightctl.weights.metadata import MetadataValue
@@ -228,7 +230,7 @@ def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
 
 
 def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
-    """Return the config of a model whose weights are quantized no longer."""
+    """Return the config of a model whose weights are no longer quantized."""
     document: dict[str, Any] = dict(config(header_of(stored).files))
     if not document:
         return {}
@@ -244,9 +246,10 @@ def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
 
 
 def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint) -> Plan:
-    """Store in the model's own dtype what would else be float32 only because it was made so.
+    """Store computed tensors in the model's own dtype instead of float32.
 
-    That is what was put together of parts, and what GGUF keeps in float32 for llama.cpp.
+    These are weights that were decoded from several tensors, and tensors that GGUF stores in
+    float32 for llama.cpp.
     """
     own = _own_dtype(plan, stored) if apart else None
     vectors = _most(plan) if plan.translation and plan.format != "gguf" else None
@@ -269,13 +272,13 @@ def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
 
 
 def _of_rest(plan: Plan) -> Encoding:
-    """Return the 16-bit encoding that most of the tensors are in which were not made."""
+    """Return the 16-bit encoding of most tensors that were not computed."""
     kept = Counter(item.info.encoding.name for item in plan.items)
     return ENCODINGS[max(("BF16", "F16"), key=lambda name: kept[name])]
 
 
 def _most(plan: Plan) -> Encoding | None:
-    """Return the 16-bit encoding that most numbers are in, None if that is another."""
+    """Return the encoding of most values if it has 16 bits, otherwise None."""
     sizes: Counter[str] = Counter()
     for item in plan.items:
         sizes[item.info.encoding.name] += item.info.size

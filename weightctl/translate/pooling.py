@@ -1,4 +1,4 @@
-"""The pooling of sentence encoders: one vector of those of all tokens."""
+"""The pooling of sentence encoders: it computes one vector from those of all tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, FormatError
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import exists, open_reader
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import MetadataValue
@@ -29,10 +29,10 @@ _HINT = "move modules.json away to convert the model without its pooling"
 def pooling_keys(
     directory: str, architecture: str, tell: Callable[[str], object]
 ) -> dict[str, MetadataValue]:
-    """Return the key of GGUF's metadata for the pooling that a directory describes; none without.
+    """Return the key of GGUF's metadata for a directory's pooling; empty without one.
 
-    Where the description is missing, `tell` gets a sentence. Raises `ArchitectureError` if it
-    cannot be read, or is of a kind that llama.cpp does not support.
+    If the description is missing, `tell` gets a sentence. Raises `ArchitectureError` if it cannot
+    be read, or is of a kind that llama.cpp does not support.
     """
     modules = _content(os.path.join(directory, "modules.json"))
     if not is_list(modules):
@@ -73,14 +73,14 @@ def _kind(config: Mapping[str, Any], path: str) -> int:
     if len(chosen) != 1:
         raise ArchitectureError(
             f"{path}: llama.cpp supports only pooling by mean, first token or last token, but the "
-            f"config selects none of these",
+            "config selects none of these",
             hint=_HINT,
         )
     return chosen[0]
 
 
 def _content(path: str) -> object:
-    if not os.path.lexists(path):
+    if not exists(path):
         return None
     try:
         return read_json(open_reader(path), _MAX_SIZE)

@@ -1,4 +1,4 @@
-"""A model's tensors as the other naming convention has them."""
+"""A model's tensors in the other naming convention."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["translate_tensors"]
 def translate_tensors(
     checkpoint: RecognizedModel, convention: NamingConvention
 ) -> dict[str, ReadableTensor]:
-    """Return the tensors of a whole checkpoint by the names that they have in a naming convention.
+    """Return the tensors of a whole checkpoint by their names in a naming convention.
 
-    Raises `ConversionError` if one is of another shape than its step can be done to.
+    Raises `ConversionError` if the shape of a tensor does not fit its step.
     """
     family, config = checkpoint.family, checkpoint.config
     found: dict[str, ReadableTensor] = {}
@@ -35,7 +35,7 @@ def translate_tensors(
             continue
         tensor = _change_tensor(names, checkpoint.tensors[names.module], config, convention)
         if names.is_stacked(convention):
-            # In its place for now; the stack is made when all of it is there.
+            # A placeholder; the stack is made when all of its tensors are known.
             stacks.setdefault(name, []).append(tensor)
         found[name] = tensor
     for name, parts in stacks.items():
@@ -52,7 +52,7 @@ def _change_tensor(
             tensor = DerivedTensor(name, AsFloat32(), [tensor])
         step = change.to_gguf(config) if convention == "gguf" else change.to_hugging_face(config)
         tensor = DerivedTensor(name, step, [tensor])
-    # llama.cpp computes with no other vectors, and with no wider matrices.
+    # llama.cpp requires this type for vectors, and supports no wider matrices.
     is_float32 = names.is_float32 or len(tensor.info.shape) < 2
     is_wide = tensor.info.encoding.name == "F64"
     if convention == "gguf" and (is_wide or (is_float32 and tensor.info.encoding.name != "F32")):
@@ -61,7 +61,7 @@ def _change_tensor(
 
 
 def _make_constants(family: Family, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
-    """Yield the tensors that GGUF has for what the other naming convention's config says."""
+    """Yield the tensors in which GGUF stores settings of config.json."""
     for line in family.names:
         numbers = None if line.made is None else line.made(config)
         if numbers is not None and line.gguf is not None:

@@ -17,9 +17,8 @@ from weightctl.verify.figures import (
 
 if TYPE_CHECKING:
     from weightctl.verify.checking import verify
-    from weightctl.verify.request import Request
+    from weightctl.verify.request import Request, Subject
     from weightctl.verify.results import Explanation, Problem, Report, Result
-    from weightctl.verify.subject import Subject
 
 __all__ = [
     "CHECKS",
@@ -59,7 +58,7 @@ class Check(NamedTuple):
     if there is a reference. One without `reads_tensors` reads only headers. One that `opens_files`
     reports files that cannot be opened, for which no other check runs. `prepares` is
     `(request: Request) -> object`: it runs before all checks, and raises `ConversionError` for a
-    request that the check cannot fulfil.
+    request that the check cannot fulfill.
     """
 
     run: str
@@ -97,7 +96,7 @@ CHECKS: dict[str, Check] = {
         "weightctl.verify.checks.finite:check",
         "no value is NaN or infinite, and no block scale is implausible",
         "no value is NaN, infinite or implausibly large; no block scale is NaN, infinite or "
-        "implausible; no matrix has the same value everywhere; no row consists "
+        "implausible; the values of a matrix are not all equal; no row consists "
         "only of zeros, which would suggest data that was never written",
         FiniteFigures,
         _AGAIN,
@@ -160,7 +159,7 @@ _NAMES = {
     "Report": "weightctl.verify.results:Report",
     "Request": "weightctl.verify.request:Request",
     "Result": "weightctl.verify.results:Result",
-    "Subject": "weightctl.verify.subject:Subject",
+    "Subject": "weightctl.verify.request:Subject",
     "verify": "weightctl.verify.checking:verify",
 }
 

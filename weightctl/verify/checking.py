@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.schemes.entries import count_parameters, read_entries
+from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names, pluralize
 from weightctl.verify import CHECKS

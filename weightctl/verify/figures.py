@@ -182,7 +182,7 @@ class ValuesFigures(Figures):
             return compared
         off = list_unequal(self.tensors)
         if not off:
-            return f"{compared}, no differences"
+            return f"{compared}, all values are equal"
         if not self.judged:
             return describe_differences(self.tensors)
         worst = sort_worst_first(off)[0]

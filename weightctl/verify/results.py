@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import pluralize
@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["MOST_NAMED", "Explanation", "Problem", "Report", "Result", "keep_first"]
+__all__ = [
+    "LISTED_APART", "MOST_NAMED", "Explanation", "Findings", "Problem", "Report", "Result",
+    "keep_first",
+]  # fmt: skip
 
 # A list of thousands of similar problems is not useful, and a file may cause any number of them.
 MOST_NAMED = 20
+# Up to this many problems with one cause are listed one by one; more of them are one problem.
+LISTED_APART = 3
 
 _Kind = TypeVar("_Kind", bound=Figures)
 
@@ -71,6 +76,18 @@ def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Seq
     if left <= 0:
         return problems
     return [*problems[:MOST_NAMED], Problem(where=where, text=others.format(left))]
+
+
+@dataclass(slots=True)
+class Findings:
+    """Problems of one kind, and notes on what is unusual but does not break the model."""
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+    notes: list[str] = field(default_factory=list[str])
+
+    def add(self, where: str, text: str, cause: Explanation | None = None) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(where=where, text=text, cause=cause))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ __all__ = [
     "as_checkpoint",
 ]
 
-# Loaded when they are first used: a listing needs few of them.
+# Loaded on first use: a listing needs only some of them.
 _NAMES = {
     "Buffer": "weightctl.weights.buffer:Buffer",
     "Extent": "weightctl.weights.info:Extent",

@@ -18,10 +18,10 @@ __all__ = ["Addition", "missing", "refuse_call", "wrong_index"]
 
 ResultT = TypeVar("ResultT")
 
-# Among how many names a missing one is looked for.
+# The number of names that are compared with a missing one.
 _CANDIDATES = 1000
 
-# What people call on arrays and files, and what does it here.
+# Usual methods of arrays and files, and what to use here.
 _INSTEAD = {"close": "`with open_weights(path) as weights:` closes the files at its end"}
 _ARRAY = "use `np.asarray(node)` for its array; NumPy's functions take nodes too: `np.sum(node)`"
 
@@ -29,10 +29,11 @@ _ARRAY = "use `np.asarray(node)` for its array; NumPy's functions take nodes too
 class Addition(Generic[ResultT]):
     """A property of `Checkpoint` beyond the specification: a child of the same name comes first.
 
-    So `weights.header.weight` leads to the tensor of that name in a checkpoint that has one. Code
-    of this package calls `header_of` and its siblings instead, which no name of a tensor changes.
+    For example, `weights.header.weight` is the tensor of that name if the checkpoint has one. Code
+    of this package calls `header_of` and similar functions instead, which do not depend on the
+    names of tensors.
 
-    A node that has no tensor lacks what only tensors have: `hasattr` is false then.
+    On a node without a tensor, `hasattr` is false for properties of tensors.
     """
 
     def __init__(self, function: Callable[[Any], ResultT]) -> None:
@@ -44,10 +45,10 @@ class Addition(Generic[ResultT]):
 
     def __get__(self, node: Checkpoint | None, owner: type) -> ResultT:
         if node is None:
-            # The documented text of the property, as `help` asks for it.
+            # The docstring of the property, for `help`.
             return cast("ResultT", self)
         if self._name in node:
-            # The caller of a checkpoint that has such a tensor means the tensor.
+            # If the checkpoint has such a tensor, the caller means the tensor.
             return cast("ResultT", node[self._name])
         return self.of(node)
 
@@ -89,8 +90,8 @@ def missing(name: str, root: TreeNode, count: int) -> MissingTensorError:
     """Return the error for a missing tensor, with similar names."""
     import difflib  # only on an error
 
-    # What is below the part of the name that is right; among all names of a large tree the
-    # search would take a second.
+    # Only names below the correct part are compared: a search among all names of a large tree would
+    # take a second.
     known = name
     while known and find(root, known) is None:
         known = known.rpartition(".")[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Allocations"]
 
-# The one step up: what a layer above calls a weight, made when one is asked for.
+# The only upward import: the graph's `Weight`, imported on use.
 _ABOVE = {"weight": "weightctl.graph.weight:Weight"}
 
 
@@ -40,7 +40,7 @@ class Allocations:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._made: dict[str, _Allocation] = {}
-        # By identity: to compare weights is to build a graph of that.
+        # By identity, because comparing weights builds a graph operation.
         self._given: set[int] = set()
 
     def allocate(
@@ -84,7 +84,7 @@ class Allocations:
         return weight in self._given
 
     def take(self, name: str, stored: str) -> WeightData:
-        """Return a tensor as it was asked for by a name, or as it is stored."""
+        """Return a tensor in the form that was requested for a name, or as it is stored."""
         found = self._made.get(name)
         info = self._source.header.tensors[stored]
         encoding = info.encoding if found is None else found.request.encoding
@@ -92,7 +92,7 @@ class Allocations:
         return WeightData.of(info._replace(name=name, encoding=encoding), deferred)
 
     def data(self) -> Iterator[tuple[str, WeightData]]:
-        """Yield each name that has data, with what was asked for by it; names share a tensor."""
+        """Yield each name with data, in its requested form; several names can share a tensor."""
         shared: dict[tuple[str, Encoding], WeightData] = {}
         for name, (request, stored, _) in self._made.items():
             if stored is not None:

@@ -19,23 +19,23 @@ __all__ = ["ArrayMethods", "ArrayOperators"]
 
 _Leaf: TypeAlias = "Callable[[Any], Any]"
 
-# What NumPy writes into: an array that is made of data only for it would keep what is written.
+# Arguments that NumPy writes into: a temporary array would receive the result instead.
 _WRITING = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
-# What asks for no number.
+# Functions that need only the shape.
 _OUTLINES = {"ndim", "shape", "size"}
 
 
 class ArrayOperators:
-    """Operators, and what NumPy's functions make of it, by those of an array of the elements.
+    """Operators and NumPy's functions, applied to an array of the elements.
 
-    NumPy does not ask for the array itself there, as `np.asarray` does: so numbers that are packed
-    in blocks are refused, where their bytes would be taken for numbers.
+    Here, unlike in `np.asarray`, values that are packed in blocks are refused, because their bytes
+    would be used as numbers.
     """
 
     __slots__ = ()
 
     def _buffer(self) -> Buffer:
-        """Return the elements; raises where they cannot be calculated with."""
+        """Return the elements; raises an error if arithmetic with them is not possible."""
         raise NotImplementedError
 
     def _sizes(self) -> tuple[int, ...]:
@@ -46,10 +46,10 @@ class ArrayOperators:
         return self._buffer().to_numpy()
 
     def _with(self, other: Any) -> tuple[Any, Any]:
-        """Return the elements, and another operand, as two that know each other."""
+        """Return the elements and another operand as types that can be combined."""
         torch: Any = sys.modules.get("torch")
         if torch is not None and isinstance(other, torch.Tensor):
-            # Torch mixes with no array, and has types that NumPy lacks.
+            # torch does not combine tensors with arrays, and has types that NumPy does not have.
             return torch.from_dlpack(self._buffer()), other
         return self._array(), _numbers(other)
 
@@ -169,14 +169,14 @@ class ArrayOperators:
 
 
 def _numbers(given: Any) -> Any:
-    """Return an array of the elements of what is ours; anything else as it is."""
+    """Return an array for data of this package; anything else unchanged."""
     if isinstance(given, ArrayOperators):
         return given._array()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
     return given
 
 
 def _outline(given: Any) -> Any:
-    """Return an array of the same shape, which takes no memory, of what is ours."""
+    """Return an array of the same shape, without memory, for data of this package."""
     if isinstance(given, ArrayOperators):
         import numpy as np
 
@@ -212,9 +212,9 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class ArrayMethods(ArrayOperators):
-    """Indexing, length, iteration, equality and methods too, as arrays have them.
+    """Also indexing, length, iteration, equality and methods of arrays.
 
-    It is hashed by what it is, as torch's tensors are.
+    It is hashed by identity, like torch's tensors.
     """
 
     __slots__ = ()

@@ -24,7 +24,7 @@ def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     if not shape or shape[-1] % encoding.size != 0:
         raise EncodingError(
             f"`{name}` has shape {shape.text} in bytes: a row is not a whole number of {encoding} "
-            f"blocks",
+            "blocks",
             hint=f"give the shape as (rows, bytes per row), where a {encoding} block has "
             f"{encoding.size} bytes; if the dtype is a float dtype, give the shape in elements",
         )

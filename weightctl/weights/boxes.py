@@ -1,7 +1,7 @@
-"""The parts of a tensor in bytes: where what one rank has of it lies, in the whole and by itself.
+"""The parts of a tensor in bytes: their places in the whole tensor and in the shard.
 
-A tensor is cut into boxes, runs of its bytes that follow one another; where a box and a part meet,
-the part's bytes follow one another too, and stand in the box as columns of it.
+A tensor is cut into boxes, which are contiguous runs of its bytes. The intersection of a box and a
+part is contiguous in the part, and consists of columns in the box.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Box(NamedTuple):
-    """All bytes from `start` to `stop` of an axis, at one `place` of the axes before it."""
+    """All bytes from `start` to `stop` of an axis, at one `place` in the axes before it."""
 
     place: tuple[int, ...]
     start: int
@@ -40,10 +40,10 @@ class Box(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """What a part has of a box: `nbytes` from `offset` of the part on, an array of `shape`.
+    """The intersection of a part and a box: `nbytes` from `offset` on, an array of `shape`.
 
-    Where it `is_contiguous` those bytes follow one another in the box too, from `start` on.
-    `places` are where its pieces stand, in the box's array and in its own.
+    If it `is_contiguous`, the bytes are also contiguous in the box, from `start` on. `places` are
+    the places of its pieces in the box's array and in its own.
     """
 
     offset: int
@@ -57,7 +57,7 @@ class Meeting(NamedTuple):
 def byte_shape(info: TensorInfo) -> tuple[int, ...]:
     """Return the shape of a tensor as an array of bytes: its rows are as long as their blocks.
 
-    Where blocks cross rows it is one row; such a tensor is never cut.
+    If blocks cross rows, it is one row; such a tensor is never split.
     """
     encoding = info.encoding
     if not info.shape or info.shape[-1] % encoding.block:
@@ -66,7 +66,7 @@ def byte_shape(info: TensorInfo) -> tuple[int, ...]:
 
 
 def byte_part(info: TensorInfo, part: Part) -> Part:
-    """Return a part of a tensor as one of the array of its bytes; it is of whole blocks."""
+    """Return a part of a tensor as a part of its array of bytes; it has only whole blocks."""
     last, encoding = len(info.shape) - 1, info.encoding
 
     def scale_cut(cut: Cut) -> Cut:
@@ -80,7 +80,7 @@ def byte_part(info: TensorInfo, part: Part) -> Part:
 def boxes(shape: Sequence[int], limit: int) -> Iterator[Box]:
     """Cut an array of bytes into boxes of up to `limit` bytes, in the order of its bytes.
 
-    A box has a single entry of its axis where that alone is larger.
+    A box that exceeds the limit has a single entry of its axis.
     """
     if not prod(shape):
         return
@@ -103,7 +103,7 @@ def boxes_of_run(shape: Sequence[int], start: int, stop: int, limit: int) -> Ite
 def _of_run(
     shape: Sequence[int], place: tuple[int, ...], start: int, stop: int, limit: int
 ) -> Iterator[Box]:
-    """Yield the boxes of a run that begins and ends at one place of the axes before."""
+    """Yield the boxes of a run that does not leave one place of the axes before."""
     inner = prod(shape[len(place) + 1 :])
     (first, before), (last, behind) = divmod(start, inner), divmod(stop, inner)
     if first == last:
@@ -123,7 +123,7 @@ def _of_run(
 
 
 def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
-    """Yield what a part of an array of bytes has of a box, in the order of the part's bytes."""
+    """Yield the intersections of a part and a box, in the order of the part's bytes."""
     own = part_shape(shape, part)
     ranges: list[tuple[Range, ...]] = [((0, size),) for size in shape]
     for cut in part:
@@ -162,8 +162,8 @@ def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
 def scatter(
     shape: Sequence[int], box: Box, held: memoryview, met: Meeting, out: memoryview
 ) -> None:
-    """Fill `out` with what a part has of a box that is `held`, bytes of a tensor of that shape."""
-    import numpy as np  # `ls` loads no numpy
+    """Fill `out` with the part's bytes from the box in `held`, bytes of a tensor of that shape."""
+    import numpy as np  # not loaded by `ls`
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
     target = np.frombuffer(out, np.uint8).reshape(met.shape)
@@ -174,7 +174,7 @@ def scatter(
 def collect(
     shape: Sequence[int], box: Box, held: memoryview, met: Meeting, own: memoryview
 ) -> None:
-    """Put what a part has of a box, its `own` bytes, where they belong in the box: into `held`."""
+    """Copy the part's `own` bytes to their places in the box, into `held`."""
     import numpy as np
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
@@ -188,7 +188,7 @@ def _box_shape(shape: Sequence[int], box: Box) -> tuple[int, ...]:
 
 
 def _index(at: int, ranges: Sequence[Range]) -> int | None:
-    """Return which of the entries in some ranges one is, None if it is in none."""
+    """Return the position of an entry among those in some ranges, None if it is in no range."""
     passed = 0
     for start, stop in ranges:
         if start <= at < stop:
@@ -198,7 +198,7 @@ def _index(at: int, ranges: Sequence[Range]) -> int | None:
 
 
 def _slices(ranges: Sequence[Range]) -> list[tuple[slice, slice]]:
-    """Return where ranges stand in the whole, and where among themselves."""
+    """Return the slices of ranges in the whole, and in the part."""
     found: list[tuple[slice, slice]] = []
     passed = 0
     for start, stop in ranges:

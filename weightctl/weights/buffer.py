@@ -48,10 +48,10 @@ class Buffer(ArrayMethods):
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
         """Wrap a NumPy array: without a copy if it is contiguous, writable and native.
 
-        Raises `EncodingError` for other arrays, for one of what is not a `DType`, and for
-        one with a mask.
+        Raises `EncodingError` for other arrays, for types that are not a `DType`, and for masked
+        arrays.
         """
-        import numpy as np  # `ls` loads no numpy
+        import numpy as np  # not loaded by `ls`
 
         from weightctl.codecs.scalar import pack
 

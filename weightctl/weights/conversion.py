@@ -16,7 +16,7 @@ __all__ = ["convert_bytes", "drops_fractions", "require_astype", "require_conver
 
 
 def drops_fractions(source: Encoding, target: Encoding) -> bool:
-    """Whether numbers would become integers or truth values without their fractions."""
+    """Whether numbers would lose their fractions as integers or booleans."""
     after = target.dtype
     return after is not None and (after.is_integer or after is DType.bool) and source.is_real
 
@@ -30,7 +30,7 @@ def require_astype(info: TensorInfo, target: Encoding) -> None:
 def require_convertible(info: TensorInfo, target: Encoding) -> None:
     """Raise `EncodingError` if a tensor's numbers cannot be stored in another encoding.
 
-    Whether each of them fits is not known before they are read.
+    Whether each value fits is known only when it is read.
     """
     source = info.encoding
     if source == target:
@@ -58,7 +58,7 @@ def require_convertible(info: TensorInfo, target: Encoding) -> None:
 
 
 def _require_codecs(info: TensorInfo, target: Encoding) -> None:
-    from weightctl.codecs import can_decode, can_encode  # `ls` loads no numpy
+    from weightctl.codecs import can_decode, can_encode  # not loaded by `ls`
 
     if not can_decode(info.encoding):
         raise EncodingError(
@@ -75,15 +75,15 @@ def _require_codecs(info: TensorInfo, target: Encoding) -> None:
 def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:
     """Return a tensor's bytes in another encoding; values are rounded once, to nearest even.
 
-    Raises `EncodingError` if one of them cannot be held.
+    Raises `EncodingError` if a value cannot be stored.
     """
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     from weightctl.codecs import transcode
 
     require_convertible(info, target)
     source = info.encoding
-    # Of plain numbers one row is as good as many.
+    # Without blocks, one row is equivalent to many.
     is_plain = source.dtype is not None and target.dtype is not None
     rows = 1 if is_plain else prod(info.shape[:-1])
     table = np.frombuffer(raw, np.uint8)
@@ -91,6 +91,6 @@ def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memory
     try:
         made = transcode(table, source, target).raw
     except EncodingError as error:
-        # Whoever asks for one tensor of many is told which it was.
+        # The error names the tensor, because the caller may read many.
         raise EncodingError(f"`{info.name}`: {error.message}", hint=error.hint) from error
     return np.ascontiguousarray(made).reshape(-1).data

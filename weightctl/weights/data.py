@@ -1,4 +1,4 @@
-"""A tensor's bytes together with what they are."""
+"""A tensor's bytes, with their description."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class WeightData(ArrayMethods):
     ) -> WeightData:
         """Wrap the bytes of a tensor as its file stores them, in native byte order.
 
-        `source` is given where the memory is a mapping of what it reads by the tensor's name.
-        Raises `EncodingError` for an encoding that the table lacks.
+        `source` is given if the memory is a mapping of a file that the source reads. Raises
+        `EncodingError` for an encoding that is not in the table.
         """
         dtype, shape, _ = _as_bytes(info)
         if source is None:
@@ -110,9 +110,9 @@ class WeightData(ArrayMethods):
 
     @classmethod
     def of(cls, info: TensorInfo, data: DLPackArray) -> WeightData:
-        """Wrap the data of a tensor by its logical side: numbers, or blocks as rows of bytes.
+        """Wrap a tensor's data by its logical description: numbers, or blocks as rows of bytes.
 
-        Raises `EncodingError` for an encoding that the table lacks.
+        Raises `EncodingError` for an encoding that is not in the table.
         """
         made = cls(data, info.name, *_as_bytes(info))
         made.info = info
@@ -208,7 +208,7 @@ class WeightData(ArrayMethods):
     def _as_whole(self, dtype: DType) -> WeightData:
         from weightctl.codecs.scalar import truncate
 
-        # float64 holds every float and all that blocks are decoded to.
+        # float64 can hold every float, and all decoded values of blocks.
         wide = self if self.dtype is DType.float64 else self.astype(DType.float64)
         try:
             numbers = truncate(wide.to_numpy(), dtype)
@@ -217,12 +217,12 @@ class WeightData(ArrayMethods):
         return WeightData.from_numpy(numbers, self.name)
 
     def _require_fit(self) -> None:
-        """Raise `EncodingError` if the data says that it is of another dtype or shape."""
+        """Raise `EncodingError` if the data states another dtype or shape."""
         data: Any = self.data
         try:
             dtype, shape = DType(data.dtype), tuple(data.shape)
         except (AttributeError, TypeError, ValueError):
-            return  # it does not say so in words that are known; `to_buffer` finds out
+            return  # its description is not in a supported form; `to_buffer` checks it
         if dtype is not self.dtype or shape != self.shape.sizes:
             raise self._unfit(dtype, shape)
 
@@ -240,7 +240,7 @@ class WeightData(ArrayMethods):
         if self.quantization_encoding is not None:
             raise EncodingError(
                 f"`{self.name}` is stored in {self.quantization_encoding.name} blocks, so its "
-                f"bytes are not its elements",
+                "bytes are not its elements",
                 hint="use `.astype(DType.float32)` to dequantize it, or `.to_numpy()` to get "
                 "the bytes",
             )
@@ -256,7 +256,8 @@ class WeightData(ArrayMethods):
         return self.to_buffer().__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        # What is on another device stays there; on the CPU the buffer has types that NumPy lacks.
+        # Data on another device stays there; on the CPU, the buffer has types that NumPy does not
+        # have.
         is_here = self.is_declared or self.__dlpack_device__() == CPU
         array = self.to_buffer() if is_here else self.data
         return cast("Any", array).__dlpack__(**options)
@@ -271,7 +272,7 @@ class WeightData(ArrayMethods):
 
 
 def _require_array(data: object, name: object) -> None:
-    """Raise `ArgumentTypeError` for what is neither an array nor the name of one."""
+    """Raise `ArgumentTypeError` if the value is not an array or a name."""
     _require_name(name)
     if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         raise ArgumentTypeError(
@@ -288,14 +289,14 @@ def _require_name(name: object) -> None:
 def dtype_of_stored(info: TensorInfo) -> DType | QuantizationEncoding:
     """Return the type of a tensor's elements, or the encoding of its blocks.
 
-    Raises `EncodingError` for an encoding that the table lacks.
+    Raises `EncodingError` for an encoding that is not in the table.
     """
     dtype, _, quantization = _as_bytes(info)
     return quantization or dtype
 
 
 def _as_bytes(info: TensorInfo) -> tuple[DType, tuple[int, ...], QuantizationEncoding | None]:
-    """Return dtype and shape of a tensor's data as it is stored, and of which blocks it is."""
+    """Return the stored dtype, shape and block type of a tensor's data."""
     dtype, quantization = info.encoding.dtype, info.encoding.quantization
     if dtype is not None:
         return dtype, info.shape, None

@@ -16,7 +16,7 @@ __all__ = ["Absent", "Assembled", "Deferred"]
 
 
 class Deferred:
-    """A tensor of a source in an encoding; read, and converted, when it is first taken."""
+    """A tensor of a source in an encoding; read and converted on first use."""
 
     __slots__ = ("_buffer", "_encoding", "_name", "_source")
 
@@ -27,7 +27,7 @@ class Deferred:
         self._buffer: Buffer | None = None
 
     def to_buffer(self) -> Buffer:
-        """Return the numbers, or the bytes of blocks; the same `Buffer` each time.
+        """Return the numbers, or the bytes of blocks, always as the same `Buffer`.
 
         Raises `EncodingError` if a number cannot be held by the encoding.
         """
@@ -64,9 +64,9 @@ class Deferred:
 
 
 class Assembled(Deferred):
-    """The bytes of a tensor that no file has as they are, put together when they are first taken.
+    """The bytes of a tensor that no file stores in this form, assembled on first use.
 
-    Its source has no other `data` of it.
+    The source has no other data for it.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Tensors that are made of a source's: through steps, a run of their bytes at a time."""
+"""Tensors that are computed from a source's by steps, a run of bytes at a time."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Derived", "DerivedTensor", "ReadableTensor", "Step", "StoredTensor",
 
 
 class ReadableTensor(Protocol):
-    """Something whose bytes can be had, in an encoding."""
+    """A tensor whose bytes can be read, in an encoding."""
 
     @property
     def info(self) -> TensorInfo:
-        """Its name, logical shape and encoding."""
+        """The name, logical shape and encoding."""
         ...
 
     @property
     def origin(self) -> Origin:
-        """The stored tensors that it is made of, and how."""
+        """The stored tensors that it is made of, and the steps."""
         ...
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
@@ -39,26 +39,26 @@ class ReadableTensor(Protocol):
         ...
 
     def file_range(self) -> FileRange | None:
-        """Where a file has its bytes just as `read_into` gives them; None if none has."""
+        """The range of a file with the same bytes as `read_into` gives; None if there is none."""
         ...
 
 
 class Step(Protocol):
-    """How a tensor is made of others.
+    """How a tensor is computed from others.
 
-    It reads what the run that is asked for needs, and not much beyond; several threads ask at once,
-    for any runs that begin and end on block boundaries. Its text is for people, `transposed`; there
-    is none where the encodings tell it all.
+    It reads little more than the requested run needs. Several threads call it at the same time, for
+    runs that begin and end on block boundaries. Its text describes it to users, such as
+    `transposed`; it is empty if the encodings already show the change.
     """
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape and encoding of what it makes; raises `ConversionError` if it cannot."""
+        """Return the shape and encoding of the result; raises `ConversionError` if impossible."""
         ...
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Fill `buffer` with the bytes of what it makes, from `start` on."""
+        """Fill `buffer` with the bytes of the result, from `start` on."""
         ...
 
 
@@ -70,12 +70,12 @@ class StoredTensor(NamedTuple):
 
     @property
     def info(self) -> TensorInfo:
-        """What the source says of it."""
+        """The description in the source."""
         return self.source.header.tensors[self.name]
 
     @property
     def origin(self) -> Origin:
-        """What the source says of that; itself, where it is in a file."""
+        """The origin in the source; the tensor itself if it is in a file."""
         return self.source.header.origins.get(self.name, Origin((self.info,), ()))
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
@@ -102,7 +102,7 @@ class DerivedTensor:
 
     @property
     def info(self) -> TensorInfo:
-        """Its name, and what the step says of it."""
+        """The name, and the shape and encoding from the step."""
         return self._info
 
     @property
@@ -112,14 +112,14 @@ class DerivedTensor:
 
     @property
     def origin(self) -> Origin:
-        """What all its inputs are made of, and the steps up to this one, each once."""
+        """The stored tensors of all inputs, and the steps up to this one, each once."""
         below = [each.origin for each in self._inputs]
         sources = dict.fromkeys(info for origin in below for info in origin.sources)
         steps = dict.fromkeys(step for origin in below for step in origin.steps)
         return Origin(tuple(sources), (*steps, *filter(None, [str(self._step)])))
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Make a run of its bytes."""
+        """Compute a run of its bytes."""
         if buffer.nbytes:
             self._step.read_into(self._inputs, start, buffer)
 
@@ -128,10 +128,11 @@ class DerivedTensor:
 
 
 class Derived:
-    """A source whose tensors are another's, or made of them; all else but metadata is the other's.
+    """A source whose tensors are another source's, or are computed from them.
 
-    `tensors` are by the names that they have here, and `aliases` further names of these; `notes`
-    come after the other's. `leaves` take the place of the other's, where they are given.
+    Apart from metadata, everything else is the other source's. `tensors` are by their new names,
+    and `aliases` are further names of these. `notes` are added to the other's. `leaves` replace the
+    other's if given.
     """
 
     def __init__(
@@ -162,26 +163,26 @@ class Derived:
 
     @property
     def header(self) -> Header:
-        """What there is, with the files that it is made of."""
+        """The header, with the files that the tensors are made of."""
         return self._header
 
     @property
     def files(self) -> Sequence[Reader]:
-        """Those that it is made of, open."""
+        """The open files that the tensors are made of."""
         return self._base.files
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data, made when it is touched."""
+        """Return a tensor's data, which is computed on use."""
         from weightctl.weights.data import WeightData
 
         return WeightData.of(self._header.tensors[name], Assembled(self, name))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Make a run of a tensor's bytes."""
+        """Compute a run of a tensor's bytes."""
         self._tensors[name].read_into(start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None if it is made."""
+        """Return the range of a file that is the tensor; None if it is computed."""
         return self._tensors[name].file_range()
 
     def refuse_change(self) -> None:

@@ -95,12 +95,12 @@ def export(
     `options` are those of `__dlpack__`. The memory is kept as long as a consumer holds it. Raises
     `BufferError` for types that DLPack has no code for (float4 packs two numbers in a byte).
     """
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     code, size = _code(dtype), dtype.encoding.size
     if code is None:
         raise BufferError(f"DLPack does not support {dtype.value}")
-    # NumPy makes, keeps and frees the capsule, of integers; what they really are is put in after.
+    # NumPy makes, keeps and frees a capsule of integers; the actual type is set afterwards.
     integers = np.frombuffer(memory, "c16" if size == 16 else f"u{size}").reshape(tuple(shape))
     if not integers.flags.writeable and options.get("copy") is not False:
         integers = integers.copy()
@@ -126,7 +126,7 @@ def on_cpu(array: DLPackArray) -> DLPackArray:
         if move is None:
             raise BufferError("the array is on another device; copy it to the CPU first")
         given = move()
-    # Their conjugate, or negation, is only noted until it is needed.
+    # torch only records a conjugation or negation until the values are needed.
     for note in ("resolve_conj", "resolve_neg"):
         given = getattr(given, note, lambda given=given: given)()
     return cast("DLPackArray", given)
@@ -138,7 +138,7 @@ def take(array: DLPackArray) -> NDArray[Any]:
     Raises `BufferError` for an array that is not in this machine's own memory, or whose type has
     no `DType`.
     """
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     from weightctl.codecs.scalar import numpy_dtype
 
@@ -152,13 +152,13 @@ def take(array: DLPackArray) -> NDArray[Any]:
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = _strides(tensor, shape, kind.itemsize)
     spans = [] if 0 in shape else [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
-    # Steps may go backwards: the first number is not always the first in memory.
+    # Strides can be negative: the first number is not always the first in memory.
     before = -sum(min(span, 0) for span in spans)
     nbytes = 0 if 0 in shape else before + sum(max(span, 0) for span in spans) + kind.itemsize
     start = (tensor.data or 0) + tensor.byte_offset - before
     _rename(capsule, _USED)
     memory = (ctypes.c_uint8 * nbytes).from_address(start)
-    # At exit nobody knows who still reads the memory.
+    # At exit, another library may still read the memory.
     weakref.finalize(memory, _give_back, address).atexit = False
     # NumPy takes any buffer; its types do not say so.
     return np.ndarray(shape, kind, cast("Any", memory), before, strides)

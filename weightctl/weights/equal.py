@@ -26,14 +26,14 @@ def difference(one: WeightData, other: WeightData) -> str:
         if wide is None:
             return f"the types differ: {first.encoding.called} and {second.encoding.called}"
         one, other = one.astype(wide), other.astype(wide)
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     left, right = (np.frombuffer(each.view(), np.uint8) for each in (one, other))
     return "" if np.array_equal(left, right) else "the values differ"
 
 
 def _wide(one: Encoding, other: Encoding) -> DType | None:
-    """Return a dtype in which every number of both encodings stays itself, None without one."""
+    """Return a dtype that holds every number of both encodings exactly, None if there is none."""
     if one.dtype is None or other.dtype is None:
         return None
     from weightctl.codecs import holds_all

@@ -18,8 +18,8 @@ __all__ = ["FileBuffer"]
 class FileBuffer(Buffer):
     """A `Buffer` over a mapping that records which tensor of a `source` it has.
 
-    Until its memory `is_shared` it cannot have been written to, so its bytes can be read from the
-    source instead of the mapping.
+    As long as the memory is not `is_shared`, it cannot have changed, so its bytes can be read from
+    the source instead of the mapping.
     """
 
     __slots__ = ("is_shared", "name", "source")

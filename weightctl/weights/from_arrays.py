@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_checkpoint", "declare_weights", "loaded_checkpoint"]
 
-# What `Weights` documents, but for what every class has.
+# The members of `Weights`, without those of every class.
 _MEMBERS = (
     "name", "allocated_weights", "exists", "data", "items", "allocate", "__getattr__",
     "__getitem__",
@@ -75,7 +75,7 @@ def declare_weights() -> Checkpoint:
 
 
 def _hint_for(given: object) -> str:
-    """Return what to give instead of what is not weights."""
+    """Return a hint on what to pass instead of a value that is not weights."""
     if callable(getattr(given, "state_dict", None)):
         return "use `.state_dict()` to get its values"
     lacking = [member for member in _MEMBERS if not hasattr(type(given), member)]
@@ -110,7 +110,7 @@ class _Adapted(Held):
     def __init__(self, weights: Weights) -> None:
         # A caller's types are not checked.
         self._nodes = dict[str, Any](weights.items())
-        # Only their descriptions are kept: the tree may read each when it is asked for.
+        # Only descriptions are kept: the tree can read each tensor on demand.
         described = {name: WeightData.of(self.data(name).info, Absent()) for name in self._nodes}
         super().__init__(described, {})
 

@@ -29,7 +29,7 @@ class TensorInfo(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the elements fill."""
+        """The number of bytes of the elements."""
         return self.encoding.nbytes(self.shape)
 
     @property
@@ -41,9 +41,9 @@ class TensorInfo(NamedTuple):
 class Extent(NamedTuple):
     """The place of a tensor's bytes: the number of the file in `Header.files`, offset and length.
 
-    `strides` are the bytes from one element to the next in each dimension, where the tensor is not
-    contiguous; `nbytes` are then those that it has when it is. `held` are the bytes themselves,
-    where the file has them in another form.
+    If the tensor is not contiguous, `strides` has the bytes from one element to the next in each
+    dimension, and `nbytes` is its size when contiguous. `held` has the bytes themselves if the file
+    stores them in another form.
     """
 
     file: int
@@ -56,8 +56,8 @@ class Extent(NamedTuple):
 class Leaf(NamedTuple):
     """An entry of the tree that is not a tensor: its Python type, and its value as text.
 
-    The kind of what weightctl does not support is its class, as `models.yolo.Model`; nothing of
-    that is ever imported, and its look is empty.
+    For an unsupported object, the type is its class, such as `models.yolo.Model`, which is never
+    imported, and the text is empty.
     """
 
     kind: str
@@ -65,13 +65,13 @@ class Leaf(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The stored tensors that one is made of, and the steps through which, as people read them."""
+    """The stored tensors that a tensor is made of, and the steps as text."""
 
     sources: tuple[TensorInfo, ...]
     steps: tuple[str, ...]
 
 
-# Nobody changes a header's mappings; a dataclass, which could make each anew, is slow to import.
+# The mappings of a header are never changed. A dataclass could copy them, but is slow to import.
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -79,13 +79,13 @@ class Header(NamedTuple):
     """The header of a checkpoint: its tensors and metadata.
 
     `tensors` and `extents` have the same names, in the order of the file. `aliases` are further
-    names of tensors (tied weights). `leaves` are what else stands in the tree, by name; those that
-    are plain values are also metadata of that name. `metadata` keeps the types the file gives its
-    values. `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the
-    file that lists the parts. `notes` are notes for the user on how it was opened. `warnings` are
+    names of tensors (tied weights). `leaves` are the other entries of the tree, by name; plain
+    values are also metadata of that name. `metadata` keeps the types of the values in the file.
+    `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the file
+    that lists the parts. `notes` are notes for the user on how it was opened. `warnings` are
     dangers for other programs that load the files. `origins` list the sources of tensors that are
-    not stored in a file. `shardings` state how tensors are cut for several ranks; each rank has one
-    of the `files`. `missing` are the names of parts that do not exist, in a checkpoint that was
+    not stored in a file. `shardings` state how tensors are split for several ranks; each rank has
+    one of the `files`. `missing` are the names of parts that do not exist, in a checkpoint that was
     opened with `partial`.
     """
 

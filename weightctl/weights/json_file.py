@@ -22,8 +22,7 @@ def read_json(
 ) -> Any:
     """Return the content of a JSON file of at most this many bytes; `pairs` makes its objects.
 
-    Raises `FormatError` for a larger one, and for what is not JSON or makes `pairs` raise
-    `ValueError`.
+    Raises `FormatError` for a larger file, for invalid JSON, and if `pairs` raises `ValueError`.
     """
     if file.size > most:
         raise FormatError(

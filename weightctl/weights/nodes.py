@@ -12,7 +12,7 @@ __all__ = ["TreeNode", "build_tree", "find", "is_number", "natural", "walk"]
 
 
 class TreeNode:
-    """A place in the tree: the tensor of this very name, if any, and what lies below it."""
+    """A node of the tree: the tensor of exactly this name, if there is one, and the children."""
 
     __slots__ = ("_is_sorted", "below", "tensor")
 
@@ -22,7 +22,7 @@ class TreeNode:
         self._is_sorted = True
 
     def grow(self, segment: str) -> TreeNode:
-        """Return the node of this segment below, made where there is none."""
+        """Return the child of this segment, which is created if it does not exist."""
         found = self.below.get(segment)
         if found is not None:
             return found
@@ -32,9 +32,9 @@ class TreeNode:
         return made
 
     def children(self) -> dict[str, TreeNode]:
-        """What lies below by its segment, in the order of the file; numbers in their own."""
+        """The children by segment, in the order of the file; numbers in numeric order."""
         if not self._is_sorted:
-            # Experts by the thousand are plain numbers, which sort without being taken apart.
+            # Thousands of experts are plain numbers, which sort without further parsing.
             key = int if all(map(is_number, self.below)) else natural
             self.below = {segment: self.below[segment] for segment in sorted(self.below, key=key)}
             self._is_sorted = True
@@ -42,7 +42,7 @@ class TreeNode:
 
 
 def is_number(segment: str) -> bool:
-    """Whether a segment is a number as layers have it: no leading zero, no more than 9 digits."""
+    """Whether a segment is a number of a layer: no leading zero, at most 9 digits."""
     return (
         segment.isdecimal()
         and len(segment) <= 9
@@ -51,12 +51,12 @@ def is_number(segment: str) -> bool:
     )
 
 
-# A name of more segments keeps the rest in one, so that nobody needs to recurse deeper.
+# The rest of a longer name is one segment, which limits the depth of recursion.
 _MAX_DEPTH = 32
 
 
 def build_tree(names: Iterable[str]) -> TreeNode:
-    """Return the tree of some names; the node of each knows its full name as its tensor."""
+    """Return the tree of some names; the node of each has the full name as its tensor."""
     root = TreeNode()
     for name in names:
         _plant(root, name, name)
@@ -71,9 +71,9 @@ def _plant(root: TreeNode, path: str, tensor: str) -> None:
 
 
 def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
-    """Return `deepest` with what starts with `prefix` below a node of its own."""
+    """Return `deepest` with the entries that start with `prefix` below a node of their own."""
     node = TreeNode()
-    # At this depth there are only names, each with the rest of it, and so with its tensor.
+    # At this depth, each child is the rest of a name, and so has a tensor.
     for rest, below in deepest.below.items():
         if rest == prefix:
             node.grow(prefix).tensor = below.tensor
@@ -83,7 +83,7 @@ def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
 
 
 def find(root: TreeNode, prefix: str) -> TreeNode | None:
-    """Return the node of a name or prefix, None if nothing is there."""
+    """Return the node of a name or prefix, None if it does not exist."""
     if not prefix:
         return root
     *segments, last = prefix.split(".", _MAX_DEPTH)
@@ -100,7 +100,7 @@ def find(root: TreeNode, prefix: str) -> TreeNode | None:
 
 def walk(node: TreeNode) -> Iterator[str]:
     """Yield the names of all tensors at or below a node, in order."""
-    # A stack, since names may nest deeper than Python recurses.
+    # A stack, because names can nest deeper than Python recurses.
     stack = [node]
     while stack:
         current = stack.pop()

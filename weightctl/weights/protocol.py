@@ -52,8 +52,8 @@ class Weights(Protocol):
 
     def allocate(
         self,
-        # A class of the documents takes a `DType` and their shapes, and one of ours every spelling:
-        # both satisfy this only where it does not say which of these it takes.
+        # A documented class takes a `DType` and documented shapes, and one of ours takes every
+        # spelling. Both satisfy this protocol only if it does not restrict them.
         dtype: Any = None,
         shape: Any = None,
         quantization_encoding: Any = None,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_expanded", "refuse_unknown"]
 
-# Tensors may take so many times the bytes of their files: strides of 0 repeat elements, and views
-# of one storage may overlap. Up to a size that any machine can handle they may take more.
+# Tensors can take this many times the bytes of their files: strides of 0 repeat elements, and views
+# of one storage can overlap. Below a size that any machine can handle, there is no limit.
 _TIMES = 16
 _ALWAYS = 1 << 30
 

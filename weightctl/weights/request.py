@@ -29,7 +29,7 @@ class AllocationRequest(NamedTuple):
 
     @property
     def encoding(self) -> Encoding:
-        """How the numbers are stored."""
+        """The encoding of the numbers."""
         return (self.quantization or self.dtype).encoding
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def of_stored(
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
 ) -> AllocationRequest:
-    """Return the request for a stored tensor; attributes that are not given are as stored.
+    """Return the request for a stored tensor; missing attributes are as stored.
 
     Raises `GraphError` for another shape than the tensor has, and `EncodingError` if the tensor
     cannot be converted.
@@ -106,16 +106,16 @@ def of_stored(
             hint="the tensor can be listed and copied; a newer version of weightctl may support it",
         )
     if quantization is None and dtype in {None, DType.uint8}:
-        # Blocks that nobody asks to be taken apart stay.
+        # Blocks are kept unless another dtype is requested.
         quantization = source.quantization
     if quantization is None:
-        # What is not in blocks is of a dtype, as was seen above.
+        # Without blocks there is a dtype, as checked above.
         dtype = dtype or cast("DType", source.dtype)
     elif dtype is DType.uint8:
         dtype = DType.float32
         if shape is not None:
             shape = in_elements(info.name, shape, quantization.encoding)
-            # Bytes are rows, however many dimensions the numbers have.
+            # Bytes have the shape of rows, for any number of dimensions.
             rows = (prod(info.shape[:-1]), info.row)
             shape = Shape(info.shape) if shape == rows else shape
     else:
@@ -139,7 +139,7 @@ def _require_fractions(name: str, dtype: DType, quantization: QuantizationEncodi
 
 
 def _require_match(info: TensorInfo, asked: Shape) -> None:
-    """Refuse a shape that is not the tensor's; a name in it has one size wherever it stands."""
+    """Refuse a shape that differs from the tensor's; a name has the same size everywhere."""
     own = Shape(info.shape)
     mismatch = GraphError(
         f"`{info.name}` has shape {own.text}, not {asked.text}",
@@ -147,7 +147,7 @@ def _require_match(info: TensorInfo, asked: Shape) -> None:
     )
     if len(asked) != len(own):
         raise mismatch
-    # Only a name by itself equals its own text: no size does, and no sum.
+    # Only a single name equals its own text; sizes and sums do not.
     sizes = {str(dim): size for dim, size in zip(asked, info.shape, strict=True) if dim == str(dim)}
     unknown = sorted(frozenset[str]().union(*(dim.symbols for dim in asked)) - sizes.keys())
     if unknown:

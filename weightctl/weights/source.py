@@ -27,16 +27,16 @@ class Source(Protocol):
 
     @property
     def header(self) -> Header:
-        """What is there."""
+        """The header of the source."""
         ...
 
     @property
     def files(self) -> Sequence[Reader]:
-        """The files that are read, in the order of the header's; none where all is in memory."""
+        """The files, in the order of the header's; empty if everything is in memory."""
         ...
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data; nothing is read before it is touched."""
+        """Return a tensor's data; bytes are read on use."""
         ...
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
@@ -44,11 +44,11 @@ class Source(Protocol):
         ...
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Where a file has a tensor's bytes just as `read_into` gives them; None if none has."""
+        """The range of a file with a tensor's bytes as `read_into` gives them; None without one."""
         ...
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if the bytes are not, or may not be, what they were at first."""
+        """Raise `FormatError` if the bytes have changed, or may have changed."""
         ...
 
 
@@ -61,7 +61,7 @@ class FileSource:
 
     @property
     def header(self) -> Header:
-        """What the files say is in them."""
+        """The header of the files."""
         return self._header
 
     @property
@@ -72,8 +72,8 @@ class FileSource:
     def data(self, name: str) -> WeightData:
         """Return a tensor's data as a private mapping of its part of the file.
 
-        What is not there as it is meant is copied. Access to the mapping ends the process (SIGBUS)
-        where another program has made the file shorter: `read_into` raises an error instead.
+        Data that needs a change of form is copied. Access to the mapping ends the process (SIGBUS)
+        if another program has made the file shorter; `read_into` raises an error instead.
         """
         from weightctl.weights.data import WeightData
 
@@ -90,7 +90,7 @@ class FileSource:
         return WeightData.stored(info, memory, None if self.file_range(name) is None else self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Read a tensor's bytes; no page of the file is mapped."""
+        """Read a tensor's bytes without a mapping."""
         extent = self._header.extents[name]
         if extent.strides is not None:
             self._gather(name, start, buffer)
@@ -102,7 +102,7 @@ class FileSource:
             buffer[:] = _swap_bytes(self._header.tensors[name], buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None if its bytes are made again."""
+        """Return the range of a file that is the tensor; None if reading changes its bytes."""
         extent = self._header.extents[name]
         if extent.strides is not None or extent.held is not None or self._header.big_endian:
             return None
@@ -122,7 +122,7 @@ class FileSource:
             data = HeldRange(memoryview(extent.held))
         width, shape = info.encoding.size, info.shape
         if info.encoding.block > 1:
-            # Several numbers of a row are one element.
+            # One element consists of several numbers of a row.
             shape = (*shape[:-1], shape[-1] // info.encoding.block)
         if buffer.nbytes:
             strides = extent.strides or ()
@@ -160,7 +160,7 @@ class Held:
 
     @property
     def header(self) -> Header:
-        """What is held."""
+        """The header of the tensors."""
         return self._header
 
     @property
@@ -180,11 +180,11 @@ class Held:
         """Return None: no file is known to have the bytes."""
 
     def refuse_change(self) -> None:
-        """Do nothing: what is held is its owner's."""
+        """Do nothing: the arrays belong to the caller."""
 
 
 class Declared:
-    """No tensors: a tree whose weights are described first, and get their data elsewhere."""
+    """No tensors: weights of the tree are only declared, and get their data elsewhere."""
 
     @property
     def header(self) -> Header:
@@ -212,7 +212,7 @@ class Declared:
 
 
 def nothing_loaded(name: str) -> MissingTensorError:
-    """Return the error for a tensor that is asked for where weights are only declared."""
+    """Return the error for reading a tensor of a tree that only declares weights."""
     return MissingTensorError(
         f"`{name}` is only declared: this tree has no data",
         hint="the data comes from the `weights_registry` that is given when an engine loads "
@@ -227,7 +227,7 @@ def _swap_bytes(info: TensorInfo, memory: memoryview) -> memoryview:
             f"`{info.name}` is stored as {info.encoding.name} in the other byte order",
             hint="weightctl does not support swapping the bytes of this encoding",
         )
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     big = _make_block_dtype(info.encoding.layout, ">")
     little = np.frombuffer(memory, big).astype(_make_block_dtype(info.encoding.layout, "<"))

@@ -1,4 +1,4 @@
-"""Tensors whose elements do not follow one another in their file."""
+"""Tensors whose elements are not contiguous in their file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["gather"]
 
 _LARGEST_READ = 1 << 20
-# Fewer bytes between two that are wanted are read too: that costs less than another read.
+# Gaps of fewer bytes are read too, because that costs less than another read.
 _LARGEST_GAP = 1 << 13
 
 
@@ -34,7 +34,7 @@ def gather(
     `data` starts with the first element; elements are `width` bytes, and `strides` are in bytes.
     Raises `FormatError` as `data.read` does.
     """
-    import numpy as np  # `ls` loads no numpy
+    import numpy as np  # not loaded by `ls`
 
     target = np.frombuffer(out, np.dtype((np.void, width)))
     sizes, steps = (tuple(shape), tuple(strides)) if shape else ((1,), (width,))
@@ -67,7 +67,7 @@ class _Array:
 def _copy(array: _Array, start: int, stop: int, out: NDArray[np.void]) -> None:
     """Copy the elements of an array from number `start` to `stop`."""
     row = prod(array.shape[1:])
-    # Rows of which a part is asked for, at the start and at the end, and whole ones between them.
+    # Partial rows at the start and at the end, and whole rows between them.
     first, last = -(-start // row), stop // row
     if first > last:
         _copy(array.row(last), start - last * row, stop - last * row, out)
@@ -83,7 +83,7 @@ def _copy(array: _Array, start: int, stop: int, out: NDArray[np.void]) -> None:
 
 
 def _copy_all(array: _Array, out: NDArray[Any]) -> None:
-    """Copy an array; what is read at once is limited, however far its elements lie apart."""
+    """Copy an array; each read is limited, for any strides."""
     import numpy as np
 
     width: int = out.itemsize
@@ -91,7 +91,7 @@ def _copy_all(array: _Array, out: NDArray[Any]) -> None:
     span = sum(reaches) + width
     axis = max(range(len(reaches)), key=lambda axis: (reaches[axis] > 0, array.strides[axis]))
     step, count = array.strides[axis], array.shape[axis]
-    # What one entry of that axis spans.
+    # The bytes that one entry of that axis spans.
     inner = span - reaches[axis]
     is_close = step - inner <= _LARGEST_GAP
     if not reaches[axis] or (is_close and span <= _LARGEST_READ):

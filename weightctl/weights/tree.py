@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, cast
@@ -44,14 +45,13 @@ __all__ = [
 
 
 class _Tree:
-    """The names of a source as nodes, made when the first is asked for, and what is allocated.
+    """The names of a source as nodes, made on first use, and the allocated weights.
 
-    A copy, or what comes back from a pickle, has the same names and has allocated nothing.
+    A copy or an unpickled tree has the same names, and no allocated weights.
     """
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._root: TreeNode | None = None
         self._allocations: Allocations | None = None
 
     @property
@@ -62,15 +62,17 @@ class _Tree:
             self._allocations = Allocations(self.source)
         return self._allocations
 
-    @property
+    @cached_property
     def root(self) -> TreeNode:
-        if self._root is None:
-            header = self.source.header
-            self._root = build_tree(chain(header.tensors, header.aliases))
-        return self._root
+        return build_tree(chain(self.source.header.tensors, self.source.header.aliases))
+
+    @cached_property
+    def first_segments(self) -> frozenset[str]:
+        """The segments that names begin with, which are found sooner than the nodes."""
+        names = chain(self.source.header.tensors, self.source.header.aliases)
+        return frozenset(name.partition(".")[0] for name in names)
 
     def find(self, prefix: str) -> TreeNode | None:
-        """Return the node of a name or prefix, None if nothing is there."""
         return find(self.root, prefix)
 
     def __reduce__(self) -> tuple[type[_Tree], tuple[Source]]:
@@ -234,17 +236,17 @@ class Checkpoint(ArrayOperators, Weights):
         return node
 
     def __getattr__(self, segment: str) -> Checkpoint:
-        # What Python and its tools probe for is not a tensor; saying that it were would break them.
+        # Names that Python and its tools probe for are not tensors; a node would break the tools.
         if segment.startswith(("__", "_repr_", "_ipython_")):
             raise AttributeError(segment)
         addition = vars(Checkpoint).get(segment)
         if isinstance(addition, Addition):
-            # It raised an AttributeError, and Python asks here before it says so.
+            # The property raised an AttributeError, and Python then calls this method.
             return cast("Addition[Checkpoint]", addition).of(self)
         return self[segment]
 
     if not TYPE_CHECKING:
-        # Checkers know that a node is not callable; everybody else is told what to do instead.
+        # Type checkers do not see this: for them, a node is not callable.
         def __call__(self, *_: object, **__: object) -> NoReturn:
             """Raise `ArgumentTypeError`."""
             parent = self._prefix.rpartition(".")[0]
@@ -289,9 +291,12 @@ class Checkpoint(ArrayOperators, Weights):
         if not isinstance(key, str | int) or isinstance(key, bool):
             return False
         try:
-            return self._tree.find(self[key].name) is not None
+            name = self[key].name
         except MissingIndexError:
             return False
+        if name and "." not in name:
+            return name in self._tree.first_segments
+        return self._tree.find(name) is not None
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
@@ -351,12 +356,12 @@ class Checkpoint(ArrayOperators, Weights):
 
 
 def source_of(weights: Checkpoint) -> Source:
-    """Return where the bytes of a whole tree come from, whatever its tensors are called."""
+    """Return the source of a whole tree, for any names of its tensors."""
     return weights._tree.source  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def header_of(weights: Checkpoint) -> Header:
-    """Return what a checkpoint says about itself, whatever its tensors are called."""
+    """Return the header of a checkpoint, for any names of its tensors."""
     return weights._tree.source.header  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
@@ -371,7 +376,7 @@ def root_of(weights: Checkpoint) -> TreeNode:
 
 
 def allocations_of(weights: Checkpoint) -> Allocations:
-    """Return which tensors of a whole tree were allocated, and as what."""
+    """Return the allocated tensors of a whole tree, in their requested forms."""
     return weights._tree.allocations  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from math import isfinite
 from re import escape
 from shlex import quote
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from weightctl.errors import ConversionError, NonFiniteError
 from weightctl.storage.byte_range import FileRange
+from weightctl.storage.location import is_remote
+from weightctl.storage.remote.ahead import set_read_ahead
 from weightctl.system.threads import Memory
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.write.journal import Record
-from weightctl.write.tasks import cut_chunks, cut_tasks
+from weightctl.write.read_ahead import RemoteReads
+from weightctl.write.tasks import MAX_COPY, cut_chunks, cut_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +44,8 @@ DEFAULT_MEMORY = 256 << 20
 _LEAST_ROOM = 1 << 20
 # A signal waits no longer than the copy of one of these takes.
 _MAX_COPIED = 32 << 20
+# How many results a thread has at most while they wait for a pipe to take them.
+_MOST_WAITING = 4
 # How many tasks ahead of a thread the system reads.
 _AHEAD = 4
 _LOSS_FIELDS = 6
@@ -93,6 +99,19 @@ class ConversionWork:
         self._ahead = threads * _AHEAD
         self._tasks: Sequence[Task] = ()
         self._numbers: Mapping[int, int] = {}
+        self._remote: RemoteReads | None = None
+        self._lock = Lock()
+        self._is_remote = any(is_remote(file.path) for file in plan.source.files)
+        if self._is_remote:
+            # A quarter of the memory for what is fetched, and half of the rest for each use.
+            set_read_ahead(memory // 4)
+            self._room = self._room * 3 // 4
+
+    @property
+    def results_in_order(self) -> int:
+        """How many results a thread has room for while they wait for their turn."""
+        # Half of the memory is for the work, and the other half for what waits.
+        return max(1, min(_MOST_WAITING, self._room // MAX_COPY))
 
     def select(self, records: Iterable[Record]) -> list[Record]:
         """Return the records that are valid and belong to tasks of this plan."""
@@ -118,7 +137,14 @@ class ConversionWork:
         tasks = self._tasks or list(cut_tasks(self._plan, self._layouts))
         self._tasks = [task for task in tasks if (task.file, str(task.number)) not in records]
         self._numbers = {task.number: place for place, task in enumerate(self._tasks)}
+        self._remote = None
         return list(self._tasks)
+
+    def expect(self, tasks: Iterable[Task]) -> None:
+        """Have remote files fetched in the order in which these tasks read them."""
+        if self._is_remote:
+            ranges = (self._find_range(portion) for task in tasks for portion in task.portions)
+            self._remote = RemoteReads(filter(None, ranges))
 
     def do(
         self, task: Task, files: Sequence[Writer], report: Callable[[int], object]
@@ -127,6 +153,7 @@ class ConversionWork:
         file, needs_crc = files[task.file], self._layouts[task.file].between is not None
         losses: dict[str, Loss] = {}
         crcs: dict[str, int] = {}
+        self._prepare_reads(files)
         self._read_ahead(task)
         for info, offset, data, loss in self.fill(task, ranges=not needs_crc):
             if isinstance(data, FileRange):
@@ -142,23 +169,49 @@ class ConversionWork:
             facts["losses"] = {name: _list_loss(loss) for name, loss in losses.items()}
         return [Record(task.file, str(task.number), facts)]
 
+    def _prepare_reads(self, files: Sequence[Writer]) -> None:
+        """Have remote files fetched in the order of the tasks; what is not sent is not read."""
+        with self._lock:
+            if self._is_remote and self._remote is None:
+                self._remote = RemoteReads(self._list_reads(files))
+
     def _read_ahead(self, task: Task) -> None:
-        """Let the system read the start of a later task in advance."""
+        """Have the start of a later task read in advance; remote files are, by `fill`."""
+        if self._is_remote:
+            return
         place = self._numbers[task.number] + self._ahead
         for following in self._tasks[place : place + 1]:
-            for item, start, stop, _ in following.portions:
-                source = self._plan.source.file_range(item.source.name)
-                if source is not None and not item.is_copy:
-                    size, block = item.source.encoding.size, item.source.encoding.block
-                    source.expect(start // block * size, stop // block * size)
-                elif source is not None:
-                    source.expect(start, stop)
+            for found in map(self._find_range, following.portions):
+                if found is not None:
+                    found.expect()
 
-    def fill(self, task: Task, *, ranges: bool) -> Iterator[Filled]:
-        """Yield the bytes of a task in order, each valid until the next is requested.
+    def _list_reads(self, files: Sequence[Writer]) -> Iterator[FileRange]:
+        """Yield the ranges that all tasks will read."""
+        for task in self._tasks:
+            for portion in task.portions:
+                found = self._find_range(portion)
+                if found is not None and portion.item.is_copy:
+                    offset = portion.offset + portion.start
+                    yield from files[task.file].list_reads(offset, found)
+                elif found is not None:
+                    yield found
+
+    def _find_range(self, portion: Portion) -> FileRange | None:
+        """Return the range of a file that a portion reads; None if its bytes are made."""
+        item, start, stop, _ = portion
+        source = self._plan.source.file_range(item.source.name)
+        if source is None or item.is_copy:
+            return source and source.part(start, stop)
+        size, block = item.source.encoding.size, item.source.encoding.block
+        return source.part(start // block * size, stop // block * size)
+
+    def fill(self, task: Task, *, ranges: bool, results: int = 1) -> Iterator[Filled]:
+        """Yield the bytes of a task in order; the last `results` of a thread are valid.
 
         With `ranges`, unchanged bytes of a file are not read; their range is yielded.
         """
+        if self._remote is not None:
+            self._remote.advance()
         for portion in task.portions:
             item = portion.item
             source = self._plan.source.file_range(item.source.name) if item.is_copy else None
@@ -168,7 +221,7 @@ class ConversionWork:
                     yield Filled(item.info, portion.offset + start, source.part(start, stop))
                 continue
             for chunk in cut_chunks(portion, self._room):
-                made = self._memory.room("made", chunk.made)
+                made = self._memory.room_in_turn("made", chunk.made, results)
                 loss = None
                 if item.is_copy:
                     self._plan.source.read_into(item.source.name, chunk.start, made)
@@ -260,6 +313,5 @@ def _refusal(chunk: Chunk, error: NonFiniteError) -> ConversionError:
         f"{what} overflows the scale of its {made.encoding} block, with the importance of its "
         "columns",
         hint="check the importance matrix; without --imatrix (imatrix in Python) the value may "
-        "fit; "
-        f"to keep it in any case, use {kept}",
+        f"fit; to keep it in any case, use {kept}",
     )

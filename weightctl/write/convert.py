@@ -17,11 +17,12 @@ from weightctl.plan.cast import TypeRule, cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
-from weightctl.plan.recipes import Recipe
-from weightctl.plan.rename import Renaming, is_inline_rule, make_renaming, parse_renamings
+from weightctl.plan.recipe_lines import Recipe
+from weightctl.plan.rename import RenamingsLike, collect_renamings, list_rule_files
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.types import type_of
 from weightctl.plan.weights_only import keep_weights
+from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
@@ -32,8 +33,7 @@ from weightctl.write.advice import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
-from weightctl.write.resuming import count_kept_bytes
-from weightctl.write.save import save
+from weightctl.write.save import count_kept_bytes, save
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ _RECIPE_OF_PARTS = (
 )
 
 _Choice = TypeVar("_Choice", bound=Enum)
-
-RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.PathLike[str]]
 
 
 class NonFinite(Enum):
@@ -160,6 +158,8 @@ def convert(
     to: str | None = None,
     source_format: str | None = None,
     partial: bool = False,
+    private: bool = False,
+    pr: bool = False,
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -184,7 +184,8 @@ def convert(
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
     `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys
-    or the keys that match patterns. Sizes are bytes, or text such as "5GB".
+    or the keys that match patterns. Sizes are bytes, or text such as "5GB". Of an output in a
+    repository, `private` makes the repository private if it is new, and `pr` opens a pull request.
 
     Returns the finished conversion. With `dry_run` nothing is written: `plan`, `outcome` and
     `notes` of the result describe the conversion, and its `save` writes the output. Raises
@@ -195,7 +196,8 @@ def convert(
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
-    where = out if isinstance(out, Target) else target(os.fspath(out), to)
+    options = CommitOptions(private=private, pull_request=pr)
+    where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
@@ -221,7 +223,7 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    files = dict.fromkeys(_rule_files(rename), "the file of naming rules")
+    files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **files})
     plan = cast(
         plan,
@@ -316,7 +318,7 @@ def _make_plan(
     if weights_only:
         tree = keep_weights(tree)
     if rename is not None:
-        tree = renamed(tree, _renamings(rename))
+        tree = renamed(tree, collect_renamings(rename))
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     plan = plan_of(
@@ -349,21 +351,6 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
             "tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
-
-
-def _renamings(given: RenamingsLike) -> Sequence[Renaming]:
-    if isinstance(given, Mapping):
-        return [make_renaming(pattern, made) for pattern, made in given.items()]
-    each = [given] if isinstance(given, str | os.PathLike) else given
-    return [rule for one in each for rule in parse_renamings(one)]
-
-
-def _rule_files(given: RenamingsLike | None) -> list[str]:
-    """Return the paths among what rules of names are given by."""
-    if given is None or isinstance(given, Mapping):
-        return []
-    each = [given] if isinstance(given, str | os.PathLike) else given
-    return [os.fspath(one) for one in each if not is_inline_rule(one)]
 
 
 def _split(plan: Plan, most: int | str) -> Plan:

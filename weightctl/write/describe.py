@@ -7,16 +7,17 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightctl.errors import ConversionError
+from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.base import is_text
-from weightctl.formats.huggingface import companions, config, file_name, is_licence
+from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
-from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST, SourceFingerprint
+from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
+from weightctl.storage.location import has_commits
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
@@ -67,7 +68,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     carried = {
         name: path
         for name, path in beside.items()
-        if name not in made and (not plan.translation or is_licence(name))
+        if name not in made and (not plan.translation or is_license(name))
     }
     inputs = tuple(input_files(plan))
     return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
@@ -83,6 +84,12 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     if not written.rstrip("/"):
         raise ConversionError(
             f"`{written}` is not a valid name of an output", hint="use the path of a directory"
+        )
+    if has_commits(written):
+        raise OutputError(
+            f"{written}: shards cannot be written to the Hugging Face Hub, which takes the bytes "
+            "of a file in order",
+            hint="write to a local directory, and upload it with `hf upload`",
         )
     header = plan.source.header
     refuse_adapter(header, plan.format)
@@ -120,7 +127,7 @@ def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> No
     if format_name == "pytorch":
         raise ConversionError(
             "shards can only be written as safetensors or GGUF",
-            hint="use --to safetensors or --to gguf (to in Python)",
+            hint="use --to safetensors or --to gguf (`to` in Python)",
         )
     infos = {info.name: info for rank in ranks for info in rank}
     if problems := format_module(format_name).unfit(list(infos.values())):

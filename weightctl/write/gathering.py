@@ -11,6 +11,8 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import FORMATS, format_by_suffix, format_module
 from weightctl.formats.sharded.opening import manifest_at, open_sharded
 from weightctl.plan.plan import Plan
+from weightctl.storage.files import exists, refresh
+from weightctl.storage.location import parse_location
 from weightctl.weights.tree import Checkpoint
 from weightctl.write.describe import describe
 from weightctl.write.digests import count_checked_bytes, refuse_altered
@@ -57,12 +59,14 @@ def gathering(
     """
     if format_name is not None:
         format_module(format_name)
-    listing = manifest_at(os.fspath(path))
-    if not os.path.exists(path):
-        raise FormatError(os.fspath(path), None, os.strerror(ENOENT), hint="check the path")
+    path = parse_location(os.fspath(path)).name
+    refresh(path)
+    listing = manifest_at(path)
+    if not exists(path):
+        raise FormatError(path, None, os.strerror(ENOENT), hint="check the path")
     if listing is None:
         raise ConversionError(
-            f"{os.fspath(path)} is not a sharded checkpoint: it has no manifest",
+            f"{path} is not a sharded checkpoint: it has no manifest",
             hint="use the path of the directory that `weightctl shard` wrote",
         )
     gathered = open_sharded(listing)
@@ -75,9 +79,9 @@ def gathering(
             stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
             named = stem + FORMATS[format_name].suffix
         raise ConversionError(
-            f"cannot gather the {plan.format} shards in {os.fspath(path)} as {asked}: --gather "
-            f"does not change the format",
-            hint=f"to write {asked}, use `weightctl convert {os.fspath(path)} {named}`",
+            f"cannot gather the {plan.format} shards in {path} as {asked}: --gather "
+            "does not change the format",
+            hint=f"to write {asked}, use `weightctl convert {path} {named}`",
         )
     return Gathering(gathered, plan, describe(plan, target(os.fspath(out), plan.format)))
 

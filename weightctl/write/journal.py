@@ -10,9 +10,10 @@ import json
 import os
 import time
 from contextlib import suppress
+from itertools import compress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.storage.base import cannot_write
 from weightctl.storage.pipe import write_all
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Writer
 
-__all__ = ["Journal", "Purpose", "Record", "Recorder", "read_journal"]
+__all__ = [
+    "Journal",
+    "Purpose",
+    "Record",
+    "Recorder",
+    "format_line",
+    "format_record",
+    "parse_journal",
+    "read_journal",
+]
 
 # A run that is stopped before this many seconds leaves nothing, since starting over is cheap.
 BEGIN_AFTER = 0.5
@@ -68,7 +78,7 @@ class Journal:
         except OSError as error:
             raise cannot_write(path, error) from error
         try:
-            self._append([_format_line(purpose._asdict()), *map(_format_record, records)])
+            self._append([format_line(purpose._asdict()), *map(format_record, records)])
             os.replace(new, path)
         except OSError as error:
             self.close()
@@ -77,7 +87,7 @@ class Journal:
     def add(self, records: Iterable[Record]) -> None:
         """Append records; they are on the disk when this returns. Raises `OutputError`."""
         try:
-            self._append(map(_format_record, records))
+            self._append(map(format_record, records))
         except OSError as error:
             raise cannot_write(self._path, error) from error
 
@@ -90,11 +100,13 @@ class Journal:
         os.close(self._descriptor)
 
 
-def _format_record(record: Record) -> str:
-    return _format_line({"file": record.file, "key": record.key, **record.facts})
+def format_record(record: Record) -> str:
+    """Return the line of a record."""
+    return format_line({"file": record.file, "key": record.key, **record.facts})
 
 
-def _format_line(entry: Mapping[str, Any]) -> str:
+def format_line(entry: Mapping[str, Any]) -> str:
+    """Return a line of a journal."""
     return json.dumps(entry) + "\n"
 
 
@@ -102,18 +114,34 @@ def read_journal(path: str) -> tuple[Purpose, list[Record]] | None:
     """Return the content of a journal, None if it is missing or invalid."""
     with suppress(OSError):
         with open(path, "rb") as file:
-            lines = file.read().split(b"\n")[:-1]
-        purpose = _parse_purpose(_parse(lines[0])) if lines else None
-        if purpose is None:
-            return None
-        records: list[Record] = []
-        for line in lines[1:]:
-            record = _parse_record(_parse(line))
-            if record is None:
-                break
-            records.append(record)
-        return purpose, records
+            found = parse_journal(file.read())
+        return found and found[:2]
     return None
+
+
+def parse_journal(
+    content: bytes,
+) -> tuple[Purpose, list[Record], list[Mapping[str, Any]]] | None:
+    """Return the purpose, the records and the other lines of a journal, None if it is invalid.
+
+    A line that a crash has cut off, and what follows it, is left out.
+    """
+    lines = content.split(b"\n")[:-1]
+    purpose = _parse_purpose(_parse(lines[0])) if lines else None
+    if purpose is None:
+        return None
+    records: list[Record] = []
+    others: list[Mapping[str, Any]] = []
+    for line in lines[1:]:
+        entry = _parse(line)
+        record = _parse_record(entry)
+        if record is not None:
+            records.append(record)
+        elif entry and "file" not in entry:
+            others.append(entry)
+        else:
+            break
+    return purpose, records, others
 
 
 def _parse(line: bytes) -> Mapping[str, Any]:
@@ -139,6 +167,24 @@ def _parse_record(entry: Mapping[str, Any]) -> Record | None:
     return Record(file, key, facts)
 
 
+class OpenJournal(Protocol):
+    """A journal that records are added to."""
+
+    def add(self, records: Iterable[Record], /) -> None:
+        """Add records; raises `OutputError`."""
+        ...
+
+    def close(self) -> None:
+        """End writing."""
+        ...
+
+
+class BeginJournal(Protocol):
+    """Begins a journal with the purpose of a run, and records that an earlier run has made."""
+
+    def __call__(self, purpose: Purpose, records: Iterable[Record], /) -> OpenJournal: ...
+
+
 class Recorder:
     """Collects complete work, and records it in the journal once it is on the disk.
 
@@ -148,16 +194,18 @@ class Recorder:
     file and key, on the disk or not.
     """
 
-    def __init__(self, path: str, identify: Callable[[], Purpose] | None) -> None:
+    def __init__(self, begin: BeginJournal, identify: Callable[[], Purpose] | None) -> None:
         self.records: dict[tuple[int, str], Record] = {}
-        self._path = path
+        self._begin_journal = begin
         self._identify = identify
         self._files: Sequence[Writer] = ()
-        self._journal: Journal | None = None
+        self._journal: OpenJournal | None = None
+        # Records whose bytes are not durable yet, with the marks of their files.
+        self._waiting: list[tuple[Record, frozenset[int]]] = []
         self._kept: list[Record] = []
         self._failure: BaseException | None = None
         self._begins = time.monotonic() + BEGIN_AFTER
-        self._complete: SimpleQueue[Sequence[Record] | None] = SimpleQueue()
+        self._complete: SimpleQueue[Sequence[tuple[Record, frozenset[int]]] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="weightctl", daemon=True)
 
     def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
@@ -207,12 +255,12 @@ class Recorder:
         if self._failure is not None:
             raise self._failure
         self.records.update(((record.file, record.key), record) for record in records)
-        self._complete.put(records)
+        self._complete.put([(record, self._files[record.file].mark()) for record in records])
 
     def _run(self) -> None:
         try:
             if self._kept and self._identify is not None:
-                self._journal = Journal(self._path, self._identify(), self._kept)
+                self._journal = self._begin_journal(self._identify(), self._kept)
             while self._record():
                 pass
         except BaseException as error:  # noqa: BLE001
@@ -220,7 +268,7 @@ class Recorder:
 
     def _record(self) -> bool:
         """Record a batch; return whether there may be more."""
-        batch: list[Record] = []
+        batch = self._waiting
         wait = max(self._begins - time.monotonic(), _SECONDS)
         end, goes_on = time.monotonic() + wait, True
         while goes_on and wait > 0:
@@ -234,9 +282,11 @@ class Recorder:
                 batch += records
             wait = end - time.monotonic()
         if batch and self._identify is not None and time.monotonic() >= self._begins:
-            for file in sorted({record.file for record in batch}):
+            for file in sorted({record.file for record, _ in batch}):
                 self._files[file].sync()
             if self._journal is None:
-                self._journal = Journal(self._path, self._identify(), ())
-            self._journal.add(batch)
+                self._journal = self._begin_journal(self._identify(), ())
+            durable = [self._files[record.file].is_durable(mark) for record, mark in batch]
+            self._journal.add([record for record, _ in compress(batch, durable)])
+            self._waiting = [each for each, done in zip(batch, durable, strict=True) if not done]
         return goes_on

@@ -8,8 +8,11 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.manifest import is_manifest, read_manifest
-from weightctl.formats.sharded.record import MANIFEST, Manifest, RankFile
+from weightctl.formats.sharded.detection import MANIFEST, is_manifest
+from weightctl.formats.sharded.manifest import read_manifest
+from weightctl.formats.sharded.record import Manifest, RankFile
+from weightctl.storage.files import exists, file_size, is_directory, is_file, list_names
+from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
 from weightctl.write.claims import find_leftovers
@@ -56,7 +59,7 @@ class Outcome:
     @property
     def path(self) -> str:
         """The path of the file or directory, links followed; where parts have numbers, of all."""
-        return os.path.realpath(self.where.path)
+        return _follow_links(self.where.path)
 
     @property
     def is_directory(self) -> bool:
@@ -108,15 +111,28 @@ class Outcome:
         They are the files of a set with another number of parts. The input is not listed.
         """
         directory = os.path.dirname(self.path)
-        if self.where.is_stream or self.pattern is None or not os.path.isdir(directory):
+        if self.where.is_stream or self.pattern is None or not is_directory(directory):
             return []
-        known = {*map(os.path.realpath, (*self.inputs, *self.consulted)), *self.files}
+        known = {*map(_follow_links, (*self.inputs, *self.consulted)), *self.files}
         there = (
             os.path.join(directory, name)
-            for name in sorted(os.listdir(directory))
+            for name in list_names(directory)
             if self.pattern.fullmatch(name)
         )
-        return [path for path in there if os.path.realpath(path) not in known]
+        return [path for path in there if _follow_links(path) not in known]
+
+    def list_objects_to_remove(self) -> list[str]:
+        """Return the objects of an earlier output that this one does not replace.
+
+        A local directory is exchanged as a whole; objects have to be removed one by one.
+        """
+        if not self.is_directory or not is_directory(self.path):
+            return self.list_replaced()
+        new = {*self.names, *self.carried, *self.documents, self.where.file_name}
+        names = [os.path.relpath(path, self.path) for path in _walk(self.path)]
+        foreign = set(self._list_foreign(self.path))
+        old = (name for name in names if name.partition("/")[0] not in foreign)
+        return [os.path.join(self.path, name) for name in old if name not in {*new, *foreign}]
 
     def manifest(self, source: SourceFingerprint) -> Manifest:
         """Return the manifest of a sharded checkpoint without the digests of tensors."""
@@ -148,6 +164,11 @@ class Outcome:
                 )
             return
         path = self.path
+        if has_commits(path):
+            from weightctl.write.repository import refuse_files
+
+            refuse_files(self, force=force)
+            return
         for each in [path] if self.is_directory else self.files:
             refuse_inputs(each, self.inputs, self.consulted)
         if self.is_directory:
@@ -160,7 +181,9 @@ class Outcome:
                 hint="choose another path for the output; or use --force (force=True in Python) "
                 "to replace it",
             )
-        nbytes = self.nbytes + sum(os.path.getsize(each) for each in self.carried.values())
+        if is_remote(path):
+            return
+        nbytes = self.nbytes + sum(map(file_size, self.carried.values()))
         nbytes += sum(map(len, self.documents.values()))
         # What a run that was stopped has left is continued, or removed.
         occupied = sum(map(_count_occupied_bytes, find_leftovers(path, self.pattern)))
@@ -173,14 +196,14 @@ class Outcome:
         sharded checkpoint for other ranks. Raises `OutputError`.
         """
         path = self.path
-        if not os.path.isdir(directory):
-            if os.path.lexists(directory):
+        if not is_directory(directory):
+            if exists(directory):
                 raise OutputError(
                     f"{path} exists and is not a directory, so the output cannot be written there",
                     hint="choose another path for the output",
                 )
             return
-        if not os.listdir(directory):
+        if not list_names(directory):
             return
         foreign = self._list_foreign(directory)
         if foreign and force:
@@ -197,7 +220,7 @@ class Outcome:
     def _list_foreign(self, directory: str) -> list[str]:
         """Return the names below a directory that the output has not, and may not have."""
         if self.shards is None:
-            return sorted(name for name in os.listdir(directory) if not self.has_name(name))
+            return [name for name in list_names(directory) if not self.has_name(name)]
         names = self._list_replaceable(directory)
         found = (os.path.relpath(path, directory) for path in _walk(directory))
         return sorted(name for name in found if name not in names)
@@ -216,7 +239,7 @@ class Outcome:
         """
         own = {MANIFEST, *self.parts, *self.carried}
         listing = os.path.join(directory, MANIFEST)
-        if not os.path.isfile(listing) or not is_manifest(listing):
+        if not is_file(listing) or not is_manifest(listing):
             return own
         try:
             paths = [file.path for file in read_manifest(listing).files]
@@ -226,6 +249,11 @@ class Outcome:
         directories = {os.path.dirname(path) for path in paths}
         carried = (os.path.join(below, name) for below in directories for name in beside)
         return own.union(paths, carried)
+
+
+def _follow_links(path: str) -> str:
+    """Return the real path of a local file; a URL is unchanged."""
+    return path if is_remote(path) else os.path.realpath(path)
 
 
 def _count_occupied_bytes(path: str) -> int:
@@ -238,5 +266,9 @@ def _count_occupied_bytes(path: str) -> int:
 
 
 def _walk(directory: str) -> Iterator[str]:
+    if is_remote(directory):
+        for path in (os.path.join(directory, name) for name in list_names(directory)):
+            yield from _walk(path) if is_directory(path) else (path,)
+        return
     for parent, _, names in os.walk(directory):
         yield from (os.path.join(parent, name) for name in names)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError
+from weightctl.formats.huggingface import open_companion
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileWriter
@@ -34,7 +35,7 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.journal import read_journal
+from weightctl.write.journal import Journal, read_journal
 from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Partial:
     `kept` are records of a stopped run; `lost` says why there are none although there was a run.
     After an error all files are removed, unless the run is marked as `is_resumable`.
     """
+
+    # Only a commit can be proposed.
+    pull_request = ""
 
     def __init__(self, outcome: Outcome, left: _Resumable) -> None:
         self._outcome = outcome
@@ -161,6 +165,24 @@ class Partial:
                 path = os.path.join(directory, name)
                 if path not in wanted:
                     remove_path(path)
+
+    def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> Journal:
+        """Begin the journal of the run; raises `OutputError`."""
+        return Journal(self.journal, purpose, records)
+
+    def copy(self, name: str, path: str) -> None:
+        """Copy a file of the input into the output.
+
+        Raises `OutputError`, and `FormatError` if it cannot be read.
+        """
+        source = open_companion(path)
+        file = FileWriter(self.path_of(name), source.size)
+        try:
+            file.copy(0, source.range())
+            source.refuse_change()
+            file.sync()
+        finally:
+            file.close()
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small file of the output; an existing file is replaced. Raises `OutputError`."""

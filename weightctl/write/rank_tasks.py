@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.formats.sharded.fingerprint import fingerprint_source
+from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes
-from weightctl.formats.sharded.record import MANIFEST
+from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import part_shape
+from weightctl.storage.location import is_remote
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.journal import Record
+from weightctl.write.read_ahead import RemoteReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
     from weightctl.sharding.plan import ShardPlan
+    from weightctl.split import Part
     from weightctl.storage.base import Writer
-    from weightctl.weights.boxes import Box
+    from weightctl.storage.byte_range import FileRange
+    from weightctl.weights.boxes import Box, Meeting
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.write.outcome import Outcome
 
@@ -135,6 +140,7 @@ class RankWork:
         self._source = plan.source
         self._tensors = plan.source.header.tensors
         self._memory = Memory()
+        self._remote = RemoteReads(())
 
     def select(self, records: Iterable[Record]) -> list[Record]:
         """Return the records that are valid and belong to tensors of this plan."""
@@ -160,7 +166,10 @@ class RankWork:
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
         """Return the passes that make the tensors that are not recorded."""
-        return _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
+        passes = _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
+        if any(is_remote(file.path) for file in self._source.files):
+            self._remote = RemoteReads(chain.from_iterable(map(self._list_reads, passes)))
+        return passes
 
     def do(
         self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]
@@ -169,6 +178,7 @@ class RankWork:
 
         `report` is called with the bytes of each chunk, times the ranks that have it.
         """
+        self._remote.advance()
         digests = [hashlib.sha256() for _ in task.contents]
         ends = [0] * len(task.contents)
         chunks = self._by_runs(task) if task.by_itself else self._by_boxes(task)
@@ -181,9 +191,11 @@ class RankWork:
             report(len(data) * len(content.places))
         for content, digest, end in zip(task.contents, digests, ends, strict=True):
             _refuse_other(content, end, self._count_expected(content))
-            # They stand there already: the file has nothing else where nothing was written.
             for start in range(end, content.nbytes, len(_ZEROS)):
-                digest.update(memoryview(_ZEROS)[: content.nbytes - start])
+                zeros = memoryview(_ZEROS)[: content.nbytes - start]
+                digest.update(zeros)
+                for rank, _, offset in content.places:
+                    files[rank].write(offset + start, zeros)
             report((content.nbytes - end) * len(content.places))
         return [
             Record(place.rank, place.name, {"sha256": digest.hexdigest()})
@@ -221,20 +233,41 @@ class RankWork:
                     self._source.read_into(name, at, held)
                     yield 0, held
 
+    def _list_boxes(
+        self, name: str, parts: Sequence[Part]
+    ) -> Iterator[tuple[Box, list[tuple[int, Meeting]]]]:
+        """Yield the boxes of a tensor that are read, and what each content has of them."""
+        shape = byte_shape(self._tensors[name])
+        for box in boxes(shape, self._step(name)):
+            met = [
+                (of, found) for of, part in enumerate(parts) for found in meetings(shape, part, box)
+            ]
+            if met:
+                yield box, met
+
+    def _list_reads(self, task: Pass) -> Iterator[FileRange]:
+        """Yield the ranges of files that a pass will read."""
+        for number, name in enumerate(task.sources):
+            source = self._source.file_range(name)
+            if source is None:
+                continue
+            info = self._tensors[name]
+            if task.by_itself:
+                for start, nbytes in runs(info, task.contents[0].pieces[number].part):
+                    yield source.part(start, start + nbytes)
+                continue
+            parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
+            for box, _ in self._list_boxes(name, parts):
+                start, nbytes = _range(byte_shape(info), box)
+                yield source.part(start, start + nbytes)
+
     def _by_boxes(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
         """Yield chunks with the index of the content that they continue."""
         for number, name in enumerate(task.sources):
             info = self._tensors[name]
             shape = byte_shape(info)
             parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
-            for box in boxes(shape, self._step(name)):
-                met = [
-                    (of, found)
-                    for of, part in enumerate(parts)
-                    for found in meetings(shape, part, box)
-                ]
-                if not met:
-                    continue
+            for box, met in self._list_boxes(name, parts):
                 start, nbytes = _range(shape, box)
                 held = self._memory.room("box", nbytes)
                 self._source.read_into(name, start, held)

@@ -87,11 +87,9 @@ def complete(path: str, *, force: bool) -> None:
     if wrong and not force:
         raise OutputError(
             f"{switch.path_of(wrong[0])} was changed or removed after the run that was replacing "
-            f"its checkpoint was stopped",
+            "its checkpoint was stopped",
             hint="to replace the checkpoint, use --force (force=True in Python); to keep the "
-            "files, "
-            "remove "
-            f"{record}",
+            f"files, remove {record}",
         )
     if not missing:
         _name_all(switch, force=True)

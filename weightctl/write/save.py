@@ -3,66 +3,59 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
 from functools import partial as bind
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import FormatError, OutputError, WeightctlError
-from weightctl.formats.base import write_in_order
-from weightctl.formats.huggingface import carry, write_beside
+from weightctl.formats.huggingface import restate_dtype
 from weightctl.plan.plan import Plan
-from weightctl.storage.base import cannot_write
-from weightctl.storage.pipe import PipeWriter
+from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
 from weightctl.write.conversion_tasks import (
+    DEFAULT_MEMORY,
     ConversionWork,
-    add_loss,
     count_threads,
     memory_budget,
 )
 from weightctl.write.describe import describe, identify_run
 from weightctl.write.journal import Recorder
-from weightctl.write.partial import hold_output
-from weightctl.write.targets import STDOUT, Target, stream_name, target
-from weightctl.write.tasks import cut_tasks
-from weightctl.write.threads import StoppedError, run_all, run_in_order
+from weightctl.write.partial import find_kept, hold_output
+from weightctl.write.seams import SeamWriter
+from weightctl.write.streaming import write_stream
+from weightctl.write.targets import Target, target
+from weightctl.write.threads import StoppedError, run_all
 
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
-        Generator,
         Iterable,
-        Iterator,
         Mapping,
         Sequence,
     )
+    from contextlib import AbstractContextManager
     from threading import Event
 
     from weightctl.codecs.loss import Loss
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.storage.base import Bytes, Writer
-    from weightctl.storage.byte_range import FileRange
-    from weightctl.weights.info import TensorInfo
+    from weightctl.storage.base import Writer
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
-    from weightctl.write.conversion_tasks import Filled
-    from weightctl.write.journal import Record
+    from weightctl.write.committing import CommitRun
+    from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
     from weightctl.write.partial import Partial
+    from weightctl.write.uploading import UploadRun
 
-__all__ = ["Saved", "Work", "Written", "open_stream", "save", "write_output"]
+__all__ = ["Saved", "Work", "Written", "count_kept_bytes", "save", "write_output"]
 
 # Conversions that cannot be, and faults of the program.
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _CONTINUES = "the same command continues where this one stopped"
-# A pipe takes chunks in their order, so each is a task by itself.
-_STREAMED = 2 << 20
 
 
 class Saved(NamedTuple):
@@ -70,7 +63,8 @@ class Saved(NamedTuple):
 
     `kept_bytes` are the bytes of tensors that a stopped run had already written. `started_over` is
     the reason why the files of a stopped run were not continued; it is empty if they were
-    continued, or if there were none.
+    continued, or if there were none. `pull_request` is the URL of the one that proposes the output,
+    if it was to be proposed.
     """
 
     outcome: Outcome
@@ -78,6 +72,7 @@ class Saved(NamedTuple):
     losses: Mapping[str, Loss]
     kept_bytes: int = 0
     started_over: str = ""
+    pull_request: str = ""
 
     def __repr__(self) -> str:
         path, size = self.outcome.where.path, format_size(self.outcome.nbytes)
@@ -133,12 +128,14 @@ def save(
     work = ConversionWork(plan, list(outcome.parts.values()), threads=count, memory=budget)
     if where.is_stream:
         outcome.refuse(force=force)
-        losses = _write_stream(plan, outcome, work, threads=count, progress=progress)
+        losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
-    written = write_output(plan, outcome, work, force=force, threads=count, progress=progress)
+    written = write_output(
+        plan, outcome, work, force=force, threads=count, progress=progress, memory=budget
+    )
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started
-    return Saved(outcome, seconds, losses, written.kept_bytes, written.lost)
+    return Saved(outcome, seconds, losses, written.kept_bytes, written.lost, written.pull_request)
 
 
 class Work(Protocol):
@@ -175,6 +172,7 @@ class Written(NamedTuple):
     records: list[Record]
     kept_bytes: int
     lost: str
+    pull_request: str
 
 
 def write_output(
@@ -185,11 +183,17 @@ def write_output(
     force: bool,
     threads: int,
     progress: Callable[[int], object] | None,
+    memory: int = DEFAULT_MEMORY,
 ) -> Written:
-    """Write all files of an outcome, and give them their names."""
-    identify = bind(identify_run, plan, outcome) if plan.source.files else None
-    with hold_output(outcome, identify, force=force) as partial:
-        recorder = Recorder(partial.journal, identify)
+    """Write all files of an outcome, and give them their names.
+
+    A quarter of `memory` is for parts that are uploaded.
+    """
+    # Nothing of a commit can be continued: what was sent is found by its content.
+    is_resumable = plan.source.files and not has_commits(outcome.path)
+    identify = bind(identify_run, plan, outcome) if is_resumable else None
+    with _hold(plan, outcome, identify, force=force, memory=memory) as partial:
+        recorder = Recorder(partial.begin_journal, identify)
         try:
             files = partial.open_files()
             kept_bytes = work.count_bytes(recorder.keep(work.select(partial.kept)))
@@ -198,10 +202,11 @@ def write_output(
             _put_beside(plan, outcome, partial)
             for name, content in work.list_documents(outcome, None).items():
                 partial.put(name, content)
+            seams = SeamWriter(outcome, files)
+            seams.advance(recorder.records.values())
             with recorder.begin(files):
-                _fill(work, recorder, files, threads=threads, progress=progress)
+                _fill(work, recorder, files, seams, threads=threads, progress=progress)
             records = recorder.records
-            _write_seams(outcome, files, records)
             for name, content in work.list_documents(outcome, records).items():
                 partial.put(name, content)
             # Before the output gets its name: what was read may be half of the one and half of
@@ -214,7 +219,40 @@ def write_output(
             if partial.is_resumable and isinstance(error, WeightctlError):
                 error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
             raise
-        return Written(list(records.values()), kept_bytes, partial.lost)
+        return Written(list(records.values()), kept_bytes, partial.lost, partial.pull_request)
+
+
+def _hold(
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    identify: Callable[[], Purpose] | None,
+    *,
+    force: bool,
+    memory: int,
+) -> AbstractContextManager[Partial | UploadRun | CommitRun]:
+    if not is_remote(outcome.path):
+        return hold_output(outcome, identify, force=force)
+    if has_commits(outcome.path):
+        from weightctl.write.committing import hold_commit
+
+        return hold_commit(plan, outcome, force=force, memory=memory // 4)
+    from weightctl.write.uploading import hold_upload
+
+    return hold_upload(plan, outcome, identify, force=force, memory=memory // 4)
+
+
+def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> int:
+    """Return the bytes of tensors that a stopped run has written and that `work` would keep."""
+    if outcome.where.is_stream or has_commits(outcome.path) or not plan.source.files:
+        return 0
+    identify = bind(identify_run, plan, outcome)
+    if is_remote(outcome.path):
+        from weightctl.write.uploading import find_kept_uploads
+
+        records = find_kept_uploads(outcome, identify)
+    else:
+        records = find_kept(outcome, identify)
+    return work.count_bytes({(each.file, each.key): each for each in work.select(records)})
 
 
 def _is_final(error: BaseException) -> bool:
@@ -235,6 +273,7 @@ def _fill(
     work: Work,
     recorder: Recorder,
     files: Sequence[Writer],
+    seams: SeamWriter,
     *,
     threads: int,
     progress: Callable[[int], object] | None,
@@ -250,28 +289,34 @@ def _fill(
                 with one_at_a_time:
                     progress(nbytes)
 
-        recorder.add(work.do(task, files, report))
+        records = work.do(task, files, report)
+        seams.advance(records)
+        recorder.add(records)
 
-    run_all(do, work.list_tasks(recorder.records), threads=threads)
+    def stop() -> None:
+        for file in files:
+            file.stop()
+
+    run_all(do, work.list_tasks(recorder.records), threads=threads, release=stop)
 
 
-def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: Partial) -> None:
-    """Put what goes along beside the weights: index, config, tokenizer, licence."""
+def _put_beside(
+    plan: Plan | ShardPlan, outcome: Outcome, partial: Partial | UploadRun | CommitRun
+) -> None:
+    """Put what goes along beside the weights: index, config, tokenizer, license."""
     if outcome.index:
         partial.put(*outcome.index)
     dtype = _find_main_dtype(plan) if isinstance(plan, Plan) else None
     if not outcome.is_directory:
         return
-    below: dict[str, dict[str, str]] = {}
     for name, path in outcome.carried.items():
-        directory, base = os.path.split(partial.path_of(name))
-        below.setdefault(directory, {})[base] = path
-    try:
-        for directory, paths in below.items():
-            carry(paths, directory, dtype)
-        write_beside(outcome.documents, partial.path, dtype)
-    except OSError as error:
-        raise cannot_write(partial.path, error) from error
+        content = restate_dtype(os.path.basename(name), path, dtype)
+        if content is None:
+            partial.copy(name, path)
+        else:
+            partial.put(name, content)
+    for name, document in outcome.documents.items():
+        partial.put(name, restate_dtype(name, document, dtype) or document)
 
 
 def _find_main_dtype(plan: Plan) -> str | None:
@@ -293,94 +338,3 @@ def _find_main_dtype(plan: Plan) -> str | None:
         # Every 8-bit float is one of bfloat16's values.
         return "bfloat16" if sizes else None
     return wide.most_common(1)[0][0]
-
-
-def _write_seams(
-    outcome: Outcome, files: Sequence[Writer], records: Mapping[tuple[int, str], Record]
-) -> None:
-    """Write what stands between tensors and behind them, where that is not zeros."""
-    crcs: dict[str, int] = {}
-    for record in records.values():
-        crcs.update(record.facts.get("crc32", {}))
-    for file, layout in zip(files, outcome.parts.values(), strict=True):
-        if layout.between is None:
-            continue
-        checks: list[int] = []
-        file.write(len(layout.header), layout.between(checks))
-        for info, offset in zip(layout.tensors, layout.offsets, strict=True):
-            checks.append(crcs.get(info.name, 0))
-            file.write(offset + info.nbytes, layout.between(checks))
-
-
-def _write_stream(
-    plan: Plan,
-    outcome: Outcome,
-    work: ConversionWork,
-    *,
-    threads: int,
-    progress: Callable[[int], object] | None,
-) -> dict[str, Loss]:
-    """Write the one file of an outcome into a pipe; return what was lost, by tensor."""
-    ((_, layout),) = outcome.parts.items()
-    tasks = cut_tasks(plan, [layout], nbytes=_STREAMED)
-    # Where a checksum of the bytes is written too, they must be seen.
-    fill = bind(work.fill, ranges=layout.between is None)
-    losses: dict[str, Loss] = {}
-    with open_stream(outcome.where.path) as stream:
-        filled = run_in_order(fill, tasks, threads=threads)
-        try:
-            pull = _Pull(filled, losses, progress)
-            write_in_order(layout, stream, pull)
-        finally:
-            filled.close()
-    plan.source.refuse_change()
-    return losses
-
-
-class _Pull:
-    """Gives each tensor its bytes; they come in the order of the tensors."""
-
-    def __init__(
-        self,
-        filled: Iterator[Filled],
-        losses: dict[str, Loss],
-        progress: Callable[[int], object] | None,
-    ) -> None:
-        self._filled = filled
-        self._losses = losses
-        self._progress = progress
-        self._ahead: Filled | None = None
-
-    def __call__(self, info: TensorInfo) -> Iterator[Bytes | FileRange]:
-        if self._ahead is None:
-            self._ahead = next(self._filled, None)
-        while self._ahead is not None and self._ahead.info is info:
-            _, _, data, loss = self._ahead
-            add_loss(self._losses, info.name, loss)
-            yield data
-            if self._progress is not None:
-                self._progress(data.nbytes)
-            self._ahead = next(self._filled, None)
-
-
-@contextmanager
-def open_stream(path: str) -> Generator[PipeWriter, None, None]:
-    """Open a pipe or device for writing from front to back; `-` is stdout.
-
-    Bytes that were written cannot be removed. Opening a named pipe waits for its reader. Raises
-    `OutputError`.
-    """
-    if stream_name(path) == stream_name(STDOUT):
-        if not sys.stdout:  # it was closed before this process began
-            raise OutputError("stdout is closed", hint="write to a file")
-        sys.stdout.flush()
-        yield PipeWriter(sys.stdout.fileno(), "stdout")
-        return
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        yield PipeWriter(descriptor, path)
-    finally:
-        os.close(descriptor)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.formats.open.opening import open_weights
-from weightctl.sharding.plan_file import read_rules
+from weightctl.sharding.plan_file import make_rules, read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.system.threads import thread_count
@@ -18,11 +19,10 @@ from weightctl.write.claims import refuse_other_runs
 from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
 from weightctl.write.rank_tasks import RankWork
-from weightctl.write.resuming import count_kept_bytes
-from weightctl.write.save import Saved, write_output
+from weightctl.write.save import Saved, count_kept_bytes, write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
@@ -114,7 +114,7 @@ def shard(
     tp: int = 1,
     ep: int = 1,
     pp: int = 1,
-    rules: str | os.PathLike[str] | CutRulesLike | None = None,
+    rules: str | os.PathLike[str] | Mapping[str, Any] | CutRulesLike | None = None,
     layout: str = "ranks",
     to: str | None = None,
     source_format: str | None = None,
@@ -123,13 +123,13 @@ def shard(
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> ShardedOutput:
-    """Cut a checkpoint for tp x ep x pp ranks, as `weightctl shard` does.
+    """Split a checkpoint for tp x ep x pp ranks, as `weightctl shard` does.
 
     `source` is a path, a tree of weights, or arrays by name such as a `state_dict()`. `out` is the
-    directory that gets a file for each rank. Layers are cut for `tp` ranks, experts are divided
-    among `ep` groups, and layers among `pp` stages. `rules` are rules of how tensors are cut, or
-    the path of a file of them; the model's family decides for other tensors. `layout` is "ranks" or
-    "vllm", and `to` the format of the files.
+    directory that gets a file for each rank. Layers are split across `tp` ranks, experts are
+    divided among `ep` groups, and layers among `pp` stages. `rules` is the path of a plan file, or
+    a dict with the content of its `[tensors]`, such as `{"o_proj": "columnwise"}`; the model family
+    decides for other tensors. `layout` is "ranks" or "vllm", and `to` the format of the files.
 
     Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of the result
     describe the files, and its `save` writes them. Raises `ShardingError`,
@@ -147,9 +147,17 @@ def shard(
     plan = shard_plan(
         weights,
         Grid(tp, ep, pp),
-        rules=read_rules(os.fspath(rules)) if isinstance(rules, str | os.PathLike) else rules,
+        rules=_parse_rules(rules),
         layout=layout,
         format_name=to,
     )
     planned = ShardedOutput(plan, describe_shards(plan, out))
     return planned if dry_run else planned.save(force=force, threads=threads, progress=progress)
+
+
+def _parse_rules(
+    rules: str | os.PathLike[str] | Mapping[str, Any] | CutRulesLike | None,
+) -> CutRulesLike | None:
+    if isinstance(rules, str | os.PathLike):
+        return read_rules(os.fspath(rules))
+    return make_rules(rules) if isinstance(rules, Mapping) else rules

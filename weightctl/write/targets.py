@@ -19,6 +19,10 @@ from weightctl.formats import (
 )
 from weightctl.formats.open.parts import is_part, part_name
 from weightctl.formats.open.sets import split_suffix
+from weightctl.storage.base import CommitOptions
+from weightctl.storage.files import exists, is_directory, is_file, list_names, refresh
+from weightctl.storage.location import has_commits, is_remote, parse_location, store_of
+from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ __all__ = [
 ]
 
 STDOUT = "-"
+_NO_OPTIONS = CommitOptions()
 _STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
@@ -43,13 +48,15 @@ class Target(NamedTuple):
     """Where an output goes: a file, a model's directory, or a pipe; and in which format.
 
     `file_name` is that of the file inside the directory, None where `path` itself is the file. A
-    stream is a pipe or device, written front to back; the path `-` is stdout.
+    stream is a pipe or device, written front to back; the path `-` is stdout. `commit` applies to
+    URLs in repositories.
     """
 
     path: str
     format: str
     file_name: str | None = None
     is_stream: bool = False
+    commit: CommitOptions = _NO_OPTIONS
 
     @property
     def file(self) -> str:
@@ -77,16 +84,28 @@ class Target(NamedTuple):
         return os.path.basename(self.file) + INDEX_SUFFIX
 
 
-def target(path: str, format_name: str | None = None) -> Target:
-    """Return the target that an output path selects.
+def target(
+    path: str, format_name: str | None = None, commit: CommitOptions = _NO_OPTIONS
+) -> Target:
+    """Return the target that an output path selects; `commit` is for one in a repository.
 
     A path with the suffix of a format is a file of that format; with `format_name`, any suffix is
     a file of that format. A path without a suffix, with a slash at its end, or of an existing
-    directory is a model directory. `-` is stdout. Raises `ConversionError` if the path does not
-    select a format.
+    directory is a model directory, and so is the URL of a repository. `-` is stdout. Raises
+    `ConversionError` if the path does not select a format, or if `commit` does not apply to it.
     """
+    if commit != _NO_OPTIONS and not has_commits(path):
+        name = "--private (private" if commit.private else "--pr (pr"
+        raise ConversionError(
+            f"{name} in Python) does not apply to {path}",
+            hint="use it with the URL of a repository, hf://OWNER/NAME",
+        )
     if format_name is not None:
         format_module(format_name)
+    if is_remote(path):
+        is_slashed = path.endswith("/")
+        path = _refuse_place(parse_location(path).name) + "/" * is_slashed
+        refresh(path)
     stem = path.rstrip("/")
     if not stem:
         raise ConversionError(
@@ -97,13 +116,16 @@ def target(path: str, format_name: str | None = None) -> Target:
         return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
     if is_stream(path):
         return Target(path, _format_of_file(path, format_name), is_stream=True)
-    if path == stem and os.path.isdir(path) and format_by_suffix(path):
+    is_inside = not has_commits(path)
+    is_root = not is_inside and not parse_hub_url(path).path
+    if is_inside and path == stem and format_by_suffix(path) and is_directory(path):
         raise ConversionError(
             f"{path} is a directory with the suffix of a file",
             hint="to write into the directory, end the path with a slash",
         )
-    if path == stem and os.path.splitext(stem)[1] and not os.path.isdir(path):
-        return Target(path, _format_of_file(path, format_name))
+    is_file_name = path == stem and not is_root and os.path.splitext(stem)[1]
+    if is_file_name and not (is_inside and is_directory(path)):
+        return Target(path, _format_of_file(path, format_name), commit=commit)
     chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
     line = FORMATS[chosen]
     if line.in_directory is None:
@@ -111,7 +133,21 @@ def target(path: str, format_name: str | None = None) -> Target:
             f"{path}: {chosen} output is a file, not a directory",
             hint=f"write to {os.path.join(stem, 'model' + line.suffix)}",
         )
-    return Target(stem, chosen, line.in_directory)
+    return Target(stem, chosen, line.in_directory, commit=commit)
+
+
+def _refuse_place(url: str) -> str:
+    """Return a URL that can be written; raises `OutputError` for others."""
+    if has_commits(url):
+        return url
+    store = store_of(url)
+    if store is not None:
+        store.uploads(url)
+    if "/" not in url.partition("://")[2]:
+        raise OutputError(
+            f"{url} is a whole bucket, not a place in it", hint=f"use a path below it: {url}/model"
+        )
+    return url
 
 
 def is_stream(path: str) -> bool:
@@ -135,32 +171,31 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     if format_name and by_suffix and format_name != by_suffix:
         raise ConversionError(
             f"{path} has the suffix of {by_suffix}, but --to is {format_name}",
-            hint=f"use the suffix {FORMATS[format_name].suffix}, or remove --to (to in Python)",
+            hint=f"use the suffix {FORMATS[format_name].suffix}, or remove --to (`to` in Python)",
         )
     if format_by_index(path):
         raise ConversionError(
-            f"{path} has the name of an index, which weightctl writes together with the parts "
-            f"that it lists",
+            f"{path} has the name of an index, which weightctl writes together with the parts that "
+            "it lists",
             hint="remove .index.json from the name",
         )
     if is_part(path):
         raise ConversionError(
             f"{path} has the name of one part of a multi-file checkpoint",
             hint="remove the numbers from the name; --max-shard-size (max_shard_size in Python) "
-            "adds "
-            "them",
+            "adds them",
         )
     chosen = format_name or by_suffix
     if chosen is None and is_stream(path):
         raise ConversionError(
             f"the output format for {stream_name(path)} is not specified",
-            hint=f"use --to (to in Python) with one of {', '.join(FORMATS)}",
+            hint=f"use --to (`to` in Python) with one of {', '.join(FORMATS)}",
         )
     if chosen is None:
         suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)
         raise ConversionError(
             f"{path}: the suffix is not that of a supported format; use one of {suffixes}",
-            hint="for a directory, end the path with a slash; for a file, use --to FORMAT (to in "
+            hint="for a directory, end the path with a slash; for a file, use --to FORMAT (`to` in "
             "Python)",
         )
     return chosen
@@ -183,7 +218,7 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
     if disk.total and nbytes > disk.free:
         raise OutputError(
             f"{path}: {format_size(nbytes)} are needed, but {format_size(disk.free)} are free on "
-            f"its disk",
+            "its disk",
             hint="free some space, or choose another disk",
         )
 
@@ -195,6 +230,12 @@ def refuse_inputs(
 
     `consulted` says of further files what they are: "the recipe".
     """
+    if is_remote(path):
+        if path in inputs or os.path.dirname(path) == path:
+            raise OutputError(
+                f"{path} is the input itself", hint="choose another name for the output"
+            )
+        return
     for name, what in consulted.items():
         if os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
             raise OutputError(f"{path} is {what}", hint="choose another name for the output")
@@ -216,8 +257,8 @@ def refuse_what_is_there(
     Even then a directory is replaced only when all it holds is ours by name.
     """
     for path in paths:
-        if os.path.isdir(path):
-            there = os.listdir(path)
+        if is_directory(path):
+            there = list_names(path)
             if there and not force:
                 hint = "to replace it, use --force (force=True in Python)"
                 raise OutputError(f"{path} exists and is not empty", hint=hint)
@@ -228,9 +269,9 @@ def refuse_what_is_there(
                     f"{path} contains files that are not part of the output: {names}",
                     hint="choose another directory, or move these files",
                 )
-        elif os.path.lexists(path) and not force:
+        elif exists(path) and not force:
             raise OutputError(
                 f"{path} exists", hint="to replace it, use --force (force=True in Python)"
             )
-        elif os.path.exists(path) and not os.path.isfile(path):
+        elif exists(path) and not is_file(path):
             raise OutputError(f"{path} is not a file", hint="choose another name")

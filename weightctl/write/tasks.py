@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["Chunk", "Portion", "Task", "cut_chunks", "cut_tasks"]
+__all__ = ["MAX_COPY", "Chunk", "Portion", "Task", "cut_chunks", "cut_tasks"]
 
 # Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
 _WORKING = 64
 # Large enough that the interpreter's overhead, 0.1 ms for each chunk, is small.
 _MAX_ELEMENTS = 1 << 20
-_MAX_COPY = 1 << 20
+MAX_COPY = 1 << 20
 # The minimum, however small the memory limit is.
 _MIN_ELEMENTS = 1 << 12
 _MIN_COPY = 1 << 16
@@ -73,8 +73,9 @@ def cut_tasks(
     """Yield the tasks of a plan in the order of the output's bytes.
 
     They depend on the plan alone, not on threads or memory, unless `nbytes` gives their size. If a
-    layout needs the CRC-32 of each tensor, tensors are not divided. Raises `ConversionError` if a
-    tensor's length differs from the one in its layout.
+    layout needs the CRC-32 of each tensor, each tensor is a task, and what stands after it is known
+    when its task is done. Raises `ConversionError` if a tensor's length differs from the one in its
+    layout.
     """
     by_name = {item.info.name: item for item in plan.items}
     if nbytes is None:
@@ -95,7 +96,7 @@ def cut_tasks(
                 stop = min(start + step, whole)
                 portions.append(Portion(item, start, stop, offset))
                 size += _count_work(item) * (stop - start) // whole
-                if size >= nbytes:
+                if size >= nbytes or layout.between is not None:
                     yield Task(number, file, tuple(portions))
                     number, portions, size = number + 1, [], 0
         if portions:
@@ -155,7 +156,7 @@ def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
     item = portion.item
     if item.is_copy:
         unit = _copy_unit(item)
-        step = max(max(min(_MAX_COPY, room), _MIN_COPY) // unit, 1) * unit
+        step = max(max(min(MAX_COPY, room), _MIN_COPY) // unit, 1) * unit
         for start in range(portion.start, portion.stop, step):
             stop = min(start + step, portion.stop)
             nbytes = stop - start

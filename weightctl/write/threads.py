@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, local
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from weightctl.errors import ConversionError
@@ -27,7 +28,7 @@ class StoppedError(Exception):
 
 
 class _Handed(NamedTuple):
-    """A result of an item, by the item's number; the thread waits for an answer in `taken`."""
+    """A result of an item, by the item's number; its thread gets an answer in `taken`."""
 
     number: int
     made: Any
@@ -40,12 +41,19 @@ class _Done(NamedTuple):
     number: int
 
 
-def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, threads: int) -> None:
+def run_all(
+    do: Callable[[_Item, Event], object],
+    items: Sequence[_Item],
+    *,
+    threads: int,
+    release: Callable[[], object] = lambda: None,
+) -> None:
     """Call a function with each item, started in order, and return when all calls have ended.
 
     Each call also gets an event, which is set after an error or Ctrl-C: the call should then end as
-    soon as it can, and its errors are ignored. A single item needs no thread. Raises the error of
-    the first call that fails, and `ConversionError` if no thread can be started or memory runs out.
+    soon as it can, and its errors are ignored; `release` ends the waits of calls for one another. A
+    single item needs no thread. Raises the error of the first call that fails, and
+    `ConversionError` if no thread can be started or memory runs out.
     """
     ended = Event()
     threads = min(threads, len(items))
@@ -56,17 +64,23 @@ def run_all(do: Callable[[_Item, Event], object], items: Sequence[_Item], *, thr
         return
     with (
         _name_missing_memory(threads),
-        _Threads(lambda item, _: do(item, ended), items, threads, ended) as workers,
+        _Threads(lambda item, _: do(item, ended), items, threads, ended, release) as workers,
     ):
         workers.wait()
 
 
 def run_in_order(
-    make: Callable[[_Item], Iterable[_Made]], items: Iterable[_Item], *, threads: int
+    make: Callable[[_Item], Iterable[_Made]],
+    items: Iterable[_Item],
+    *,
+    threads: int,
+    results: int = 1,
 ) -> Generator[_Made, None, None]:
     """Yield the results of `make` for each item, in order; threads work ahead.
 
-    Each result is valid until the next is requested. Raises the errors of `run_all`.
+    Each result is valid until the next is requested. A thread that makes a result has at most
+    `results` - 1 others that are still valid, so `make` needs room for this many in each thread.
+    Raises the errors of `run_all`.
     """
     following = iter(items)
     first = list(islice(following, 2))
@@ -75,7 +89,7 @@ def run_in_order(
             for item in first:
                 yield from make(item)
             return
-        with _Ordered(make, chain(first, following), threads) as workers:
+        with _Ordered(make, chain(first, following), threads, results) as workers:
             yield from workers
 
 
@@ -88,8 +102,10 @@ class _Threads(Generic[_Item]):
         items: Iterable[_Item],
         threads: int,
         ended: Event | None = None,
+        release: Callable[[], object] = lambda: None,
     ) -> None:
         self._do = do
+        self._release_waits = release
         self._items = enumerate(items)
         self._taking = Lock()
         self._most = threads
@@ -151,6 +167,7 @@ class _Threads(Generic[_Item]):
 
     def _release(self) -> None:
         """Let waiting threads continue."""
+        self._release_waits()
 
     @property
     def count(self) -> int:
@@ -158,23 +175,41 @@ class _Threads(Generic[_Item]):
         return len(self._begun)
 
 
+class _Untaken(local):
+    """The results of a thread that were not taken yet, and the answers that it waits for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.answers: SimpleQueue[bool] = SimpleQueue()
+
+
 class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
     """Threads whose results are taken in the order of the items."""
 
     def __init__(
-        self, make: Callable[[_Item], Iterable[_Made]], items: Iterable[_Item], threads: int
+        self,
+        make: Callable[[_Item], Iterable[_Made]],
+        items: Iterable[_Item],
+        threads: int,
+        results: int,
     ) -> None:
         super().__init__(self._hand_over, items, threads)
         self._make = make
-        self._waiting: dict[int, _Handed] = {}
+        self._results = results
+        self._untaken = _Untaken()
+        self._waiting: dict[int, deque[_Handed]] = {}
 
     def _hand_over(self, item: _Item, number: int) -> None:
-        """Pass on each result of an item, and wait until it is taken."""
-        taken: SimpleQueue[bool] = SimpleQueue()
+        """Pass on each result of an item; wait while this thread has no room for another."""
+        untaken = self._untaken
         for made in self._make(item):
-            self.messages.put(_Handed(number, made, taken))
-            if not taken.get():
-                raise StoppedError
+            self.messages.put(_Handed(number, made, untaken.answers))
+            untaken.count += 1
+            # Results of a thread are taken in the order in which it passes them on.
+            while untaken.count >= self._results:
+                if not untaken.answers.get():
+                    raise StoppedError
+                untaken.count -= 1
         self.messages.put(_Done(number))
 
     def __iter__(self) -> Iterator[_Made]:
@@ -182,12 +217,12 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
         done: set[int] = set()
         while running or number in self._waiting or number in done:
             handed = self._waiting.get(number)
-            if handed is not None:
-                yield handed.made
+            if handed:
+                yield handed[0].made
                 with defer_signals():
-                    del self._waiting[number]
-                    handed.taken.put(True)
+                    handed.popleft().taken.put(True)
             elif number in done:
+                self._waiting.pop(number, None)
                 done.remove(number)
                 number += 1
             else:
@@ -195,14 +230,14 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
                 if isinstance(message, BaseException):
                     raise message
                 if isinstance(message, _Handed):
-                    self._waiting[message.number] = message
+                    self._waiting.setdefault(message.number, deque()).append(message)
                 elif isinstance(message, _Done):
                     done.add(message.number)
                 else:
                     running -= 1
 
     def _release(self) -> None:
-        for handed in self._waiting.values():
+        for handed in chain.from_iterable(self._waiting.values()):
             handed.taken.put(False)
         # Threads that wait to pass on a result are released here; none starts another item.
         while any(thread.is_alive() for thread in self._begun):

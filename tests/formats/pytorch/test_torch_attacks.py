@@ -31,6 +31,7 @@ from attacks import ATTACKS, LIVE, SEVERAL
 from audited import __file__ as audited
 from weightctl.formats.pickles.scan import names
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
+from weightctl.storage.byte_range import HeldRange
 from zips import Entry, data, torch_zip, zip_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def test_what_is_named_is_listed_as_a_name(
 
 @pytest.mark.parametrize("name", LIVE)
 def test_the_scan_names_what_would_be_called(name: str) -> None:
-    outcome = names(memoryview(LIVE[name]))
+    outcome = names(HeldRange(memoryview(LIVE[name])))
     assert {each.path for each in outcome.named} - set(CONSTRUCTORS)
 
 
@@ -183,7 +184,7 @@ def test_the_scan_of_what_amplifies_takes_no_memory(name: str) -> None:
     raw = AMPLIFYING[name](_OPCODES // _TEN_TIMES)
     tracemalloc.start()
     try:
-        names(memoryview(raw))
+        names(HeldRange(memoryview(raw)))
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()

@@ -33,7 +33,7 @@ pytestmark = [
 ONES = [torch.ones(n) for n in range(10)]
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
 
 
@@ -154,7 +154,7 @@ def objects() -> dict[str, Any]:
     mapping.more = ONES[4]
     sequence.more = ONES[5]
     return {
-        "enum": Colour.RED,
+        "enum": Color.RED,
         "int enum": Size.LARGE,
         "flags": Flags.A | Flags.B,
         "point": Point(ONES[6], 3),
@@ -223,7 +223,7 @@ def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, pro
         # There the tuple that an object is, is not an argument of its own.
         expected["pair.0"] = expected.pop("pair.0.0")
     assert_same(weights, expected)
-    assert look(weights, "enum")[0] == here(Colour)
+    assert look(weights, "enum")[0] == here(Color)
     assert weights.metadata["path"] == ("string", "/home/x/a.ckpt")
     assert weights.metadata["windows"] == ("string", "C:\\models\\a.ckpt")
     assert look(weights, "when")[0] == "datetime.datetime"

@@ -235,7 +235,7 @@ def test_what_is_below_a_directory_or_missing_is_reported(
 HARMLESS: dict[str, bytes] = {
     "README.md": b"# model\n\nc\n",
     "CITATION.cff": b"cff-version: 1.2.0\nmessage: cite it\ntitle: x\n",
-    "LICENSE": b"I am a licence.\ncopyright (c) nobody, ever\nand so on\n",
+    "LICENSE": b"I am a license.\ncopyright (c) nobody, ever\nand so on\n",
     "dots.txt": b"...\n",
     "vocab.txt": b"(\n)\n.\n",
     "config.json": b"{}",

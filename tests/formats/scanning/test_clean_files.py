@@ -22,7 +22,7 @@ from assembly import stream
 from build import Gguf, safetensors_of
 from payloads import NOTHING
 from weightctl.formats.scanning import scan_file
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,16 +12,17 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from payloads import CONTAINERS, PAYLOAD
-from weightctl.formats.pickles import memo, state
+from payloads import CONTAINERS, PAYLOAD, TRICKS, ran
+from weightctl.formats.pickles import memory
 from weightctl.formats.scanning import scan, scan_file, sources
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def problems(path: Path, raw: bytes) -> list[str]:
@@ -105,7 +106,7 @@ def test_more_pickles_than_the_limit_are_not_judged(
 def test_a_stack_beyond_the_limit_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LARGEST_STACK", 1000)
+    monkeypatch.setattr(memory, "LARGEST_STACK", 1000)
     assert problems(tmp_path / "a", b"N" * 1001 + PAYLOAD) == [
         "it has more than 1000 objects on its stack; the rest of the file is not read"
     ]
@@ -114,7 +115,7 @@ def test_a_stack_beyond_the_limit_is_not_judged(
 def test_a_memo_beyond_the_limit_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memo, "_MOST_KEPT", 1000)
+    monkeypatch.setattr(memory, "_MOST_KEPT", 1000)
     puts = b"".join(b"r" + (2 * n).to_bytes(4, "little") for n in range(1100))
     (message,) = problems(tmp_path / "a", b"N" + puts + b"0" + PAYLOAD)
     assert "it uses more than 1000 memo indices out of order" in message
@@ -145,3 +146,48 @@ def test_an_archive_that_contains_itself_ends(tmp_path: Path) -> None:
     at = raw.index(b"PK\1\2") + 20
     raw[at : at + 8] = len(raw).to_bytes(4, "little") * 2
     assert problems(tmp_path / "a.zip", bytes(raw))
+
+
+NAMES = ("a.bin", "a.pt", "a.joblib", "a", "a.txt")
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: object) -> object:
+        return pid
+
+
+def is_clean(path: Path, raw: bytes) -> bool:
+    path.write_bytes(raw)
+    return not any(
+        each.names.problem or not all(map(each.is_known, (name.path for name in each.names.named)))
+        for each in scan_file(open_reader(str(path)))
+    )
+
+
+@pytest.mark.parametrize("outer", CONTAINERS)
+def test_no_two_containers_hide_a_payload(outer: str, tmp_path: Path) -> None:
+    for inner in CONTAINERS:
+        raw = CONTAINERS[inner].wrap(TRICKS["a call"])
+        assert not is_clean(tmp_path / "a", CONTAINERS[outer].wrap(raw)), inner
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    trick=st.sampled_from([*TRICKS]),
+    layers=st.lists(st.sampled_from([*CONTAINERS]), max_size=2),
+    name=st.sampled_from(NAMES),
+)
+def test_no_trick_passes_in_any_layers(
+    trick: str, layers: list[str], name: str, tmp_path: Path
+) -> None:
+    raw = TRICKS[trick]
+    for layer in layers:
+        raw = CONTAINERS[layer].wrap(raw)
+    unwrapped = raw
+    for layer in reversed(layers):
+        unwrapped = CONTAINERS[layer].unwrap(unwrapped)
+    assert ran(lambda: _Unpickler(io.BytesIO(unwrapped)).load())
+    assert not is_clean(tmp_path / name, raw)

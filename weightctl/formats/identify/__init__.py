@@ -1,4 +1,4 @@
-"""The identification of files that no format recognises; loaded only when one is met."""
+"""The identification of files that no format recognizes; loaded only when one is met."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightctl.formats.cut import describe_join, describe_unfinished
-from weightctl.formats.identify import archives, binaries, texts
+from weightctl.formats.identify import binaries, texts
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NAMES, STARTS, NonCheckpointFile
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ __all__ = ["NonCheckpointFile", "identify_file"]
 
 _HEAD = 512
 _LEAST = 9
-# Each looks at one thing, and gives None where the file is none such.
+# Each recognizes one kind of file, and returns None for other files.
 _LOOKS = (
     binaries.zeros,
-    archives.recognize_zip,
-    archives.recognize_tar,
+    binaries.recognize_zip,
+    binaries.recognize_tar,
     texts.pointer,
     texts.page,
     texts.document,
@@ -33,7 +33,7 @@ _LOOKS = (
 
 
 def identify_file(file: Reader) -> NonCheckpointFile:
-    """Return what a file is that is not a checkpoint; a few pages of it are read, however large."""
+    """Identify a file that is not a checkpoint; only a few pages of it are read."""
     found = _kind(file)
     going = describe_unfinished(file.path)
     return found._replace(hint=f"check that the download is complete; {going}") if going else found

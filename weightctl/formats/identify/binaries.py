@@ -1,11 +1,22 @@
-"""Binary files that a fixed start does not give away: zeros, protobuf, and a few more."""
+"""Binary files that a fixed start does not give away: archives, zeros, protobuf, and a few more."""
 
 from __future__ import annotations
 
 import os
+import struct
 from typing import TYPE_CHECKING
 
-from weightctl.formats.identify.kinds import AGAIN, ELSEWHERE, NonCheckpointFile
+from weightctl.formats import format_by_suffix
+from weightctl.formats.cut import rest_of
+from weightctl.formats.identify.kinds import (
+    AGAIN,
+    ELSEWHERE,
+    FORMATS_HINT,
+    NO_MODEL,
+    NUMPY,
+    UNPACK,
+    NonCheckpointFile,
+)
 from weightctl.formats.identify.texts import show_line
 from weightctl.text.sizes import format_size
 
@@ -14,22 +25,46 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["engine", "openvino", "protobuf", "table", "translator", "zeros"]
+__all__ = [
+    "engine",
+    "openvino",
+    "protobuf",
+    "recognize_tar",
+    "recognize_zip",
+    "table",
+    "translator",
+    "zeros",
+]
 
+_MOST_MEMBERS = 1000
+_MOST_DIRECTORY = 1 << 20
+_LOCAL, _CENTRAL, _END = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+_END64, _LOCATOR64 = b"PK\6\6", b"PK\6\7"
+_BLOCK = 512
+
+# The end of a member's name, what an archive with such a member is, and what to do.
+_ZIPS = (
+    ("model.weights.h5", "a Keras model (.keras)", ELSEWHERE),
+    ("[Content_Types].xml", "an office document", NO_MODEL),
+    (".dist-info/METADATA", "a Python wheel", NO_MODEL),
+    ("MAR-INF/MANIFEST.json", "a TorchServe archive (.mar)", ELSEWHERE),
+    ("AndroidManifest.xml", "an Android app", NO_MODEL),
+    ("META-INF/MANIFEST.MF", "a Java archive", NO_MODEL),
+)
 _STOPPED = f"{AGAIN}; an interrupted download leaves such files"
 _LEAST_ZEROS = 32
 _SAMPLE = 1 << 20
 _SAMPLES = 64
 _PAGE = 4096
 _HEAD = 4096
-# The last eight bytes of LevelDB's tables, which TensorFlow keeps its checkpoints' names in.
+# The last eight bytes of LevelDB's tables, in which TensorFlow stores names of tensors.
 _TABLE = bytes.fromhex("57fb808b247547db")
-# The fields of ONNX's ModelProto by number: those that hold one number, and those with a length.
+# The fields of ONNX's ModelProto by number: those that are one number, those with a length.
 _NUMBERS = {1, 5}
 _LENGTHS = {2, 3, 4, 6, 7, 8, 14, 20, 25}
 _PRODUCER = 2
 _TEXTS = {_PRODUCER, 3, 4}
-# Protobuf that only its name tells apart: the suffix, what the first field is, and what that is.
+# Protobuf files that only the name distinguishes: suffix, first field, and what it is.
 _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
     (".mlmodel", int, "a Core ML model"),
     (".pb", int, "a TensorFlow SavedModel"),
@@ -37,8 +72,116 @@ _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
 )
 
 
+def recognize_zip(file: Reader) -> NonCheckpointFile | None:
+    """Recognize a zip by its members; without its end, it is truncated."""
+    if file.read(0, 4) not in {_LOCAL, _END}:
+        return None
+    end = _end(file)
+    if end is None:
+        return _cut_zip(file)
+    names = list(_members(file, *end))
+    weights = _weights(names)
+    hint = f"{UNPACK}: it contains {weights}" if weights else ""
+    if names and all(name.endswith(".npy") for name in names):
+        return NonCheckpointFile("arrays of NumPy or MLX (.npz)", NUMPY)
+    for ending, what, remedy in _ZIPS:
+        if any(name.endswith(ending) for name in names):
+            return NonCheckpointFile(what, hint or remedy)
+    if weights:
+        return NonCheckpointFile("a zip file, not a checkpoint", hint)
+    return NonCheckpointFile("a zip file without a checkpoint", FORMATS_HINT, _few(names))
+
+
+def _cut_zip(file: Reader) -> NonCheckpointFile:
+    """Describe a truncated zip file, by its first member."""
+    length = int.from_bytes(file.read(26, 2), "little")
+    first = _name(file.read(30, length))
+    if os.path.basename(first) == "data.pkl":
+        what = "a truncated PyTorch checkpoint"
+    elif first.endswith(".npy"):
+        what = "a truncated file of NumPy arrays (.npz)"
+    else:
+        what = "a truncated zip file"
+    return NonCheckpointFile(
+        what, rest_of(file.path), f": its end is missing (the file has {file.size} bytes)"
+    )
+
+
+def _end(file: Reader) -> tuple[int, int] | None:
+    """Return where a zip's directory starts, and its length; None if it has no end."""
+    start = max(file.size - (1 << 16) - 22, 0)
+    tail = file.read(start, file.size)
+    at = tail.rfind(_END)
+    if at < 0 or len(tail) < at + 22:
+        return None
+    size, offset = struct.unpack_from("<LL", tail, at + 12)
+    if 0xFFFFFFFF in {size, offset} and at >= 20 and tail[at - 20 : at - 16] == _LOCATOR64:
+        (place,) = struct.unpack_from("<Q", tail, at - 12)
+        record = file.read(place, 56)
+        if len(record) == 56 and record.startswith(_END64):
+            size, offset = struct.unpack_from("<QQ", record, 40)
+    if offset >= file.size or file.read(offset, 4) != _CENTRAL:
+        offset = start + at - size  # there are bytes before the zip
+    return max(offset, 0), size
+
+
+def _members(file: Reader, offset: int, size: int) -> Iterator[str]:
+    raw = file.read(offset, min(size, _MOST_DIRECTORY))
+    at = 0
+    for _ in range(_MOST_MEMBERS):
+        if raw[at : at + 4] != _CENTRAL or len(raw) < at + 46:
+            return
+        name, extra, comment = struct.unpack_from("<3H", raw, at + 28)
+        yield _name(raw[at + 46 : at + 46 + name])
+        at += 46 + name + extra + comment
+
+
+def recognize_tar(file: Reader) -> NonCheckpointFile | None:
+    """Recognize a tar by its members."""
+    if file.read(257, 5) != b"ustar":
+        return None
+    names = list(_entries(file))
+    weights = _weights(names)
+    hint = f"{UNPACK}: it contains {weights}" if weights else FORMATS_HINT
+    if any(name.endswith("model_config.yaml") for name in names):
+        return NonCheckpointFile("a NeMo model (.nemo)", hint)
+    return NonCheckpointFile("a tar archive", hint, "" if weights else _few(names))
+
+
+def _entries(file: Reader) -> Iterator[str]:
+    at = 0
+    for _ in range(_MOST_MEMBERS):
+        head = file.read(at, _BLOCK)
+        if len(head) < _BLOCK or not any(head):
+            return
+        if head[124] & 0x80:
+            size = int.from_bytes(head[125:136], "big")
+        else:
+            digits = head[124:136].strip(b" \0")
+            if not digits.isdigit() or b"8" in digits or b"9" in digits:
+                return
+            size = int(digits, 8)
+        if head[156:157] in b"0\0":
+            yield _name(head[:100].split(b"\0")[0])
+        at += _BLOCK + -(-size // _BLOCK) * _BLOCK
+
+
+def _name(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _weights(names: Sequence[str]) -> str:
+    """Return the first member that has the name of a checkpoint."""
+    return next((show_line(name) for name in names if format_by_suffix(name)), "")
+
+
+def _few(names: Sequence[str]) -> str:
+    listed = ", ".join(show_line(name, 30) for name in names[:3])
+    return f"; it contains {listed or 'nothing'}{', ...' if len(names) > 3 else ''}"
+
+
 def zeros(file: Reader) -> NonCheckpointFile | None:
-    """Recognise a file of zeros, or one that begins with them; a large one by samples."""
+    """Recognize a file of zeros, or one that begins with zeros; large files by samples."""
     start = file.read(0, _SAMPLE)
     count = len(start) - len(start.lstrip(b"\0"))
     if count < min(_LEAST_ZEROS, file.size):
@@ -61,7 +204,7 @@ def zeros(file: Reader) -> NonCheckpointFile | None:
 
 
 def protobuf(file: Reader) -> NonCheckpointFile | None:
-    """Recognise what begins as ONNX does, as Core ML or as a TensorFlow graph."""
+    """Recognize files that begin like ONNX, Core ML or a TensorFlow graph."""
     head = file.read(0, _HEAD)
     base = os.path.basename(file.path).lower()
     fields = list(_fields(head, file.size))
@@ -80,7 +223,7 @@ def protobuf(file: Reader) -> NonCheckpointFile | None:
 
 
 def _is_onnx(fields: Sequence[tuple[int, int | bytes]]) -> bool:
-    """Whether these are fields of a ModelProto: a version, who wrote it, then the graph."""
+    """Whether these are fields of a ModelProto: a version, the producer, then the graph."""
     version = fields[0][1]
     return (
         len(fields) > 1
@@ -117,7 +260,7 @@ def _fields(raw: bytes, size: int) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Return a protobuf number and where it ends; one that does not end is beyond any file."""
+    """Return a protobuf number and its end, which is beyond any file if the number has no end."""
     value = 0
     for shift in range(0, 63, 7):
         if at >= len(raw):
@@ -130,7 +273,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def translator(file: Reader) -> NonCheckpointFile | None:
-    """Recognise CTranslate2's model.bin: a version, then the name of a specification."""
+    """Recognize CTranslate2's model.bin: a version, then the name of a specification."""
     head = file.read(0, 128)
     version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
     name = head[6 : 6 + length].removesuffix(b"\0")
@@ -143,7 +286,7 @@ def translator(file: Reader) -> NonCheckpointFile | None:
 
 
 def engine(file: Reader) -> NonCheckpointFile | None:
-    """Recognise a TensorRT engine after the JSON that Ultralytics puts before it."""
+    """Recognize a TensorRT engine after the JSON that Ultralytics puts before it."""
     length = int.from_bytes(file.read(0, 4), "little")
     if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
         return None
@@ -151,14 +294,14 @@ def engine(file: Reader) -> NonCheckpointFile | None:
 
 
 def table(file: Reader) -> NonCheckpointFile | None:
-    """Recognise the index of a TensorFlow checkpoint by its end."""
+    """Recognize the index of a TensorFlow checkpoint by its end."""
     if file.read_end(8) != _TABLE:
         return None
     return NonCheckpointFile("the index of a TensorFlow checkpoint", ELSEWHERE)
 
 
 def openvino(file: Reader) -> NonCheckpointFile | None:
-    """Recognise OpenVINO's weights, which are bare, by the graph beside them."""
+    """Recognize OpenVINO's weights, which have no header, by the graph beside them."""
     stem, suffix = os.path.splitext(file.path)
     if suffix.lower() != ".bin":
         return None

@@ -1,4 +1,4 @@
-"""The description of a directory that has no checkpoint in it."""
+"""The description of a directory without a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.identify import identify_file
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NonCheckpointFile
 from weightctl.formats.open.index import few
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import is_directory, list_names, open_reader
+from weightctl.storage.location import is_remote
 from weightctl.text.wording import list_first
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["nothing_in", "reason"]
 _MOST_FILES = 50
 _MOST_DIRECTORIES = 100
 _MOST_LINES = 4
-# What stands beside weights and is none; TensorFlow.js's model.json is.
+# Files beside weights that are not weights, except TensorFlow.js's model.json.
 _BESIDE = (
     ".json", ".txt", ".md", ".py", ".jinja", ".model", ".yaml", ".yml", ".tiktoken", ".html",
     ".png", ".jpg", ".gif", ".ipynb", ".toml", ".log", ".csv", ".jsonl",
@@ -50,7 +51,7 @@ def nothing_in(
     by_format: Mapping[str, Sequence[str]],
     format_name: str | None,
 ) -> FormatError:
-    """Return the error of a directory without a checkpoint: what it holds instead."""
+    """Return the error for a directory without a checkpoint, with what it contains instead."""
     what = f"no {format_name} file" if format_name else "no checkpoint"
     lines, hint = _describe_contents(
         directory, [name for name in names if name[0] != "."], by_format
@@ -94,12 +95,12 @@ def _describe_contents(
 
 
 def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Say of each file that may be meant what it is, those that are alike together."""
+    """Describe each file that may be meant; similar files share a sentence."""
     groups: dict[str, tuple[list[str], NonCheckpointFile]] = {}
     looked_at = 0
     for name in sorted(names, key=lambda name: format_by_suffix(name) is None):
         path = os.path.join(directory, name)
-        if os.path.isdir(path) or (name.lower().endswith(_BESIDE) and name not in _GRAPHS):
+        if is_directory(path) or (name.lower().endswith(_BESIDE) and name not in _GRAPHS):
             continue
         looked_at += 1
         if looked_at > _MOST_FILES:
@@ -120,7 +121,7 @@ def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _downloads(directory: str) -> int:
-    """Count what huggingface_hub has begun to fetch into a directory and not ended."""
+    """Count the incomplete downloads of huggingface_hub into a directory."""
     try:
         names = os.listdir(os.path.join(directory, _DOWNLOADS))
     except OSError:
@@ -129,12 +130,12 @@ def _downloads(directory: str) -> int:
 
 
 def _below(directory: str, names: Sequence[str]) -> Iterator[str]:
-    """Find directories that hold files called as checkpoints are; in a cache, its snapshots."""
+    """Find directories with files named like checkpoints; in a cache, its snapshots."""
     for name in names[:_MOST_DIRECTORIES]:
         path = os.path.join(directory, name)
-        if not os.path.isdir(path):
+        if not is_directory(path):
             continue
-        if name == "snapshots":
+        if name == "snapshots" and not is_remote(path):
             yield from (os.path.join(name, found) for found in _snapshots(directory))
         elif os.path.isdir(os.path.join(path, "snapshots")):
             yield from (os.path.join(name, "snapshots", found) for found in _snapshots(path))
@@ -143,7 +144,7 @@ def _below(directory: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _snapshots(cache: str) -> list[str]:
-    """Return the snapshots of a model in the cache that hold weights, that of `main` first."""
+    """Return the snapshots of a cached model that contain weights, that of `main` first."""
     directory = os.path.join(cache, "snapshots")
     try:
         with open(os.path.join(cache, "refs", "main"), encoding="utf-8", errors="replace") as ref:
@@ -156,9 +157,7 @@ def _snapshots(cache: str) -> list[str]:
 
 def _has_weights(directory: str) -> bool:
     try:
-        with os.scandir(directory) as entries:
-            return any(
-                format_by_suffix(entry.name) or format_by_index(entry.name) for entry in entries
-            )
-    except OSError:
+        names = list_names(directory)
+    except (OSError, FormatError):
         return False
+    return any(format_by_suffix(name) or format_by_index(name) for name in names)

@@ -1,4 +1,4 @@
-"""Files that their first bytes or their names give away: a line each."""
+"""Files that their first bytes or their names identify: a line each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class NonCheckpointFile(NamedTuple):
-    """What a file is that no format recognises, what to do, and more that is true of this one."""
+    """What a file is that no format recognizes, what to do, and details of this file."""
 
     what: str
     hint: str
@@ -30,7 +30,7 @@ class NonCheckpointFile(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The whole of it, as the end of a sentence."""
+        """What the file is, with the details, as the end of a sentence."""
         return f"it is {self.what}{self.more}"
 
 
@@ -53,8 +53,8 @@ NO_MODEL = "use a checkpoint, or the directory that contains it"
 NUMPY = "convert it with numpy.load and safetensors.numpy.save_file"
 _ENGINE = "it is built for one GPU and has no plain weights; use the model that it was built from"
 
-# Where it stands, what stands there, what that is, and what to do. As `file` and the formats' own
-# documents have them; ggml's magics are numbers, so that their letters stand backwards.
+# The offset, the bytes there, what the file is, and what to do. The bytes are those of `file` and
+# of the formats' documents. ggml's magics are numbers, so their letters are in reverse order.
 STARTS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"lmgg", "a ggml file, a format older than GGUF", _OLD_GGML),
     (0, b"fmgg", "a ggml file (ggmf), a format older than GGUF", _OLD_GGML),
@@ -90,7 +90,7 @@ STARTS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3\0", "an SQLite database", NO_MODEL),
 )  # fmt: skip
 
-# Where only its name says what a file is: a part of the name, what that is, and what to do.
+# Files that only the name identifies: a part of the name, what it is, and what to do.
 NAMES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"group\d+-shard\d+of\d+(\.bin)?"), "a shard of a TensorFlow.js model", ELSEWHERE),
     (re.compile(r".+\.data-\d{5}-of-\d{5}"), "a part of a TensorFlow checkpoint", ELSEWHERE),

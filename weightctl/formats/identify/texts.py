@@ -1,4 +1,4 @@
-"""Text where a checkpoint should be: pointers, web pages, error messages, JSON of other kinds."""
+"""Text instead of a checkpoint: pointers, web pages, error messages, other JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{1,2000})", re.IGNORECASE)
 _MESSAGE = re.compile(r"<message>([^<]{1,2000})", re.IGNORECASE)
 _KEY = re.compile(r'"([^"\\]{1,40})"\s{0,9}:')
-# Where servers put the reason, in the order in which it says most.
+# Keys in which servers state the reason, the most informative first.
 _REASONS = ("error", "message", "detail", "msg", "errors")
 
 _DIRECTORY = "use the directory that contains it"
@@ -48,13 +48,13 @@ def show_line(text: str, width: int = 60) -> str:
 
 
 def _text(file: Reader) -> str:
-    """Return the start of a file as text; empty if it is none."""
+    """Return the start of a file as text; empty if it is not text."""
     head = file.read(0, _HEAD)
     encoding = _MARKS.get(head[:2], "utf-8-sig")
     try:
         text = head.decode(encoding)
     except UnicodeDecodeError as error:
-        # The last character may be cut in two.
+        # The last character may be incomplete.
         if len(head) == file.size or error.start < len(head) - 4:
             return ""
         text = head[: error.start].decode(encoding, "ignore")
@@ -63,7 +63,7 @@ def _text(file: Reader) -> str:
 
 
 def pointer(file: Reader) -> NonCheckpointFile | None:
-    """Recognise a Git LFS pointer, and say how large the file it points to is."""
+    """Recognize a Git LFS pointer, and say how large the file it points to is."""
     head = file.read(0, 1024)
     if not head.startswith(b"version https://git-lfs"):
         return None
@@ -78,7 +78,7 @@ def pointer(file: Reader) -> NonCheckpointFile | None:
 
 
 def page(file: Reader) -> NonCheckpointFile | None:
-    """Recognise a web page by its title, and XML by what an error in it says."""
+    """Recognize a web page by its title, and XML by the error message in it."""
     text = _text(file)
     start = text.lstrip()[:1024].lower()
     if not start.startswith("<"):
@@ -107,7 +107,7 @@ def _quote_title(match: re.Match[str] | None) -> str:
 
 
 def document(file: Reader) -> NonCheckpointFile | None:
-    """Recognise JSON, and what it is for by its keys."""
+    """Recognize JSON, and its purpose by its keys."""
     text = _text(file)
     if not text.lstrip().startswith(("{", "[")):
         return None
@@ -128,7 +128,7 @@ def document(file: Reader) -> NonCheckpointFile | None:
 
 
 def _reason(content: Any) -> str:
-    """Return what an error in JSON says, however deep servers put it."""
+    """Return the error message in JSON, at any depth."""
     is_reason = False
     for _ in range(4):
         if is_list(content) and content:
@@ -141,7 +141,7 @@ def _reason(content: Any) -> str:
 
 
 def plain(file: Reader) -> NonCheckpointFile | None:
-    """Recognise other text, and quote how it begins."""
+    """Recognize other text, and quote its beginning."""
     text = show_line(_text(file))
     if not text:
         return None

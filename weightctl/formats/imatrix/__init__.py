@@ -1,23 +1,23 @@
 """Importance matrices of llama.cpp: how much an error in each column of a matrix matters.
 
-`llama-imatrix` measures, over a text, the squares of what meets each column of each matrix. Names
-and sizes are read first; the numbers stay in the file until a matrix is quantized with them.
+For a text, `llama-imatrix` measures the squares of the inputs that each column of each matrix is
+multiplied by. Names and sizes are read first; the values stay in the file until a matrix is
+quantized with them.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.imatrix import dat, gguf
 from weightctl.formats.recognition import sniff
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import exists, is_directory, is_file, open_reader
+from weightctl.storage.location import parse_location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.imatrix.columns import ColumnValues
+    from weightctl.formats.imatrix.entry import ColumnValues
     from weightctl.storage.base import Reader
 
 __all__ = ["Importance", "read_importance"]
@@ -26,11 +26,11 @@ _HINT = "create an importance matrix with llama-imatrix from a model and a text"
 
 
 class Importance(NamedTuple):
-    """What a file says of the columns of matrices, by the matrices' names.
+    """The importance of the columns of matrices, by the matrices' names.
 
-    `values` are flat, shape (matrices * n,): a row of n for each matrix of a tensor of several.
-    They may be arrays, of finite numbers that are not negative. `dataset` is what they were
-    measured on, empty if the file does not say; `chunks` how much of it, 0 likewise.
+    `values` are flat, shape (matrices * n,): a row of n values for each matrix of a tensor. They
+    can be arrays of finite numbers that are not negative. `dataset` is the text that they were
+    measured on, empty if unknown; `chunks` is how much of it, 0 if unknown.
     """
 
     path: str
@@ -42,22 +42,25 @@ class Importance(NamedTuple):
 def read_importance(path: str) -> Importance:
     """Read the header of an importance matrix, as GGUF or in the older form (`.dat`).
 
-    Raises `FormatError` if it is invalid, or is invalid; of its numbers only when they are read.
+    Raises `FormatError` if it is invalid; values are checked only when they are read.
     """
-    if os.path.isdir(path):
+    from weightctl.formats.imatrix import dat, gguf  # few conversions have an importance matrix
+
+    if is_directory(path):
         raise FormatError(
             path,
             None,
             "an importance matrix is a file, not a directory",
             hint="use the path of the file in this directory",
         )
-    if os.path.exists(path) and not os.path.isfile(path):
+    if exists(path) and not is_file(path):
         raise FormatError(
             path,
             None,
             "it is not a regular file",
             hint="the file is read several times: save it to a regular file and use that",
         )
+    path = parse_location(path).name
     file = open_reader(path)
     if gguf.sniff(file):
         about = gguf.read(path)

@@ -1,9 +1,9 @@
 """Importance matrices in the form before GGUF, as llama.cpp wrote them until 2025 (`.dat`).
 
-All numbers are 32 bits wide, little endian. First how many entries there are, then of each the
-length of its name, the name, the number of evaluations, the number of values, and the values, which
-are sums over the evaluations. What may follow is the number of chunks, and the length and name of
-the text that they are of.
+All numbers have 32 bits, little endian. The file starts with the number of entries. Each entry has
+the length of its name, the name, the number of evaluations, the number of values, and the values,
+which are sums over the evaluations. The number of chunks, and the length and name of their text,
+can follow.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ __all__ = ["read", "sniff"]
 _INTEGER = struct.Struct("<i")
 # Two lengths, the number of evaluations, one letter and one value.
 _SMALLEST = 17
-# A name that is longer is none; what is not an importance matrix most often says a length beyond
-# it.
+# The longest name. A file that is not an importance matrix usually states a greater length.
 _LONGEST = 1024
-# Likewise of the text, which is a path.
+# The longest name of the text, which is a path.
 _LONGEST_TEXT = 1 << 16
-# No model has nearly so many matrices.
+# Far more matrices than any model has.
 _MOST = 1 << 16
 _DAMAGED = "the file is damaged; create it again"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts as this form does: a count above 0, and a printable name."""
+    """Whether a file starts like this form: with a count above 0 and a printable name."""
     if file.size < 2 * _INTEGER.size + 1:
         return False
     count, length = struct.unpack("<ii", file.read(0, 8))
@@ -47,7 +46,7 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Recorded:
-    """Read what all entries are of; `FormatError` with the byte offset where that is invalid."""
+    """Read all entries; raises `FormatError` with the byte offset if the file is invalid."""
     cursor = _Cursor(file)
     count = cursor.integer("the number of entries")
     if count * _SMALLEST > file.size:
@@ -79,7 +78,7 @@ def read(file: Reader) -> Recorded:
     if cursor.offset == file.size:
         return Recorded(found, chunks=chunks)
     raw = cursor.text("the name of the text", least=0, most=_LONGEST_TEXT)
-    # It is a path, and paths may be any bytes.
+    # It is a path, which can contain any bytes.
     return Recorded(found, str(raw, "utf-8", "surrogateescape").partition("\0")[0], chunks)
 
 
@@ -91,20 +90,20 @@ def _entry(cursor: _Cursor) -> ImportanceEntry:
     evaluations = cursor.integer(f"the number of evaluations of `{name}`")
     count = cursor.length(f"the values of `{name}`")
     start = cursor.skip(4 * count, f"the values of `{name}`")
-    # Without evaluations llama.cpp takes the sums for means.
+    # Without evaluations, llama.cpp uses the sums as means.
     divisor = _Divisor(evaluations if evaluations > 0 else 1)
     return ImportanceEntry(name, _Sums(file, start, count), divisor, file.path, start)
 
 
 class _Sums(NamedTuple):
-    """Numbers from an offset of a file on."""
+    """Numbers at an offset of a file."""
 
     file: Reader
     offset: int
     size: int
 
     def read(self, start: int, stop: int) -> F32:
-        import numpy as np  # only what quantizes needs it
+        import numpy as np  # only quantization needs this
 
         numbers = np.empty(stop - start, "<f4")
         self.file.read_into(self.offset + 4 * start, numbers.view(np.uint8).data)
@@ -127,7 +126,7 @@ class _Divisor(NamedTuple):
 
 
 class _Cursor:
-    """A place in the file; each method reads what stands there and moves after it."""
+    """A position in the file; each method reads a value there and moves after it."""
 
     def __init__(self, file: Reader) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""The content of both forms of an importance matrix: sums of squares, and their counts."""
+"""Entries of an importance matrix: sums of squares and their counts, as weights of columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,37 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["ImportanceEntry", "ImportanceNumbers", "MeanSquares", "Recorded"]
+__all__ = ["ColumnValues", "ColumnWeights", "ImportanceEntry", "Recorded"]
 
 
-class ImportanceNumbers(Protocol):
-    """Numbers that stay in their file until they are asked for."""
+class ColumnWeights(Protocol):
+    """One weight for each column of each matrix; a two-dimensional array is one, too."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of matrices, and of their columns."""
+        ...
+
+    def __getitem__(self, matrix: int, /) -> F32:
+        """Return the weights of a matrix, shape (n,); values in a file are read now."""
+        ...
+
+
+class ColumnValues(Protocol):
+    """Values for a tensor whose shape is not known yet; a flat array is one, too."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def reshape(self, matrices: int, columns: int, /) -> ColumnWeights:
+        """Return the values as weights of matrices, of this shape."""
+        ...
+
+
+class _ImportanceNumbers(Protocol):
+    """Numbers that are read from a file on demand."""
 
     @property
     def size(self) -> int:
@@ -24,34 +50,34 @@ class ImportanceNumbers(Protocol):
         ...
 
     def read(self, start: int, stop: int) -> F32:
-        """Return those from `start` on; raises `FormatError` if the file has them no more."""
+        """Return the numbers from `start` on; raises `FormatError` if the file is now shorter."""
         ...
 
 
 class ImportanceEntry(NamedTuple):
-    """The sums of a tensor's columns, `size` of them, and where in which file they are.
+    """The `size` sums of a tensor's columns, and their place in a file.
 
-    `counts` has a number for each matrix, or one for all: by how much its sums are divided.
+    `counts` has the divisor of the sums for each matrix, or one for all matrices.
     """
 
     name: str
-    sums: ImportanceNumbers
-    counts: ImportanceNumbers
+    sums: _ImportanceNumbers
+    counts: _ImportanceNumbers
     path: str
     offset: int
 
     @property
     def size(self) -> int:
-        """How many columns all matrices have together."""
+        """The total number of columns of all matrices."""
         return self.sums.size
 
-    def reshape(self, matrices: int, columns: int, /) -> MeanSquares:
+    def reshape(self, matrices: int, columns: int, /) -> _MeanSquares:
         """Return the mean squares for a tensor of this many matrices."""
-        return MeanSquares(self, (matrices, columns))
+        return _MeanSquares(self, (matrices, columns))
 
 
 class Recorded(NamedTuple):
-    """The entries of a file, what they were measured on, and how much of it: empty and 0 unsaid."""
+    """The entries of a file, their text and its number of chunks: empty and 0 if unknown."""
 
     entries: Sequence[ImportanceEntry]
     dataset: str = ""
@@ -59,11 +85,11 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MeanSquares:
-    """The mean square for each column of each matrix, and 1 for those of one that was never used.
+class _MeanSquares:
+    """The mean square for each column of each matrix; 1 for a matrix that was never used.
 
-    They are as llama.cpp's quantize computes them, and read and checked on demand: no more than a
-    row is in memory.
+    They are computed as llama.cpp's quantize does. They are read and checked on demand, and only
+    one row is in memory.
     """
 
     entry: ImportanceEntry
@@ -72,7 +98,7 @@ class MeanSquares:
     def __getitem__(self, matrix: int, /) -> F32:
         """Return those of a matrix.
 
-        Raises `FormatError` for numbers that no sum of squares and no count can be.
+        Raises `FormatError` for numbers that cannot be a sum of squares or a count.
         """
         matrices, columns = self.shape
         if not 0 <= matrix < matrices:
@@ -87,11 +113,11 @@ class MeanSquares:
             ) from error
 
     def _means(self, start: int, stop: int) -> F32:
-        import numpy as np  # only what quantizes needs it
+        import numpy as np  # only quantization needs this
 
         entry = self.entry
         sums = entry.sums.read(start, stop)
-        # Of the matrices as the file counts them, which need not be the tensor's.
+        # The number of matrices in the file can differ from that of the tensor.
         width = entry.size // entry.counts.size
         first, last = start // width, (stop - 1) // width
         counts = entry.counts.read(first, last + 1)

@@ -28,7 +28,7 @@ def sniff(file: Reader) -> bool:
 
 
 def read(path: str) -> Recorded:
-    """Read what all entries are of.
+    """Read all entries.
 
     Raises `FormatError` if the value is not an importance matrix, or is invalid.
     """
@@ -65,7 +65,7 @@ def _nothing(header: Header) -> str:
 
 
 def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
-    """Return an entry, None for one of nothing, which llama.cpp passes over."""
+    """Return an entry, None for an empty one, which llama.cpp skips."""
     header = source.header
     if name + _COUNTS not in header.tensors:
         raise _error(header, name + _SUMS, f"the tensor `{name}{_COUNTS}` for it is missing")
@@ -93,7 +93,7 @@ class _Numbers(NamedTuple):
         return self.source.header.tensors[self.name].size
 
     def read(self, start: int, stop: int) -> F32:
-        import numpy as np  # only what quantizes needs it
+        import numpy as np  # only quantization needs this
 
         numbers = np.empty(stop - start, np.float32)
         self.source.read_into(self.name, 4 * start, numbers.view(np.uint8).data)

@@ -12,7 +12,8 @@ from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
 from weightctl.formats.recognition import sniff
 from weightctl.formats.switch import is_switch, read_switch
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import is_directory, is_file, list_names, open_reader, prepare
+from weightctl.storage.location import is_remote
 from weightctl.system.temporary import is_temporary, without_temporary
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     format's suffix, else the only file or the only set of parts.
     """
     try:
-        there = sorted(os.listdir(directory))
+        there = list_names(directory)
     except OSError as error:
         raise FormatError(directory, None, error.strerror or str(error)) from error
     # A set that takes the place of another stands for all the files that this is about.
@@ -75,6 +76,10 @@ def _switch_in(directory: str, name: str) -> Switch:
 
 def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
     by_format: dict[str, list[str]] = {}
+    if is_remote(directory):
+        # Other files would be a request each; they are looked at if there is nothing else.
+        names = [name for name in names if _is_named_so(name)] or names
+    prepare([os.path.join(directory, name) for name in names if format_by_suffix(name)])
     for name in names:
         found = _format_of(os.path.join(directory, name))
         if found is not None:
@@ -87,17 +92,26 @@ def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
     return weights or by_format
 
 
+def _is_named_so(name: str) -> bool:
+    """Whether a name is that of a checkpoint, or of an index."""
+    is_checkpoint = format_by_suffix(name) is not None or format_by_index(name) is not None
+    return is_checkpoint or is_switch(name)
+
+
 def _format_of(path: str) -> str | None:
     if is_switch(path):
         return read_switch(path).parts().format
     listing = format_by_index(path)
     if listing is not None:
         return listing
-    if path.lower().endswith(_TEXTS) or not os.path.isfile(path):
+    if path.lower().endswith(_TEXTS) or not is_file(path):
         return None
     try:
         return sniff(open_reader(path))
     except FormatError:
+        # If access to one file of a model is denied, it is denied to all.
+        if is_remote(path):
+            raise
         return None
 
 
@@ -118,7 +132,7 @@ def _describe_passed_over(
         if name not in known
         and format_by_suffix(name) in before
         and not _LEFT_BESIDE.fullmatch(name)
-        and not os.path.isdir(os.path.join(directory, name))
+        and not is_directory(os.path.join(directory, name))
     ]
     if not odd:
         return ()

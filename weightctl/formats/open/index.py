@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats.base import tied_names
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 from weightctl.text.untyped import is_object, is_text_map
 from weightctl.weights.metadata import text
 

@@ -9,6 +9,7 @@ from weightctl.errors import ArgumentTypeError
 from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
+from weightctl.storage.files import refresh
 from weightctl.storage.location import parse_location
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
@@ -31,6 +32,7 @@ def open_weights(
     if format_name is not None:
         format_module(format_name)
     where = parse_location(_path(path)).name
+    refresh(where)
     listing = manifest_at(where)
     if listing is not None:
         return Checkpoint(open_sharded(listing, format_name))

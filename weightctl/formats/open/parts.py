@@ -27,9 +27,9 @@ from weightctl.formats.open.sets import (
     set_of,
     split_suffix,
 )
-from weightctl.formats.recognition import recognise
+from weightctl.formats.recognition import recognize_format
 from weightctl.formats.switch import switch_of
-from weightctl.storage.location import is_local, open_reader
+from weightctl.storage.files import exists, is_directory, list_names, open_reader, prepare
 from weightctl.system.phases import begin_phase
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
@@ -62,6 +62,7 @@ def open_files(
     checkpoint, or that says all of what is wrong with its parts.
     """
     parts = _find(path, format_name)
+    prepare(parts.paths)
     missing = _missing(parts.paths)
     # Where a run that replaces the set was stopped, its files are in two places.
     is_partial = (
@@ -79,7 +80,7 @@ def open_files(
     if parts.listed is not None:
         header = merge_index(header, parts.listed)
     if LEVELS_KEY in header.metadata and not header.leaves:
-        from weightctl.formats.pytorch.stated import with_leaves
+        from weightctl.formats.pytorch.levels import with_leaves
 
         header = with_leaves(header)
     notes = (*parts.notes, *_odd_names(parts), *header.notes)
@@ -87,7 +88,7 @@ def open_files(
 
 
 def _find(path: str, format_name: str | None) -> PartSet:
-    if os.path.isdir(path):
+    if is_directory(path):
         return find_in_directory(path, format_name)
     found = _find_unsettled(path, format_name)
     return _find_files(path, format_name) if found is None else found
@@ -97,7 +98,7 @@ def _find_unsettled(path: str, format_name: str | None) -> PartSet | None:
     """Return what a path leads to where a run replaces it, or was stopped while it did."""
     if (switch := switch_of(path)) is not None:
         parts = switch.parts()
-        recognise(open_reader(parts.paths[0]), format_name)
+        recognize_format(open_reader(parts.paths[0]), format_name)
         return parts
     stem = path.rstrip("/")
     aside = None if os.path.lexists(stem) else next(filter(os.path.isdir, asides_of(stem)), None)
@@ -120,14 +121,14 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
             )
         return list_indexed_parts(read_index(path), listing)
     _require_there(path)
-    found = recognise(open_reader(path), format_name)
+    found = recognize_format(open_reader(path), format_name)
     directory, base = os.path.split(path)
     part = part_of(base)
     if part is None:
         return PartSet(found, (path,))
     if FORMATS[found].has_index:
         beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
-        listed = read_index(beside) if os.path.exists(beside) else None
+        listed = read_index(beside) if exists(beside) else None
         if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
             return list_indexed_parts(listed, found)
     return PartSet(found, tuple(os.path.join(directory, name) for name in set_of(part)))
@@ -142,10 +143,10 @@ def _require_there(path: str) -> None:
             hint="use the path of a file or a directory",
         )
     directory, base = os.path.split(path)
-    if os.path.lexists(path) or not os.path.isdir(directory or "."):
+    if exists(path) or not is_directory(directory or "."):
         return
     stem, suffix = split_suffix(base)
-    for name in sorted(os.listdir(directory or ".")):
+    for name in list_names(directory):
         part = part_of(name)
         if part and (part["stem"], part["suffix"]) == (stem, suffix):
             raise MissingFileError(
@@ -175,13 +176,14 @@ def _read(
     headers: dict[str, Header] = {}
     failures: list[FormatError] = []
     gone = set(missing)
+    prepare([part for part in parts.paths if part not in gone])
     for number, part in enumerate(parts.paths, 1):
         if part in gone:
             continue
         begin_phase(f"reading header {number} of {len(parts.paths)}")
         try:
             file = open_reader(part)
-            found = format_module(recognise(file, parts.format))
+            found = format_module(recognize_format(file, parts.format))
             headers[os.path.basename(part)] = found.read(file)
             opened.append(file)
         except FormatError as error:
@@ -205,12 +207,10 @@ def _read(
 
 def _missing(paths: Sequence[str]) -> list[str]:
     """Return those of the files of one directory that are known not to be there."""
-    if paths and not is_local(paths[0]):
-        return []
     if len(paths) > _MANY:  # a name may claim 99999 parts, and each question takes its time
-        there = set(os.listdir(os.path.dirname(paths[0]) or "."))
+        there = set(list_names(os.path.dirname(paths[0])))
         return [path for path in paths if os.path.basename(path) not in there]
-    return [path for path in paths if not os.path.exists(path)]
+    return [path for path in paths if not exists(path)]
 
 
 def _error(
@@ -276,6 +276,6 @@ def _odd_names(parts: PartSet) -> Iterator[str]:
         its = "their suffixes" if len(odd) > 1 else "its suffix"
         yield f"{base}{others} in {parts.format} format despite {its}"
     for path in parts.paths:
-        if os.path.exists(path + ".aria2"):
+        if exists(path + ".aria2"):
             base = os.path.basename(path)
             yield f"{base}.aria2 shows that the download of {base} is not complete"

@@ -6,8 +6,9 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.errors import FormatError
 from weightctl.formats import FORMATS
-from weightctl.storage.location import is_local
+from weightctl.storage.files import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,9 +87,12 @@ def list_indexed_parts(index: Index, format_name: str) -> PartSet:
 def extra_parts(index: Index) -> list[str]:
     """Return the files beside an index that are called as its parts are, and are none of them."""
     sets = {_set(name) for name in index.parts} - {None}
-    if not sets or not is_local(index.path):
+    if not sets:
         return []
-    beside = os.listdir(os.path.dirname(index.path) or ".")
+    try:
+        beside = list_names(os.path.dirname(index.path))
+    except FormatError:  # a web server cannot be listed
+        return []
     return sorted(name for name in set(beside) - set(index.parts) if _set(name) in sets)
 
 

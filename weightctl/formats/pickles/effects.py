@@ -9,24 +9,25 @@ from __future__ import annotations
 import pickletools
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.abstract import (
+from weightctl.formats.pickles.literals import as_index, as_string, is_float, is_integer
+from weightctl.formats.pickles.memory import (
+    LARGEST_STACK,
+    LONGEST_NAME,
     UNKNOWN,
+    LimitError,
     SizedObject,
     build,
     dictionary_put,
     evaluate_call,
     tuple_of,
 )
-from weightctl.formats.pickles.lenient import as_index, as_string, is_float, is_integer
-from weightctl.formats.pickles.limits import LimitError
-from weightctl.formats.pickles.state import LARGEST_STACK, LONGEST_NAME
 from weightctl.formats.pickles.window import LONGEST_KEPT, TruncatedPickle
 from weightctl.text.untyped import is_object, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.formats.pickles.state import State
+    from weightctl.formats.pickles.memory import State
     from weightctl.formats.pickles.window import Window
 
     Effect = Callable[[State, Window, int], None]

@@ -17,12 +17,39 @@ if TYPE_CHECKING:
 
     from weightctl.formats.pickles.machine import Machine
 
+    Opcode = Callable[[Machine], None]
+
 __all__ = ["OPCODES", "STOP"]
 
 STOP = 0x2E
 _INT, _UINT, _USHORT, _ULONG, _DOUBLE = map(Struct, ("<i", "<I", "<H", "<Q", ">d"))
 # Bytes of Python 2, which has no other strings: what is longer is data.
 _LONGEST_TEXT = 256
+
+
+def _constant(value: Any) -> Opcode:
+    """Return the effect of an opcode that pushes what is always the same."""
+
+    def run(machine: Machine) -> None:
+        machine.stack.append(value)
+
+    return run
+
+
+def _number(kind: Struct) -> Opcode:
+    """Return the effect of an opcode that pushes a number."""
+
+    def run(machine: Machine) -> None:
+        machine.stack.append(machine.number(kind))
+
+    return run
+
+
+def _pass_number(use: Callable[[Machine, int], None], kind: Struct | None = None) -> Opcode:
+    """Return the effect of an opcode whose argument begins with a number; without a kind a byte."""
+    if kind is None:
+        return lambda machine: use(machine, machine.byte())
+    return lambda machine: use(machine, machine.number(kind))
 
 
 def _mark(machine: Machine) -> None:
@@ -44,18 +71,6 @@ def _dup(machine: Machine) -> None:
     machine.stack.append(machine.stack[-1])
 
 
-def _none(machine: Machine) -> None:
-    machine.stack.append(None)
-
-
-def _true(machine: Machine) -> None:
-    machine.stack.append(True)
-
-
-def _false(machine: Machine) -> None:
-    machine.stack.append(False)
-
-
 # Numbers.
 
 
@@ -73,10 +88,6 @@ def _float(machine: Machine) -> None:
     machine.stack.append(float(machine.line()))
 
 
-def _binint(machine: Machine) -> None:
-    machine.stack.append(machine.number(_INT))
-
-
 def _binint1(machine: Machine) -> None:
     machine.stack.append(machine.data[machine.at])
     machine.at += 1
@@ -88,16 +99,8 @@ def _binint2(machine: Machine) -> None:
     machine.stack.append(_USHORT.unpack_from(machine.data, at)[0])
 
 
-def _long1(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(machine.byte()), "little", signed=True))
-
-
-def _long4(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(machine.number(_INT)), "little", signed=True))
-
-
-def _binfloat(machine: Machine) -> None:
-    machine.stack.append(machine.number(_DOUBLE))
+def _long_of(machine: Machine, length: int) -> None:
+    machine.stack.append(int.from_bytes(machine.take(length), "little", signed=True))
 
 
 # Texts and bytes.
@@ -105,18 +108,6 @@ def _binfloat(machine: Machine) -> None:
 
 def _text(machine: Machine, length: int) -> None:
     machine.stack.append(str(machine.take(length), "utf-8", "surrogatepass"))
-
-
-def _short_binunicode(machine: Machine) -> None:
-    _text(machine, machine.byte())
-
-
-def _binunicode(machine: Machine) -> None:
-    _text(machine, machine.number(_UINT))
-
-
-def _binunicode8(machine: Machine) -> None:
-    _text(machine, machine.number(_ULONG))
 
 
 def _unicode(machine: Machine) -> None:
@@ -134,35 +125,11 @@ def _bytes_of_python_2(machine: Machine, length: int) -> None:
         machine.stack.append(str(machine.take(length), "latin-1"))
 
 
-def _short_binstring(machine: Machine) -> None:
-    _bytes_of_python_2(machine, machine.byte())
-
-
-def _binstring(machine: Machine) -> None:
-    _bytes_of_python_2(machine, machine.number(_INT))
-
-
 def _blob(machine: Machine, length: int) -> None:
     machine.stack.append(machine.blob(length))
 
 
-def _short_binbytes(machine: Machine) -> None:
-    _blob(machine, machine.byte())
-
-
-def _binbytes(machine: Machine) -> None:
-    _blob(machine, machine.number(_UINT))
-
-
-def _binbytes8(machine: Machine) -> None:
-    _blob(machine, machine.number(_ULONG))
-
-
 # Containers.
-
-
-def _empty_tuple(machine: Machine) -> None:
-    machine.stack.append(())
 
 
 def _tuple(machine: Machine) -> None:
@@ -302,18 +269,6 @@ def _extension(machine: Machine, code: int) -> None:
     machine.stack.append(machine.find_global("copyreg", f"extension {code}"))
 
 
-def _ext1(machine: Machine) -> None:
-    _extension(machine, machine.byte())
-
-
-def _ext2(machine: Machine) -> None:
-    _extension(machine, machine.number(_USHORT))
-
-
-def _ext4(machine: Machine) -> None:
-    _extension(machine, machine.number(_INT))
-
-
 def _reduce(machine: Machine) -> None:
     stack = machine.stack
     arguments = stack.pop()
@@ -370,21 +325,26 @@ def _buffer(_: Machine) -> None:
     raise ValueError("it refers to buffers that are stored outside of the pickle")
 
 
-OPCODES: dict[int, Callable[[Machine], None]] = {
+OPCODES: dict[int, Opcode] = {
     ord("("): _mark, ord("0"): _pop, ord("1"): _pop_mark, ord("2"): _dup,
-    ord("N"): _none, 0x88: _true, 0x89: _false,
-    ord("I"): _int, ord("L"): _long, ord("F"): _float, ord("J"): _binint, ord("K"): _binint1,
-    ord("M"): _binint2, 0x8A: _long1, 0x8B: _long4, ord("G"): _binfloat,
-    ord("V"): _unicode, ord("X"): _binunicode, 0x8C: _short_binunicode, 0x8D: _binunicode8,
-    ord("S"): _string, ord("T"): _binstring, ord("U"): _short_binstring,
-    ord("B"): _binbytes, ord("C"): _short_binbytes, 0x8E: _binbytes8, 0x96: _binbytes8,
-    ord(")"): _empty_tuple, ord("t"): _tuple, 0x85: _tuple1, 0x86: _tuple2, 0x87: _tuple3,
+    ord("N"): _constant(None), 0x88: _constant(True), 0x89: _constant(False),
+    ord("I"): _int, ord("L"): _long, ord("F"): _float, ord("J"): _number(_INT), ord("K"): _binint1,
+    ord("M"): _binint2, 0x8A: _pass_number(_long_of), 0x8B: _pass_number(_long_of, _INT),
+    ord("G"): _number(_DOUBLE),
+    ord("V"): _unicode, ord("X"): _pass_number(_text, _UINT), 0x8C: _pass_number(_text),
+    0x8D: _pass_number(_text, _ULONG),
+    ord("S"): _string, ord("T"): _pass_number(_bytes_of_python_2, _INT),
+    ord("U"): _pass_number(_bytes_of_python_2),
+    ord("B"): _pass_number(_blob, _UINT), ord("C"): _pass_number(_blob),
+    0x8E: _pass_number(_blob, _ULONG), 0x96: _pass_number(_blob, _ULONG),
+    ord(")"): _constant(()), ord("t"): _tuple, 0x85: _tuple1, 0x86: _tuple2, 0x87: _tuple3,
     ord("]"): _empty_list, ord("l"): _list, ord("a"): _append, ord("e"): _appends,
     ord("}"): _empty_dict, ord("d"): _dict, ord("s"): _setitem, ord("u"): _setitems,
     0x8F: _empty_set, 0x90: _appends, 0x91: _frozenset,
     ord("q"): _binput, ord("r"): _long_binput, ord("p"): _put_line, 0x94: _memoize,
     ord("h"): _binget, ord("j"): _long_binget, ord("g"): _get_line,
-    ord("c"): _global, 0x93: _stack_global, 0x82: _ext1, 0x83: _ext2, 0x84: _ext4,
+    ord("c"): _global, 0x93: _stack_global, 0x82: _pass_number(_extension),
+    0x83: _pass_number(_extension, _USHORT), 0x84: _pass_number(_extension, _INT),
     ord("R"): _reduce, 0x81: _reduce, 0x92: _newobj_ex, ord("i"): _inst, ord("o"): _obj,
     ord("b"): _build, ord("P"): _persid, ord("Q"): _binpersid,
     0x80: _proto, 0x95: _frame, 0x97: _buffer, 0x98: lambda _: None,

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.formats.pickles.abstract import UNKNOWN, array_nbytes, is_padded
 from weightctl.formats.pickles.effects import EFFECTS, MADE_UP, STOP
-from weightctl.formats.pickles.limits import LimitError
-from weightctl.formats.pickles.state import LARGEST_STACK, State
+from weightctl.formats.pickles.memory import (
+    LARGEST_STACK,
+    UNKNOWN,
+    LimitError,
+    State,
+    array_nbytes,
+    is_padded,
+)
 from weightctl.formats.pickles.window import Readable, Window
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ class PickleNames(NamedTuple):
     """What a pickle names, where it ends, and what keeps it from being read to its end.
 
     `acts` says that a global is used for something: that it is called, say. `result` is the object
-    at the end, and `identities` the persistent ids, as far as they are remembered: see `abstract`.
+    at the end, and `identities` the persistent ids, as far as they are remembered: see `memory`.
     `crosses` says that programs read its frames in different ways.
     """
 
@@ -69,24 +74,23 @@ class Reading:
 
 
 def names(
-    data: memoryview | Readable, start: int = 0, base: int = 0, reading: Reading | None = None
+    data: Readable, start: int = 0, base: int = 0, reading: Reading | None = None
 ) -> PickleNames:
     """Return the globals that the pickle at `start` names, each once, in their order.
 
     Offsets are reported with `base` added. Raises `LimitError` past the limit of `reading`.
     """
-    source = _Held(data) if isinstance(data, memoryview) else data
     limit = reading or Reading(float("inf"))
-    scanner = _Scanner(source, start, base, limit)
+    scanner = _Scanner(data, start, base, limit)
     scanner.run()
     scanners = [scanner]
     problem = scanner.problem
     if scanner.window.crossed:
         problem = problem or _FRAMES
-        scanners.append(_Scanner(source, start, base, limit, drops=True))
+        scanners.append(_Scanner(data, start, base, limit, drops=True))
     if scanner.has_arrays:
         # A program without joblib takes the bytes of the first array for opcodes.
-        scanners.append(_Scanner(source, start, base, limit, skips=False))
+        scanners.append(_Scanner(data, start, base, limit, skips=False))
     found: dict[str, int] = {}
     for each in scanners:
         if each is not scanner:
@@ -103,18 +107,6 @@ def names(
         # C goes no further where a frame is not all there, nor Python where one crosses another.
         scanner.window.crossed and not scanner.window.is_short,
     )
-
-
-class _Held:
-    """Bytes in memory."""
-
-    __slots__ = ("_memory",)
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        return bytes(self._memory[offset : offset + nbytes])
 
 
 class _Scanner:

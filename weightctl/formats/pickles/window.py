@@ -14,7 +14,7 @@ LONGEST_KEPT = 1 << 16
 class Readable(Protocol):
     """Bytes that are read on demand."""
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def read(self, offset: int, nbytes: int, /) -> bytes:
         """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
         ...
 

@@ -30,7 +30,7 @@ def sniff(file: Reader) -> bool:
     head = file.read(0, _HEAD)
     if not head or not (head[0] in _PICKLES or head.startswith(_ZIP) or head[257:262] == b"ustar"):
         return False
-    from weightctl.formats.pytorch.recognising import is_checkpoint
+    from weightctl.formats.pytorch.reading import is_checkpoint
 
     return is_checkpoint(file, head)
 

@@ -7,19 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.pickles.records import Global, Pairs, PickledCall
-from weightctl.formats.pytorch.allowance import Allowance, UnsoundTreeError
-from weightctl.formats.pytorch.children import children, is_module, kind_of, of_module
-from weightctl.formats.pytorch.enclosed import Streams
-from weightctl.formats.pytorch.records import Array, Enclosed, Encoded, Items, Storage, TensorRecord
+from weightctl.formats.pytorch.children import (
+    children,
+    is_module,
+    kind_of,
+    list_sequences,
+    module_weight,
+    of_module,
+    weight,
+)
+from weightctl.formats.pytorch.records import (
+    Array,
+    Enclosed,
+    Encoded,
+    Items,
+    Size,
+    Storage,
+    TensorRecord,
+)
 from weightctl.formats.pytorch.tensors import (
     PlacedTensor,
+    Streams,
     UnsoundTensorError,
     flat,
     place_array,
     place_tensor,
 )
 from weightctl.formats.pytorch.values import PlainValue, plain
-from weightctl.text.untyped import is_tuple
+from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Extent, Leaf, TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
@@ -30,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["Tree", "UnsoundTreeError"]
 
 _MAX_DEPTH = 100
+# As many in one place make no difference.
+_FEW = 8
+_SHORT = {bool, float, complex, TensorRecord}
 # Of what a quantizer says.
 _MOST_PARTS = 4
 _ATTRIBUTES = "_metadata"
@@ -39,6 +57,81 @@ _MANY = 1000
 # Objects of these are what they hold, and nothing else.
 _TRANSPARENT = {"argparse.Namespace", "builtins.set", "builtins.frozenset"}
 _TENSORS = {TensorRecord, Storage, Enclosed}
+
+
+class UnsoundTreeError(ValueError):
+    """What a pickle holds is not a tree of tensors that could be."""
+
+
+class _Allowance:
+    """What may still be spent on a pickle of this many bytes; all raise `UnsoundTreeError`.
+
+    Each value takes a byte, so that one walk through all of them is always allowed. What is walked
+    again, as it is in several places, has an allowance of its own.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._visits = 20_000 + 4 * nbytes
+        self._repeated = 10_000 + nbytes // 16
+        self._letters = 10_000_000 + 64 * nbytes
+        self._held = 1_000_000 + 4 * nbytes
+        self._entered: set[int] = set()
+        self._repeating = 0
+
+    def visit(self, name: str, depth: int = 0) -> None:
+        """Count what is at a name, that many levels deep."""
+        if depth > _MAX_DEPTH:
+            raise UnsoundTreeError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        self._visits -= 1
+        self._letters -= len(name)
+        if self._repeating:
+            self._repeated -= 1
+        self._require_rest()
+
+    def look(self, record: Any) -> None:
+        """Count what it takes to look at a record once."""
+        if record is None or type(record) in _SHORT:
+            return
+        if type(record) is str:
+            self._spend(0, len(record))
+        elif type(record) is int:
+            # It takes longer than its length to be written in decimal.
+            self._spend(0, record.bit_length())
+        else:
+            self._spend(weight(record))
+            self._spend(module_weight(record))
+            held = record.sizes if type(record) is Size else record
+            texts = held if is_list(held) or is_tuple(held) else ()
+            self._spend(0, sum(len(each) for each in texts if type(each) is str))
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes that are copied."""
+        self._held -= nbytes
+        if self._held < 0:
+            raise UnsoundTreeError(
+                "too many tensors share the same storage: reading them would need far more memory "
+                "than the size of the file"
+            )
+
+    def enter(self, record: Any) -> None:
+        """Begin with what a record holds."""
+        parts = {id(record), *(id(part) for part in list_sequences(record) if len(part) > _FEW)}
+        self._repeating += bool(self._repeating or not self._entered.isdisjoint(parts))
+        self._entered |= parts
+
+    def leave(self) -> None:
+        """End with what the record holds that was entered last."""
+        self._repeating -= bool(self._repeating)
+
+    def _spend(self, visits: int, letters: int = 0) -> None:
+        self._visits -= visits
+        self._letters -= letters
+        self._repeated -= visits if self._repeating else 0
+        self._require_rest()
+
+    def _require_rest(self) -> None:
+        if self._visits < 0 or self._letters < 0 or self._repeated < 0:
+            raise UnsoundTreeError("its objects refer to the same objects too many times")
 
 
 class Tree:
@@ -73,7 +166,7 @@ class Tree:
         # Where something was that holds no tensors: another place need not say it all again.
         self._references: dict[int, Leaf] = {}
         self._mentions: dict[int, int] = {}
-        self._allowance = Allowance(len(data))
+        self._allowance = _Allowance(len(data))
         self._walk("", root, 0, is_within=False)
         if type(root) in {*_TENSORS, Array} and "" in self.tensors:
             self._levels[""] = "tensor"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
-from weightctl.formats.pytorch.storages import identity_of, key_of, register_storage, storage_of
+from weightctl.formats.pytorch.records import identity_of, key_of, register_storage, storage_of
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:

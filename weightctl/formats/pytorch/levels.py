@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
+from weightctl.formats.pickles.records import PickledCall
 from weightctl.formats.pytorch.plain import (
     EMPTY,
     PLAIN,
@@ -22,23 +23,26 @@ from weightctl.formats.pytorch.plain import (
     make_ordered_dict,
     parse_value,
 )
+from weightctl.formats.pytorch.records import Size
+from weightctl.formats.pytorch.values import plain
+from weightctl.storage.byte_range import HeldRange
 from weightctl.text.untyped import is_text_map
+from weightctl.weights.info import Leaf
 from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from weightctl.formats.pickles.records import PickledCall
+    from weightctl.weights.info import Header
 
 __all__ = [
     "LEVELS_KEY",
-    "Nested",
     "is_value",
     "levels_value",
     "nest_leaves",
     "parse_levels",
-    "read_stated_values",
     "restrict_levels",
+    "with_leaves",
 ]
 
 # What the levels say of a checkpoint that is one tensor by itself.
@@ -52,9 +56,10 @@ _MAPPINGS = {"dict", "dict[int]", "{}"}
 _CONTAINERS = {"list", "tuple", *_MAPPINGS, *EMPTY}
 # Whoever reads a pickle may do so by recursion, and nobody nests as deep.
 _DEEPEST = 100
+_NOTHING = HeldRange(memoryview(b""))
 
 
-class Nested(NamedTuple):
+class _Nested(NamedTuple):
     """What goes into a pickle, and the keys of the metadata that it says by itself."""
 
     root: Any
@@ -72,7 +77,7 @@ def parse_levels(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
     try:
         levels = None if value is None else json.loads(value.content)
     except (TypeError, ValueError, RecursionError):
-        return {}  # somebody else's key of that name
+        return {}  # another program's key of that name
     return levels if is_text_map(levels) else {}
 
 
@@ -113,20 +118,20 @@ def is_value(kind: str | None) -> bool:
     return kind in PLAIN or kind == _ATTRIBUTES
 
 
-def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> Nested:
+def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> _Nested:
     """Return `leaves`, by their full names, at their places among the values of the metadata.
 
     What the metadata says of a place and cannot be does not count.
     """
     levels = parse_levels(metadata)
     if not levels:
-        return Nested(dict(leaves), frozenset())
+        return _Nested(dict(leaves), frozenset())
     if levels.get("") == _BARE and list(leaves) == [""]:
-        return Nested(leaves[""], frozenset({LEVELS_KEY}))
+        return _Nested(leaves[""], frozenset({LEVELS_KEY}))
     free = {place: kind for place, kind in levels.items() if place not in leaves}
     values = {
         place: value.made
-        for place, value in read_stated_values(free, metadata)
+        for place, value in _read_stated_values(free, metadata)
         if value.kind not in EMPTY
     }
     # Whoever has taken a value out of the metadata wants it no more.
@@ -139,10 +144,10 @@ def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]
     attached = _read_attributes(free, containers, metadata)
     places = [place for place in free if place in values or (place and place in containers)]
     root = _assemble([*places, *leaves], {**values, **leaves}, containers, attached)
-    return Nested(root, frozenset({LEVELS_KEY, *values, *attached, *empty}))
+    return _Nested(root, frozenset({LEVELS_KEY, *values, *attached, *empty}))
 
 
-def read_stated_values(
+def _read_stated_values(
     levels: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> Iterator[tuple[str, Stated]]:
     """Yield the places of values and of empty containers, and what the metadata says they are."""
@@ -249,3 +254,25 @@ def _innermost(places: Iterable[str], containers: Collection[str]) -> dict[str, 
         if place and place in containers:
             above.append(place)
     return found
+
+
+def with_leaves(header: Header) -> Header:
+    """Return a header with the leaves that a PyTorch file of the same content would have.
+
+    They are the values of its metadata that the levels name; none if these are invalid.
+    """
+    leaves = {
+        place: _leaf(value.kind, value.made)
+        for place, value in _read_stated_values(parse_levels(header.metadata), header.metadata)
+        if place not in header.tensors and place not in header.aliases
+    }
+    return header._replace(leaves=leaves) if leaves else header
+
+
+def _leaf(kind: str, made: Any) -> Leaf:
+    if kind in {"{}", "[]", "()"}:
+        return Leaf("dict" if kind == "{}" else "list" if kind == "[]" else "tuple", kind)
+    if type(made) is PickledCall:
+        made = complex(*made.arguments) if kind == "complex" else Size(*made.arguments)
+    value = plain(made, _NOTHING)
+    return Leaf(kind) if value is None else value.leaf

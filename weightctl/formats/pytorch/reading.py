@@ -1,22 +1,24 @@
-"""The header of a PyTorch checkpoint, in whichever form it is kept."""
+"""The header of a PyTorch checkpoint, in whichever form it is kept, and how that is recognized."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, WeightctlError
+from weightctl.formats.base import pad
 from weightctl.formats.cut import rest_of
 from weightctl.formats.open.collection import without_collection
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
+from weightctl.formats.pickles.opcodes import OPCODES
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
-from weightctl.formats.pytorch.legacy import Stream, is_stream, read_pickle, read_stream
-from weightctl.formats.pytorch.recognising import PICKLE, pickle_name
-from weightctl.formats.pytorch.storages import identity_of, register_storage, storage_of
+from weightctl.formats.pytorch.legacy import Stream, is_stream, nbytes_of, read_pickle, read_stream
+from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shorten_text
+from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header
 from weightctl.weights.metadata import from_json
@@ -28,12 +30,114 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["read"]
+__all__ = ["is_checkpoint", "read"]
 
+_PICKLE = "data.pkl"
+# What a pickle of protocol 0 or 1, which says nothing of itself, can begin with.
+_FIRST = b"(]})cI"
+_LARGEST = 1 << 24
+_END = b"PK\5\6"
+_LONGEST_END = 22 + 0xFFFF
+_LOCAL = 30
+# As torch writes them: a header and a descriptor for each member, and its line in the directory.
+_ALIGNMENT = 64
+_DESCRIPTOR = 16
+_LINE = 46
 _RECORD = "extra/weightctl.json"
 _HEAD = 512
 _SCRIPT = "a TorchScript archive: its weights are read, its code is not"
 _DAMAGED = "the file is damaged or a faulty tool wrote it"
+
+
+def is_checkpoint(file: Reader, head: bytes) -> bool:
+    """Whether a file that starts with these bytes is what torch writes, or a pickle."""
+    if not is_zip(file):
+        return is_tar(head) or is_stream(head) or _is_pickle(file)
+    # torch puts the pickle first; where that is so, the rest may be damaged or missing.
+    if head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(f"/{_PICKLE}".encode()):
+        return True
+    try:
+        return _pickle_name(Archive(file)) is not None
+    except FormatError:
+        return False
+
+
+def _pickle_name(archive: Archive) -> str | None:
+    """Return the name of the pickle in a zip that torch wrote, None in any other.
+
+    torch looks into the folder of the first member, and does not tell large letters from small.
+    """
+    names = [name for name in archive.members if f"/{name}".lower().endswith(f"/{_PICKLE}")]
+    first = next(iter(archive.members), "").partition("/")[0]
+    return min(
+        names, key=lambda name: (name[: -len(_PICKLE)] != f"{first}/", len(name)), default=None
+    )
+
+
+def _is_pickle(file: Reader) -> bool:
+    """Whether a file is one pickle; of protocol 0 and 1 one must be whole to be known."""
+    head = file.read(0, 3)
+    if head[:1] == b"\x80":
+        return len(head) == 3 and head[1] in range(2, 6) and head[2] in OPCODES
+    if not head or head[0] not in _FIRST or file.size > _LARGEST:
+        return False
+    if file.read_end(1) != b".":
+        return False
+    try:
+        return load(file.range(), 0, CONSTRUCTORS, lambda _: None)[1] == file.size
+    except UnsoundPickleError:
+        return False
+
+
+def _cut_off(file: Reader) -> FormatError | None:
+    """Return the error of a zip whose end is missing; None if it is there.
+
+    Where the pickle is whole, it says about how many bytes are missing.
+    """
+    if _END in file.read_end(_LONGEST_END):
+        return None
+    should_be = _length(file)
+    lost = should_be - file.size
+    missing = (
+        f": it has {format_size(file.size)} instead of about {format_size(should_be)}; "
+        f"about {format_size(lost)} ({lost} bytes) are missing"
+        if lost > 0
+        else ""
+    )
+    return FormatError(
+        file.path,
+        file.size,
+        f"the zip file is truncated{missing}",
+        hint=rest_of(file.path),
+    )
+
+
+def _length(file: Reader) -> int:
+    """Return about how long a file is whose pickle comes first and is whole, else 0."""
+    head = file.read(0, _LOCAL)
+    name_length = int.from_bytes(head[26:28], "little")
+    start = _LOCAL + name_length + int.from_bytes(head[28:30], "little")
+    name = file.read(_LOCAL, name_length)
+    if not name.endswith(_PICKLE.encode()):
+        return 0
+    sizes: dict[str, int] = {}
+
+    def persistent(identity: Any) -> Any:
+        identity = identity_of(identity) if type(identity) is str else identity
+        storage = storage_of(identity[1], identity[2], identity[4])
+        sizes[storage.key] = nbytes_of(storage)
+        return storage
+
+    try:
+        _, end = load(file.range(start), 0, CONSTRUCTORS, persistent)
+    except UnsoundPickleError:
+        return 0
+    at = start + end + _DESCRIPTOR
+    names = len(name) - len(_PICKLE) + len("data/")
+    for key, nbytes in sizes.items():
+        at += _LOCAL + names + len(key)
+        at += pad(at, _ALIGNMENT) + nbytes + _DESCRIPTOR
+    return at + sum(_LINE + names + len(key) for key in sizes)
 
 
 def read(file: Reader) -> Header:
@@ -64,17 +168,15 @@ def _archive(file: Reader) -> Archive:
     try:
         return Archive(file)
     except FormatError as error:
-        from weightctl.formats.pytorch.cut_off import cut_off
-
-        raise (cut_off(file) or error) from error
+        raise (_cut_off(file) or error) from error
 
 
 def _read_zip(file: Reader) -> Header:
     archive = _archive(file)
-    name = pickle_name(archive)
+    name = _pickle_name(archive)
     if name is None:
-        raise FormatError(file.path, None, f"the zip file has no member {PICKLE}", hint=_DAMAGED)
-    prefix = name[: -len(PICKLE)]
+        raise FormatError(file.path, None, f"the zip file has no member {_PICKLE}", hint=_DAMAGED)
+    prefix = name[: -len(_PICKLE)]
     start = archive.place(archive.members[name])
     data = file.range(start, start + archive.members[name].nbytes)
     places: dict[str, tuple[int, int]] = {}

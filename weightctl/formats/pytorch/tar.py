@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
-from weightctl.formats.pytorch.records import Storage, TensorRecord
-from weightctl.formats.pytorch.storages import key_of, storage_of
+from weightctl.formats.pytorch.records import Storage, TensorRecord, key_of, storage_of
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:

@@ -10,8 +10,15 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.pickles.records import Blob, Global
-from weightctl.formats.pytorch.records import Array, Device, Encoded, NumpyScalar, NumPyType, Size
-from weightctl.formats.pytorch.storages import dtype_of
+from weightctl.formats.pytorch.records import (
+    Array,
+    Device,
+    Encoded,
+    NumpyScalar,
+    NumPyType,
+    Size,
+    dtype_of,
+)
 from weightctl.storage.byte_range import HeldRange
 from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf

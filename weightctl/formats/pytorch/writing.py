@@ -1,42 +1,160 @@
-"""Writing of a PyTorch checkpoint: a zip of tensors' bytes and the pickle of a state dict."""
+"""Writing of a PyTorch checkpoint: a zip of tensors' bytes and the pickle of a state dict.
+
+Source: APPNOTE.TXT 6.3.10; the numbers in comments are its sections.
+"""
 
 from __future__ import annotations
 
 from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING, Any
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from weightctl.errors import ConversionError
-from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, tied_names
+from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, pad, tied_names
 from weightctl.formats.pickles.emit import Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
 from weightctl.formats.pytorch.levels import is_value, nest_leaves, parse_levels
 from weightctl.formats.pytorch.plain import make_ordered_dict
-from weightctl.formats.pytorch.zipped import ZipMember, directory, place_member
+from weightctl.formats.pytorch.records import STORAGE_CLASSES
 from weightctl.weights.metadata import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.formats.base import Part
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["RECORD", "layout", "unfit"]
+__all__ = ["RECORD", "ZipMember", "directory", "layout", "place_member", "unfit"]
 
+_LOCAL = Struct("<4s5H3I2H")  # 4.3.7
+_DESCRIPTOR, _LARGE_DESCRIPTOR = Struct("<4s3I"), Struct("<4sI2Q")  # 4.3.9
+_ENTRY = Struct("<4s6H3I5H2I")  # 4.3.12
+_LARGE_END, _LOCATOR, _END = Struct("<4sQ2H2I4Q"), Struct("<4sIQI"), Struct("<4s4H2IH")  # 4.3.14-16
+_EXTRA = Struct("<2sH")  # 4.5.1
+_LARGE, _FILLING = b"\x01\x00", b"FB"
+_TWO_SIZES = 20
+# Its readers take the name of the folder from the first member.
+_FOLDER = "archive/"
+_SHORT, _INT = 0xFFFF, 0xFFFFFFFF
+_IN_DESCRIPTOR = 1 << 3  # 4.4.4
+_STORED, _TIME, _DATE = 0, 0, 1 << 5 | 1  # the first day there is, in 1980
 # Where the metadata stands that is not a part of the checkpoint itself.
 RECORD = "extra/weightctl.json"
 _VERSION = b"3\n"
 _LEAST_ALIGNMENT = 64  # torch's own
 # What stands between two tensors passes through memory.
 _MOST_ALIGNMENT = 1 << 26
-_STORAGES = {
-    "float64": "DoubleStorage", "float32": "FloatStorage", "float16": "HalfStorage",
-    "bfloat16": "BFloat16Storage", "int64": "LongStorage", "int32": "IntStorage",
-    "int16": "ShortStorage", "int8": "CharStorage", "uint8": "ByteStorage", "bool": "BoolStorage",
-    "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
-}  # fmt: skip
+
+
+class ZipMember(NamedTuple):
+    """A file of an archive: its local header is at `start`, and its bytes are at `offset`.
+
+    The CRC-32 is None if it is known only after the bytes.
+    """
+
+    name: str
+    nbytes: int
+    start: int
+    offset: int
+    crc: int | None
+
+    @property
+    def end(self) -> int:
+        """Where the next may start."""
+        return self.offset + self.nbytes + len(self.descriptor(0))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the sizes take more than 32 bits."""
+        return self.nbytes >= _INT
+
+    @property
+    def _flags(self) -> int:
+        return _IN_DESCRIPTOR if self.crc is None else 0
+
+    def header(self) -> bytes:
+        """Return what stands before the bytes."""
+        name = self.name.encode()
+        # What the descriptor says, the header leaves out; but that it takes 64 bits is said here.
+        size = 0 if self.crc is None else self.nbytes
+        extra = _extra(_LARGE, Struct("<2Q").pack(size, size)) if self.is_large else b""
+        filling = self.offset - self.start - _LOCAL.size - len(name) - len(extra)
+        if filling:
+            extra += _extra(_FILLING, bytes(filling - _EXTRA.size))
+        return (
+            _LOCAL.pack(
+                b"PK\3\4", 45 if self.is_large else 20, self._flags, _STORED, _TIME, _DATE,
+                self.crc or 0, *[_INT if self.is_large else size] * 2, len(name), len(extra),
+            )
+            + name
+            + extra
+        )  # fmt: skip
+
+    def descriptor(self, crc: int) -> bytes:
+        """Return what stands after the bytes."""
+        if self.crc is not None:
+            return b""
+        kind = _LARGE_DESCRIPTOR if self.is_large else _DESCRIPTOR
+        return kind.pack(b"PK\7\10", crc, self.nbytes, self.nbytes)
+
+    def entry(self, crc: int) -> bytes:
+        """Return the entry in the archive's directory."""
+        name = self.name.encode()
+        large = [n for n in (self.nbytes, self.nbytes, self.start) if n >= _INT]
+        extra = _extra(_LARGE, Struct(f"<{len(large)}Q").pack(*large)) if large else b""
+        size = min(self.nbytes, _INT)
+        version = 45 if large else 20
+        return (
+            _ENTRY.pack(
+                b"PK\1\2", version, version, self._flags, _STORED, _TIME, _DATE, crc, size, size,
+                len(name), len(extra), 0, 0, 0, 0, min(self.start, _INT),
+            )
+            + name
+            + extra
+        )  # fmt: skip
+
+
+def _extra(kind: bytes, content: bytes) -> bytes:
+    return _EXTRA.pack(kind, len(content)) + content
+
+
+def place_member(
+    name: str, nbytes: int, position: int, alignment: int = 1, crc: int | None = None
+) -> ZipMember:
+    """Return a member that starts at a position or after it, so that its bytes are aligned.
+
+    The local header grows for that, and where it cannot grow as far, it starts later.
+    """
+    name = _FOLDER + name
+    least = _LOCAL.size + len(name.encode()) + (_TWO_SIZES if nbytes >= _INT else 0)
+    gap, filling = 0, pad(position + least, alignment)
+    if 0 < filling < _EXTRA.size:
+        filling += alignment
+    if filling > _SHORT - _TWO_SIZES:
+        gap, filling = filling % alignment, 0
+    start = position + gap
+    return ZipMember(name, nbytes, start, start + least + filling, crc)
+
+
+def directory(members: Iterable[ZipMember], crcs: Iterator[int], start: int) -> bytes:
+    """Return what ends an archive: its directory, which is at `start`, and the end records.
+
+    `crcs` are the CRC-32 of the members that have none.
+    """
+    entries = [m.entry(next(crcs) if m.crc is None else m.crc) for m in members]
+    count, length = len(entries), sum(map(len, entries))
+    if count >= _SHORT or length >= _INT or start >= _INT:
+        rest = _LARGE_END.size - 12  # what follows the record's own length
+        entries += [
+            _LARGE_END.pack(b"PK\6\6", rest, 45, 45, 0, 0, count, count, length, start),
+            _LOCATOR.pack(b"PK\6\7", 0, start + length, 1),
+        ]
+    count, length, start = min(count, _SHORT), min(length, _INT), min(start, _INT)
+    entries.append(_END.pack(b"PK\5\6", 0, 0, count, count, length, start, 0))
+    return b"".join(entries)
 
 
 def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
@@ -142,7 +260,7 @@ def _tensor(info: TensorInfo, key: str) -> PickledCall:
         # PyTorch counts the bytes of pairs.
         shape = (*shape[:-1], shape[-1] // info.encoding.block)
     strides = tuple(prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
-    named = _STORAGES.get(dtype)
+    named = STORAGE_CLASSES.get(info.encoding.name)
     kind = Global("torch.storage", "UntypedStorage") if named is None else Global("torch", named)
     count = info.nbytes if named is None else info.size
     storage = Persistent(("storage", kind, key, "cpu", count))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from weightctl.formats.scanning.allowed import AllowList, read_allow_file
-from weightctl.formats.scanning.found import Scanned, Severity, unread
+from weightctl.formats.scanning.found import AllowList, Scanned, Severity, read_allow_file, unread
 from weightctl.formats.scanning.scan import scan_file
 
 __all__ = ["AllowList", "Scanned", "Severity", "read_allow_file", "scan_file", "unread"]

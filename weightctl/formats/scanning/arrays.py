@@ -10,7 +10,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from weightctl.formats.pickles.abstract import itemsize, times
+from weightctl.formats.pickles.memory import itemsize, times
 from weightctl.formats.pickles.scan import names
 from weightctl.formats.scanning.found import Scanned
 from weightctl.formats.scanning.sources import Slice

@@ -10,10 +10,10 @@ from weightctl.formats.pickles.effects import EFFECTS
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.legacy import MAGIC
-from weightctl.formats.pytorch.storages import identity_of
+from weightctl.formats.pytorch.records import identity_of
+from weightctl.formats.scanning.archives import storage_nbytes
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.sources import Slice
-from weightctl.formats.scanning.tars import storage_nbytes
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.formats.pickles.limits import LimitError
+from weightctl.formats.pickles.memory import LimitError
+from weightctl.formats.scanning.archives import is_tar, is_zip, tar_members, zip_members
 from weightctl.formats.scanning.arrays import array_pickles, is_array
 from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, unpack_stream
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.rows import is_called_pickle, pickles
 from weightctl.formats.scanning.sources import Budget, ScanPlace, WholeFile
-from weightctl.formats.scanning.tars import is_tar, tar_members
-from weightctl.formats.scanning.zips import is_zip, zip_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from weightctl.formats.pickles.limits import LimitError
+from weightctl.formats.pickles.memory import LimitError
 from weightctl.formats.pickles.scan import Reading
 from weightctl.storage.local import FileReader
 

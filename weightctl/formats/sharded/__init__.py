@@ -1,1 +1,1 @@
-"""Checkpoints that are cut for several ranks: a manifest, and a file for each rank."""
+"""Sharded checkpoints: a manifest, and a file for each rank."""

@@ -1,4 +1,4 @@
-"""Checks that parts of a tensor make up all of it, and joins of the parts of a rank."""
+"""Checks that shards make up a whole tensor, and joins the parts of one rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["first_gap", "join_parts"]
 
-# Steps of a search for each range of a part; no plan comes near, and a file may ask for any number.
+# The limit of steps for each range of a part. No plan comes near it, but a file can require any
+# number of steps.
 _MOST_STEPS = 64
 
 
 def first_gap(shape: Sequence[int], parts: Iterable[Part]) -> tuple[int, ...] | None:
-    """Return the first element of a tensor that no part has; None if they are all of it.
+    """Return the first element of a tensor that no part has; None if there is no gap.
 
     Raises `ValueError` if the parts are too many and too irregular.
     """
@@ -38,7 +39,7 @@ def first_gap(shape: Sequence[int], parts: Iterable[Part]) -> tuple[int, ...] | 
 
 
 class _Search:
-    """Goes along the axes that are cut, one inside the other."""
+    """Searches the split axes recursively."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class _Search:
         self._left = _MOST_STEPS * (ranges + 1)
 
     def gap(self, place: int, active: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return where there is a gap among the parts that are still looked at, by axes."""
+        """Return the place of a gap among the remaining parts, by axes."""
         if not active:
             return (0,) * (len(self._axes) - place)
         if place == len(self._axes):
@@ -75,7 +76,7 @@ class _Search:
         there: set[int] = set()
         at = passed = 0
         while at < self._shape[axis]:
-            # What ends here is over before anything begins.
+            # Parts that end here are removed before others begin.
             while passed < len(events) and events[passed][0] <= at:
                 _, begins, part = events[passed]
                 there.add(part) if begins else there.discard(part)
@@ -93,9 +94,9 @@ class _Search:
 
 
 def join_parts(parts: Sequence[Part]) -> Part | None:
-    """Return several parts as one that has what they have together; None if none can.
+    """Return one part that consists of several parts; None if that is not possible.
 
-    They may differ in one axis, and have nothing of it twice.
+    The parts can differ in one axis, and must not overlap there.
     """
     first, *others = parts
     axes = [cut.axis for cut in first]

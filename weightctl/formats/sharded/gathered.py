@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GatheredSource", "shard_key"]
 
-# What is read beside the buffer that is to be filled, for a moment.
+# Bytes that are read at a time, in addition to the buffer to fill.
 _MOST_BESIDE = 1 << 20
 
 
 class _Portion(NamedTuple):
-    """A part of a tensor, and the shard whose bytes from `offset` on are it."""
+    """A part of a tensor, and the shard that contains its bytes from `offset` on."""
 
     part: Part
     shard: str
@@ -40,8 +40,8 @@ class _Portion(NamedTuple):
 class GatheredSource:
     """A source of whole tensors, which are stored as shards in the files of ranks.
 
-    `manifest` is what the set says of itself, and `ranks` the headers of its files as they were
-    read. `shards` is a source of what is in the files, by `shard_key`.
+    `manifest` is that of the set, and `ranks` are the headers of its files. `shards` is a source of
+    the shards in the files, by `shard_key`.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class GatheredSource:
             shardings=manifest.shardings,
         )
         if LEVELS_KEY in header.metadata:
-            from weightctl.formats.pytorch.stated import with_leaves
+            from weightctl.formats.pytorch.levels import with_leaves
 
             header = with_leaves(header)
         self._header = header
 
     @property
     def header(self) -> Header:
-        """What the whole is; where a tensor lies is said of its first part."""
+        """The header of the whole; the place of a tensor is that of its first part."""
         return self._header
 
     @property
@@ -82,13 +82,13 @@ class GatheredSource:
         return self.shards.files
 
     def view_for_ranks(self, ranks: Collection[int]) -> GatheredSource:
-        """Return the same source as it is read by some ranks: from their own files first."""
+        """Return the same source for some ranks, which read their own files first."""
         seen = copy(self)
         seen._portions = _portions(self.manifest, ranks)  # noqa: SLF001  # of its own class
         return seen
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data: a mapping of the file that has it whole, or read when touched."""
+        """Return a tensor's data: a mapping of a file that has the whole tensor, or read on use."""
         from weightctl.weights.data import WeightData
 
         info, span = self._header.tensors[name], self.file_range(name)
@@ -97,14 +97,14 @@ class GatheredSource:
         return WeightData.stored(info, span.file.private(span.offset, span.nbytes), self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` from the parts; of them only what is asked for is read.
+        """Fill `buffer` from the parts; only the requested bytes are read.
 
-        What several have that are not alike is read of each.
+        Where different parts overlap, each of them is read.
         """
         info, portions = self._header.tensors[name], self._portions[name]
         shape, size = byte_shape(info), info.encoding.size
         limit = max(_MOST_BESIDE // size, 1) * size
-        # Of what several have in part, that of the first is to stay.
+        # Where parts overlap, the bytes of the first one are kept.
         parts = [(each, byte_part(info, each.part)) for each in reversed(portions)]
         done = 0
         for box in boxes_of_run(shape, start, start + buffer.nbytes, limit):
@@ -123,7 +123,7 @@ class GatheredSource:
                         collect(shape, box, held, met, own)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the whole tensor; None if no rank has that."""
+        """Return the range of a file that is the whole tensor; None if no rank has all of it."""
         first = self._portions[name][0]
         span = None if first.part else self.shards.file_range(first.shard)
         if span is None:
@@ -141,12 +141,12 @@ class GatheredSource:
 
 
 def shard_key(rank: int, name: str) -> str:
-    """Return what the source of all shards calls a tensor of a rank's file."""
+    """Return the name of a tensor of a rank's file in the source of all shards."""
     return f"{rank}/{name}"
 
 
 def _shards(ranks: Sequence[Header]) -> Header:
-    """Return the header of all files together, with every tensor of each."""
+    """Return one header for all files, with every tensor of each."""
     return Header(
         format=ranks[0].format,
         files=tuple(header.files[0] for header in ranks),
@@ -164,9 +164,10 @@ def _shards(ranks: Sequence[Header]) -> Header:
 
 
 def _portions(manifest: Manifest, first: Collection[int] = ()) -> dict[str, tuple[_Portion, ...]]:
-    """Return the parts of each tensor, and who has them; of those that several have the first.
+    """Return the parts of each tensor and the shards that have them, the first of equal ones.
 
-    Of ranks these are the `first`. Behind the whole nothing is wanted.
+    Shards of the ranks in `first` come before others. After a whole tensor, no other part is
+    necessary.
     """
     found: dict[str, dict[Part, _Portion]] = {name: {} for name in manifest.tensors}
     for rank in dict.fromkeys((*first, *range(len(manifest.files)))):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.formats.open.collection import without_collection
+from weightctl.formats.sharded.detection import MARK
 from weightctl.formats.sharded.stated import parse_manifest
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 
@@ -21,23 +21,20 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_manifest", "manifest_bytes", "read_manifest"]
+__all__ = ["manifest_bytes", "read_manifest"]
 
 VERSION = 1
-# The first key, by which ours are told from whatever else is called manifest.json.
-_MARK = "weightctl_shards"
-_BEGINNING = re.compile(rb'\s*\{\s*"weightctl_shards"\s*:')
 _MOST = 1 << 30
 _JOINT = ",\n"
 _HINT = "create it again with `weightctl shard`; it cannot be edited by hand"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, a tensor on a line; `read_manifest` gives the same one back."""
+    """Return a manifest as JSON, one tensor a line; `read_manifest` returns the same manifest."""
     files, header = manifest.source
     grid = manifest.grid
     head = {
-        _MARK: VERSION,
+        MARK: VERSION,
         "layout": manifest.layout,
         "format": manifest.format,
         "grid": {"tp": grid.tp, "ep": grid.ep, "pp": grid.pp},
@@ -68,7 +65,7 @@ def _lines(entries: Iterable[Any]) -> str:
 
 
 def _describe_tensor(info: TensorInfo) -> dict[str, Any]:
-    # One that the table lacks no format can hold.
+    # No format can store an encoding that is not in the table.
     return {"shape": list(info.shape), "encoding": info.encoding.name}
 
 
@@ -90,23 +87,15 @@ def _cuts(part: Part) -> list[dict[str, Any]]:
     return [{"axis": cut.axis, "ranges": [list(each) for each in cut.ranges]} for cut in part]
 
 
-def is_manifest(path: str) -> bool:
-    """Whether a file is the manifest of a sharded checkpoint, by how it begins."""
-    try:
-        return _BEGINNING.match(open_reader(path).read(0, 256)) is not None
-    except FormatError:
-        return False
-
-
 def read_manifest(path: str) -> Manifest:
-    """Read a manifest; whatever it says is possible, and all of each tensor is on some rank.
+    """Read a manifest, and check that it is consistent and that no part of a tensor is missing.
 
-    That of an unfinished set has empty `sha256`. Raises `FormatError` if the value is not a
-    manifest, or none that can be.
+    In the manifest of an unfinished set, `sha256` is empty. Raises `FormatError` if the file is not
+    a manifest, or is invalid.
     """
     with without_collection():
         document = _document(path)
-        version = document.get(_MARK) if is_object(document) else None
+        version = document.get(MARK) if is_object(document) else None
         if type(version) is not int:
             message = "the file is not a manifest of a sharded checkpoint"
             raise FormatError(path, None, message, hint=_HINT)

@@ -1,23 +1,35 @@
-"""The records of a sharded checkpoint, as its plan and its manifest say it."""
+"""The records of a sharded checkpoint, as its plan and manifest say it; fingerprints of inputs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import hashlib
+import json
+import os
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.split import Grid, Part, Sharding
-    from weightctl.weights.info import TensorInfo
+    from weightctl.storage.base import Reader
+    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.source import Source
 
-__all__ = ["MANIFEST", "Manifest", "RankFile", "Shard", "SourceFingerprint", "SourceShard"]
-
-# Beside the ranks' files, or directories.
-MANIFEST = "manifest.json"
+__all__ = [
+    "Manifest",
+    "RankFile",
+    "Shard",
+    "SourceFingerprint",
+    "SourceShard",
+    "fingerprint_source",
+]
 
 
 class SourceShard(NamedTuple):
-    """A part of a tensor of the source, by its name there."""
+    """A part of a tensor of the source, with the name of the tensor there."""
 
     source: str
     part: Part
@@ -26,8 +38,8 @@ class SourceShard(NamedTuple):
 class Shard(NamedTuple):
     """A tensor of a rank's file: the bytes of its pieces one after the other, then zeros.
 
-    `strategy` is how people call the way it is cut. `sha256` is that of its bytes, in hexadecimal;
-    empty until it is written.
+    `strategy` is the name of the way it is split. `sha256` is the digest of its bytes in
+    hexadecimal, empty until it is written.
     """
 
     info: TensorInfo
@@ -37,7 +49,7 @@ class Shard(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """The file of a rank, by its path below the directory of all, and the tensors in it."""
+    """The file of a rank: its path in the common directory, and its tensors."""
 
     path: str
     shards: tuple[Shard, ...]
@@ -46,7 +58,7 @@ class RankFile(NamedTuple):
 class SourceFingerprint(NamedTuple):
     """The fingerprint of an input: names, sizes and times of its files, and its header.
 
-    `header` is the SHA-256 of what the header says of tensors and metadata.
+    `header` is the SHA-256 of the tensors and metadata in the header.
     """
 
     files: tuple[tuple[str, int, int], ...]
@@ -54,10 +66,10 @@ class SourceFingerprint(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a sharded checkpoint says of itself.
+    """The content of the manifest of a sharded checkpoint.
 
-    `tensors` are those of the source, in its order, and `shardings` say for each what every rank
-    has of it. `aliases` are further names of them. `files` are by rank.
+    `tensors` are those of the source, in its order. `shardings` has the part of each tensor on each
+    rank. `aliases` are further names of tensors. `files` are by rank.
     """
 
     layout: str
@@ -68,3 +80,43 @@ class Manifest(NamedTuple):
     shardings: Mapping[str, Sharding]
     aliases: Mapping[str, str]
     files: tuple[RankFile, ...]
+
+
+def fingerprint_source(source: Source) -> SourceFingerprint:
+    """Return the fingerprint of a source; without files it is that of the header only.
+
+    Sizes and times are those of the open files, even if the paths now refer to other files.
+    """
+    found = hashlib.sha256()
+    for line in _lines(source.header):
+        found.update(json.dumps(line, default=repr).encode() + b"\n")
+    return SourceFingerprint(_files(source.files), found.hexdigest())
+
+
+def _files(files: Sequence[Reader]) -> tuple[tuple[str, int, int], ...]:
+    """Return names, sizes and times; names are relative to the common directory."""
+    if not files:
+        return ()
+    paths = [os.path.abspath(file.path) for file in files]
+    directory = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return tuple(
+        (os.path.relpath(path, directory), file.size, file.written)
+        for path, file in zip(paths, files, strict=True)
+    )
+
+
+def _lines(header: Header) -> Iterator[Any]:
+    """Yield everything in the header: tensors, their places, and metadata."""
+    for name, info in header.tensors.items():
+        origin = header.origins.get(name)
+        yield (
+            name,
+            info.shape,
+            info.encoding.name,
+            header.extents[name][:3],
+            origin and origin.steps,
+        )
+    yield from chain(
+        header.aliases.items(),
+        ((key, value.type, as_json(value.content)) for key, value in header.metadata.items()),
+    )

@@ -1,4 +1,4 @@
-"""A manifest's JSON as a record; nothing of it is taken on trust."""
+"""A manifest's JSON as a record; every value is checked."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS
-from weightctl.formats.base import is_possible
+from weightctl.formats.base import is_possible, is_text
 from weightctl.formats.sharded.covering import first_gap, join_parts
-from weightctl.formats.sharded.fields import (
-    count_at,
-    list_at,
-    object_at,
-    objects_at,
-    one_of,
-    require_text,
-    text_at,
-)
 from weightctl.formats.sharded.record import (
     Manifest,
     RankFile,
@@ -28,7 +19,8 @@ from weightctl.formats.sharded.record import (
     SourceShard,
 )
 from weightctl.split import Cut, Grid, Sharding, part_shape
-from weightctl.text.untyped import is_list
+from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import pluralize
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -36,86 +28,143 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part, Range
 
-__all__ = ["LAYOUTS", "parse_manifest"]
+__all__ = ["parse_manifest"]
 
-LAYOUTS = ("ranks", "vllm")
+_LARGEST = 1 << 63
+_LAYOUTS = ("ranks", "vllm")
 _MOST_DIMENSIONS = 64
 _MOST_RANKS = 1 << 16
-# Where parts meet they are looked at range by range, and those of all axes multiply.
+# The limit of ranges: overlapping parts are compared range by range, in all axes.
 _MOST_RANGES = 1 << 14
-# Of each tensor something is kept for every rank, also for those that a file spends no byte on.
+# The limit of tensors times ranks: each combination takes memory, but no byte in the file.
 _MOST_UNSTATED = 1 << 24
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
-
 _Tensors = dict[str, TensorInfo]
 _Parts: TypeAlias = "tuple[Part | None, ...]"
 
 
+def _object_at(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object under a key."""
+    content = entry.get(key)
+    if is_object(content):
+        return content
+    raise ValueError(f"`{key}` is not a JSON object")
+
+
+def _objects_at(entry: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the list of objects under a key."""
+    content = _list_at(entry, key)
+    if all(map(is_object, content)):
+        return content
+    raise ValueError(f"`{key}` is not a list of JSON objects")
+
+
+def _list_at(entry: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the list under a key."""
+    content = entry.get(key)
+    if is_list(content):
+        return content
+    raise ValueError(f"`{key}` is not a list")
+
+
+def _text_at(entry: Mapping[str, Any], key: str) -> str:
+    """Return the text under a key; it can be written as UTF-8."""
+    content = entry.get(key)
+    if isinstance(content, str):
+        if not content.isascii():
+            _require_text(content)
+        return content
+    raise ValueError(f"`{key}` is not a string")
+
+
+def _count_at(entry: Mapping[str, Any], key: str) -> int:
+    """Return the integer under a key, which is not negative and fits into 63 bits."""
+    content = entry.get(key)
+    if type(content) is int and 0 <= content < _LARGEST:
+        return content
+    raise ValueError(f"`{key}` is not an integer of at least 0")
+
+
+def _one_of(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
+    """Return the text under a key, which must be one of the given ones."""
+    content = _text_at(entry, key)
+    if content not in known:
+        raise ValueError(f"`{key}` is `{content}`; it must be {' or '.join(known)}")
+    return content
+
+
+def _require_text(content: str) -> None:
+    """Raise `ValueError` if a text has lone surrogates."""
+    if not is_text(content):
+        raise ValueError(f"{content!r} is not UTF-8")
+
+
 def parse_manifest(document: Mapping[str, Any]) -> Manifest:
-    """Return the manifest that a JSON object is; `ValueError` says what of it cannot be."""
-    layout = one_of(document, "layout", LAYOUTS)
-    grid = _grid(object_at(document, "grid"))
+    """Return the manifest in a JSON object; raises `ValueError` if it is invalid."""
+    layout = _one_of(document, "layout", _LAYOUTS)
+    grid = _grid(_object_at(document, "grid"))
     tensors: _Tensors = {}
     strategies: dict[str, str] = {}
-    for entry in objects_at(document, "tensors"):
+    for entry in _objects_at(document, "tensors"):
         info = _info(entry)
         if info.name in tensors:
             raise ValueError(f"the manifest lists the tensor `{info.name}` twice")
         tensors[info.name] = info
-        strategies[info.name] = text_at(entry, "strategy")
-    ranks = objects_at(document, "ranks")
+        strategies[info.name] = _text_at(entry, "strategy")
+    ranks = _objects_at(document, "ranks")
     if len(ranks) != grid.ranks:
-        raise ValueError(f"the manifest has {len(ranks)} ranks, but tp x ep x pp is {grid.ranks}")
+        count = pluralize(len(ranks), "rank")
+        raise ValueError(f"the manifest has {count}, but tp x ep x pp is {grid.ranks}")
     files = tuple(_file(entry, rank, tensors, layout) for rank, entry in enumerate(ranks))
     _refuse_twice([file.path for file in files], "is the file of several ranks")
     return Manifest(
         layout=layout,
-        format=one_of(document, "format", tuple(FORMATS)),
+        format=_one_of(document, "format", tuple(FORMATS)),
         grid=grid,
-        source=_parse_fingerprint(object_at(document, "source")),
+        source=_parse_fingerprint(_object_at(document, "source")),
         tensors=tensors,
         shardings=_shardings(tensors, strategies, files),
-        aliases=_aliases(object_at(document, "aliases"), tensors),
+        aliases=_aliases(_object_at(document, "aliases"), tensors),
         files=files,
     )
 
 
 def _grid(entry: Mapping[str, Any]) -> Grid:
-    grid = Grid(*(count_at(entry, key) for key in Grid._fields))
+    grid = Grid(*(_count_at(entry, key) for key in Grid._fields))
     if min(grid) < 1 or grid.ranks > _MOST_RANKS:
         raise ValueError(f"tp {grid.tp} x ep {grid.ep} x pp {grid.pp} is not a valid grid of ranks")
     return grid
 
 
 def _parse_fingerprint(entry: Mapping[str, Any]) -> SourceFingerprint:
-    files = tuple(map(_source_file, objects_at(entry, "files")))
-    header = text_at(entry, "header")
+    files = tuple(map(_source_file, _objects_at(entry, "files")))
+    header = _text_at(entry, "header")
     if _SHA256.fullmatch(header) is None:
         raise ValueError("`header` of `source` is not a SHA-256 digest")
     return SourceFingerprint(files, header)
 
 
 def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
-    # A name need not be UTF-8, and a time may be before 1970.
+    # A name can be invalid UTF-8, and a time can be before 1970.
     name, modified = entry.get("name"), entry.get("modified")
     if not isinstance(name, str) or type(modified) is not int:
         raise ValueError("a file of `source` has no name or no modification time")
-    return name, count_at(entry, "size"), modified
+    return name, _count_at(entry, "size"), modified
 
 
 def _aliases(entry: Mapping[str, Any], tensors: _Tensors) -> dict[str, str]:
     for name, tensor in entry.items():
         if not isinstance(tensor, str) or tensor not in tensors or name in tensors:
             raise ValueError(f"the alias `{name}` is also a tensor, or refers to a missing tensor")
-        require_text(name)
+        _require_text(name)
     return dict(entry)
 
 
 def _file(entry: Mapping[str, Any], rank: int, tensors: _Tensors, layout: str) -> RankFile:
     path = ""
     try:
-        path = text_at(entry, "path")
-        entries = objects_at(entry, "tensors")
+        path = _text_at(entry, "path")
+        entries = _objects_at(entry, "tensors")
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from error
     if not _is_below(path):
@@ -131,15 +180,15 @@ def _file(entry: Mapping[str, Any], rank: int, tensors: _Tensors, layout: str) -
 
 
 def _is_below(path: str) -> bool:
-    """Whether a path is of a file below the directory that it starts in, however it is read."""
+    """Whether a path leads to a file below its directory, on any system."""
     steps = path.split("/")
     return not {"", ".", ".."} & {*steps} and path.isprintable() and "\\" not in path
 
 
 def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
     info = _info(entry)
-    pieces = tuple([_piece(each, tensors) for each in objects_at(entry, "pieces")])
-    sha256 = text_at(entry, "sha256")
+    pieces = tuple([_piece(each, tensors) for each in _objects_at(entry, "pieces")])
+    sha256 = _text_at(entry, "sha256")
     if _SHA256.fullmatch(sha256) is None:
         raise ValueError("`sha256` is not a SHA-256 digest")
     sources = [tensors[piece.source] for piece in pieces]
@@ -154,15 +203,15 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
         raise ValueError(f"its shape {list(info.shape)} differs from the shape of its cuts")
     if shapes != [info.shape] and sum(map(info.encoding.nbytes, shapes)) > info.nbytes:
         raise ValueError("it has fewer bytes than its pieces need")
-    return Shard(info, pieces, text_at(entry, "strategy"), sha256)
+    return Shard(info, pieces, _text_at(entry, "strategy"), sha256)
 
 
 def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
-    name = text_at(entry, "source")
+    name = _text_at(entry, "source")
     info = tensors.get(name)
     if info is None:
         raise ValueError(f"its source `{name}` is not a tensor of the manifest")
-    part = tuple([_cut(each, info) for each in objects_at(entry, "cuts")])
+    part = tuple([_cut(each, info) for each in _objects_at(entry, "cuts")])
     if len(part) > 1:
         if len({cut.axis for cut in part}) < len(part):
             raise ValueError(f"`{name}` is split twice along one axis")
@@ -172,16 +221,16 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
 
 
 def _cut(entry: Mapping[str, Any], info: TensorInfo) -> Cut:
-    axis = count_at(entry, "axis")
+    axis = _count_at(entry, "axis")
     shape, block = info.shape, info.encoding.block
-    # Blocks that go on in the next row cannot be cut at all.
+    # Blocks that continue in the next row cannot be split.
     if axis >= len(shape) or shape[-1] % block:
         raise ValueError(f"`{info.name}` of shape {list(shape)} cannot be split along axis {axis}")
     if axis < len(shape) - 1:
         block = 1
     ranges: list[Range] = []
     end = 0
-    for each in list_at(entry, "ranges"):
+    for each in _list_at(entry, "ranges"):
         start, stop = _range(each)
         if not end <= start < stop <= shape[axis]:
             raise ValueError(
@@ -220,7 +269,7 @@ def _shardings(
             for source, part in shard.pieces:
                 held[source].setdefault(rank, []).append(part)
     shardings: dict[str, Sharding] = {}
-    # Layers are cut alike; what is known of one is not found out, or kept, again.
+    # Layers are split in the same way, so results for one layer are reused.
     known: dict[tuple[tuple[int, ...], _Parts], _Parts] = {}
     for name, by_rank in held.items():
         parts: list[Part | None] = [None] * len(files)
@@ -229,7 +278,7 @@ def _shardings(
             if parts[rank] is None:
                 raise ValueError(
                     f"the pieces of `{name}` on rank {rank} overlap, or cannot be joined into one "
-                    f"slice"
+                    "slice"
                 )
         key = tensors[name].shape, tuple(parts)
         if key not in known:
@@ -240,7 +289,7 @@ def _shardings(
 
 
 def _refuse_gap(info: TensorInfo, parts: _Parts) -> None:
-    """Raise where a tensor has elements that are in no part."""
+    """Raise `ValueError` if elements of a tensor are in no part."""
     there = [part for part in parts if part is not None]
     try:
         gap = first_gap(info.shape, there)
@@ -252,11 +301,11 @@ def _refuse_gap(info: TensorInfo, parts: _Parts) -> None:
 
 
 def _info(entry: Mapping[str, Any]) -> TensorInfo:
-    name = text_at(entry, "name")
-    encoding = ENCODINGS.get(text_at(entry, "encoding"))
+    name = _text_at(entry, "name")
+    encoding = ENCODINGS.get(_text_at(entry, "encoding"))
     if encoding is None:
         raise ValueError(f"the encoding of `{name}` is not supported")
-    shape = tuple(list_at(entry, "shape"))
+    shape = tuple(_list_at(entry, "shape"))
     if {type(size) for size in shape} - {int}:
         raise ValueError(f"the shape of `{name}` has a size that is not an integer")
     if not _is_shape(shape, encoding.name):
@@ -266,13 +315,13 @@ def _info(entry: Mapping[str, Any]) -> TensorInfo:
     return TensorInfo(name, shape, encoding)
 
 
-# Tens of thousands of tensors have a few shapes.
+# Tens of thousands of tensors share a few shapes.
 _part_shape = lru_cache(maxsize=1024)(part_shape)
 
 
 @lru_cache(maxsize=1024)
 def _is_shape(shape: tuple[int, ...], encoding: str) -> bool:
-    """Whether arrays can have a shape, and elements of that encoding fill it."""
+    """Whether a shape is valid for arrays, and for the encoding."""
     can_be = len(shape) <= _MOST_DIMENSIONS and is_possible(shape)
     return can_be and ENCODINGS[encoding].fits(shape)
 

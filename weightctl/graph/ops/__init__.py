@@ -105,7 +105,7 @@ from weightctl.graph.ops.unary import (
 )
 
 if TYPE_CHECKING:
-    from weightctl.graph.ops.op import Op
+    from weightctl.graph.ops.rules import Op
 
 __all__ = [
     "OPS",

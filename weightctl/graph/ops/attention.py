@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.op import Op
 from weightctl.graph.ops.rules import (
+    Op,
     require_broadcast,
     require_float,
     require_rank,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import DType
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph.ops.create import constant
-from weightctl.graph.ops.op import Op
 from weightctl.graph.ops.quantized import to_numbers
 from weightctl.graph.ops.rules import (
     FLOATS,
     INTEGERS,
+    Op,
     broadcast,
     require_bool,
     require_number,

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
 from weightctl.graph.nesting import calls, is_placeholder, refuse_fixed_name, weight_names
-from weightctl.graph.ops.op import Op
+from weightctl.graph.ops.rules import Op
 from weightctl.graph.scope import current_graph, graphs, refusing
 from weightctl.graph.value import apply_all
 from weightctl.text.untyped import is_sequence
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,8 @@ def infer_call(
         )
     if len(types) != len(expected):
         raise GraphError(
-            f"subgraph `{subgraph.name}` has {len(expected)} inputs, but {len(types)} were given"
+            f"subgraph `{subgraph.name}` has {pluralize(len(expected), 'input')}, but got "
+            f"{len(types)}"
         )
     dims: dict[str, Dim] = {}
     for given, wanted in zip(types, expected, strict=True):

@@ -14,8 +14,7 @@ from weightctl.graph.ops.exchange import (
     sum_in_order,
 )
 from weightctl.graph.ops.lowering import torch_device
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import require_number, require_same_dtype, resolve_axis
+from weightctl.graph.ops.rules import Op, require_number, require_same_dtype, resolve_axis
 from weightctl.graph.ops.slicing import infer_concat
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply, apply_all
@@ -244,7 +243,8 @@ def _require_same_shape(values: Sequence[TensorType]) -> None:
     require_number(*values)
     if any(value.shape != values[0].shape for value in values):
         raise GraphError(
-            "the shapes of the ranks differ", hint="each rank must have a value for every element"
+            "the tensors of the ranks have different shapes",
+            hint="use a tensor of the same shape on each rank",
         )
 
 
@@ -253,7 +253,7 @@ def _divide_evenly(size: Dim, count: int) -> Shape:
     if not size.is_static:
         raise GraphError(
             f"the dimension `{size}` cannot be divided evenly among {count} ranks, because its "
-            f"size is not defined yet",
+            "size is not defined yet",
             hint=f"pass `sizes`: one expression per rank, which add up to `{size}`",
         )
     return Shape([stop - start for start, stop in shares(int(size), count)])

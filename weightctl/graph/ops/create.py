@@ -12,8 +12,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType, as_dtype
 from weightctl.errors import EncodingError, EngineError, GraphError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import require_number
+from weightctl.graph.ops.rules import Op, require_number
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply

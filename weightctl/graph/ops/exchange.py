@@ -187,8 +187,7 @@ def _exchange(
             if int(note[1]) != kind:
                 raise EngineError(
                     f"process {process} of {count} sends a different shape or dtype, or is at a "
-                    f"different "
-                    f"step; this process: {described}",
+                    f"different step; this process: {described}",
                     hint="give every process the same inputs and the same graph, apart from "
                     "its ranks",
                 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import require_float, require_rank, require_same_dtype
+from weightctl.graph.ops.rules import Op, require_float, require_rank, require_same_dtype
 from weightctl.graph.value import apply
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import broadcast, require_float, require_rank, require_same_dtype
+from weightctl.graph.ops.rules import Op, broadcast, require_float, require_rank, require_same_dtype
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 from weightctl.shape import Shape
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     left, right = _parse_equation(equation)
     if len(left) != len(operands):
         raise GraphError(
-            f"`{equation}` has {len(left)} operands, but {len(operands)} were given",
+            f"`{equation}` has {pluralize(len(left), 'operand')}, but got {len(operands)}",
             hint="separate the letters of operands with a comma",
         )
     require_same_dtype(*operands)
@@ -90,15 +90,15 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     for letters, operand in zip(left, operands, strict=True):
         if len(letters) != operand.rank:
             raise GraphError(
-                f"`{letters}` has {len(letters)} letters, but {operand} has "
-                f"{operand.rank} dimensions",
+                f"`{letters}` has {pluralize(len(letters), 'letter')}, but {operand} has "
+                f"{pluralize(operand.rank, 'dimension')}",
                 hint="use one letter per dimension",
             )
         for letter, size in zip(letters, operand.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise GraphError(
                     f"einsum index `{letter}` has size {sizes[letter]} in one operand and {size} "
-                    f"in another",
+                    "in another",
                     hint="a dimension with the same letter must have the same size in every "
                     "operand",
                 )

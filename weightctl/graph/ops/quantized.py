@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
 from weightctl.graph.ops.lowering import decode_blocks, require_inside, torch_device
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import require_integer
+from weightctl.graph.ops.rules import Op, require_integer
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import choose_axis, require_float, require_number, resolve_axis
+from weightctl.graph.ops.rules import Op, choose_axis, require_float, require_number, resolve_axis
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape

@@ -1,24 +1,25 @@
-"""Rules that several ops have for the types of their values, and for shapes that combine.
+"""The record of an operation, and rules that several have for types and shapes.
 
 The errors say neither the op's name nor the types; whoever adds the op to a graph does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from weightctl.graph.types import TensorType
 
 __all__ = [
     "FLOATS",
     "INTEGERS",
+    "Op",
     "broadcast",
     "choose_axis",
     "require_bool",
@@ -34,6 +35,28 @@ __all__ = [
 # What is computed with; numbers of all other types are stored, moved and cast only.
 FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 INTEGERS = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
+
+
+class Op(NamedTuple):
+    """An operation of graphs, by the `name` that nodes have.
+
+    `infer` takes the types of the inputs, and the attributes by name; it returns the type of the
+    result, or a tuple of types, and raises `GraphError` if they do not fit. `lower` takes torch's
+    tensors, and the attributes with a number for each dimension. It is None for what the engine
+    does by itself.
+    """
+
+    name: str
+    infer: Callable[..., TensorType | tuple[TensorType, ...]]
+    lower: Callable[..., Any] | None = None
+    # Whether inputs are on several devices; those of all other operations are on one.
+    crosses_devices: bool = False
+    # Whether the blocks of a quantized weight are an input; others take its numbers.
+    takes_blocks: bool = False
+    # Whether only the rows of the first input are read whose numbers the second input gives.
+    picks_rows: bool = False
+    # Whether people see it run, so that it runs even where nothing uses its result.
+    is_seen: bool = False
 
 
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:

@@ -7,9 +7,8 @@ from operator import index
 from typing import TYPE_CHECKING, TypeAlias
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.op import Op
 from weightctl.graph.ops.quantized import to_numbers
-from weightctl.graph.ops.rules import choose_axis, require_broadcast, resolve_axis
+from weightctl.graph.ops.rules import Op, choose_axis, require_broadcast, resolve_axis
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape

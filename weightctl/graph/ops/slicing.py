@@ -8,9 +8,8 @@ from operator import index as integer
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from weightctl.errors import EngineError, GraphError
-from weightctl.graph.ops.op import Op
 from weightctl.graph.ops.quantized import to_numbers
-from weightctl.graph.ops.rules import choose_axis, require_same_dtype, resolve_axis
+from weightctl.graph.ops.rules import Op, choose_axis, require_same_dtype, resolve_axis
 from weightctl.graph.ops.shape import unsqueeze
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply, apply_all
@@ -233,8 +232,8 @@ def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
         if not _is_item(item):
             raise GraphError(
                 f"{item!r} is not a valid index",
-                hint="use an integer, a slice with a positive step, None, or `...`; for values "
-                "as indices, use `ops.embedding`",
+                hint="use an integer, a slice with a positive step, None, or `...`; to use "
+                "tensors as indices, use `ops.embedding`",
             )
     missing = rank - sum(1 for item in index if item is not None and item is not ...)
     places = [place for place, item in enumerate(index) if item is ...] or [len(index)]

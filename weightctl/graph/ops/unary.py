@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weightctl.dtype import DType, as_dtype
 from weightctl.errors import GraphError
 from weightctl.graph.ops.lowering import dtype_of, torch_dtype
-from weightctl.graph.ops.op import Op
-from weightctl.graph.ops.rules import require_bool, require_float, require_number
+from weightctl.graph.ops.rules import Op, require_bool, require_float, require_number
 from weightctl.graph.scope import refusing
 from weightctl.graph.value import apply
 

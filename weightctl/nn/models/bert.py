@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from weightctl.dtype import DType
 from weightctl.graph import ops
 from weightctl.nn.attention import Attention
+from weightctl.nn.base_layer import LayerList
 from weightctl.nn.embedding import Embedding
-from weightctl.nn.layer_list import LayerList
 from weightctl.nn.mlp import MLP
 from weightctl.nn.models.network import Network
 from weightctl.nn.module import Module

@@ -14,8 +14,8 @@ from weightctl.system.registry import load
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.graph.value import Value
+    from weightctl.nn.base_layer import LayerList
     from weightctl.nn.embedding import Embedding
-    from weightctl.nn.layer_list import LayerList
 
 __all__ = ["Beside", "Network", "build_network"]
 

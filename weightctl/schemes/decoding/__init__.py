@@ -11,12 +11,17 @@ from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.schemes.decoding.blocks import Microscaled
-    from weightctl.schemes.decoding.coded import CodedRow, NestedScales
-    from weightctl.schemes.decoding.grid import BlockGrid, PerBlock
-    from weightctl.schemes.decoding.numbers import PackedNumbers, PlainNumbers, Powers, Ternary
-    from weightctl.schemes.decoding.packing import PackingLayout
+    from weightctl.schemes.decoding.tables import (
+        BlockGrid,
+        PackedNumbers,
+        PackingLayout,
+        PerBlock,
+        PlainNumbers,
+        Powers,
+        Ternary,
+    )
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
-    from weightctl.schemes.decoding.values import E2M1, Scaled
+    from weightctl.schemes.decoding.values import E2M1, CodedRow, NestedScales, Scaled
 
 __all__ = [
     "E2M1",
@@ -37,19 +42,19 @@ __all__ = [
 
 _NAMES = {
     "E2M1": "weightctl.schemes.decoding.values:E2M1",
-    "BlockGrid": "weightctl.schemes.decoding.grid:BlockGrid",
-    "CodedRow": "weightctl.schemes.decoding.coded:CodedRow",
+    "BlockGrid": "weightctl.schemes.decoding.tables:BlockGrid",
+    "CodedRow": "weightctl.schemes.decoding.values:CodedRow",
     "Decoding": "weightctl.schemes.decoding.tensors:Decoding",
     "Microscaled": "weightctl.schemes.decoding.blocks:Microscaled",
-    "NestedScales": "weightctl.schemes.decoding.coded:NestedScales",
-    "PackedNumbers": "weightctl.schemes.decoding.numbers:PackedNumbers",
-    "PackingLayout": "weightctl.schemes.decoding.packing:PackingLayout",
-    "PerBlock": "weightctl.schemes.decoding.grid:PerBlock",
-    "PlainNumbers": "weightctl.schemes.decoding.numbers:PlainNumbers",
-    "Powers": "weightctl.schemes.decoding.numbers:Powers",
+    "NestedScales": "weightctl.schemes.decoding.values:NestedScales",
+    "PackedNumbers": "weightctl.schemes.decoding.tables:PackedNumbers",
+    "PackingLayout": "weightctl.schemes.decoding.tables:PackingLayout",
+    "PerBlock": "weightctl.schemes.decoding.tables:PerBlock",
+    "PlainNumbers": "weightctl.schemes.decoding.tables:PlainNumbers",
+    "Powers": "weightctl.schemes.decoding.tables:Powers",
     "Scaled": "weightctl.schemes.decoding.values:Scaled",
     "SchemeTensors": "weightctl.schemes.decoding.tensors:SchemeTensors",
-    "Ternary": "weightctl.schemes.decoding.numbers:Ternary",
+    "Ternary": "weightctl.schemes.decoding.tables:Ternary",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding.grid import PerBlock
-    from weightctl.schemes.decoding.numbers import NumberTable
+    from weightctl.schemes.decoding.tables import NumberTable, PerBlock
     from weightctl.schemes.decoding.values import Scaled
     from weightctl.weights.derived import ReadableTensor
 

@@ -1,24 +1,103 @@
-"""Rectangles of stored tensors, read without the rest of their rows where that is worth it."""
+"""Tables of the numbers of stored tensors: plain ones, those packed in words, one per block."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+
+from weightctl.codecs.scalar import convert, unpack
+from weightctl.dtype import DType
+from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from weightctl.codecs.base import U8
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Region", "Table"]
+__all__ = [
+    "BlockGrid",
+    "NumberTable",
+    "Order",
+    "PackedNumbers",
+    "PackingLayout",
+    "PerBlock",
+    "PlainNumbers",
+    "Powers",
+    "Region",
+    "Table",
+    "Ternary",
+]
 
 # Bytes that are read at a time where rows are read whole for some of their columns.
 _BAND = 4 << 20
 # A request takes as long as copying this many bytes.
 _REQUEST = 8 << 10
+
+
+class PackingLayout(NamedTuple):
+    """How numbers of `bits` bits follow one another in words of `word` bits, the lowest first.
+
+    They are one stream of bits; with `whole` no number is split between two words, and what is left
+    of a word is unused. Where they do not stand in their own order, `order` has the place of each.
+    """
+
+    bits: int
+    word: int
+    whole: bool = False
+    order: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers there are in `words` words, after which all repeats."""
+        return self.word // self.bits if self.whole else self.word // gcd(self.bits, self.word)
+
+    @property
+    def words(self) -> int:
+        """How many words those numbers fill."""
+        return 1 if self.whole else self.bits // gcd(self.bits, self.word)
+
+    def words_of(self, count: int) -> int:
+        """Return how many words this many numbers fill."""
+        if self.whole:
+            return -(-count // self.numbers)
+        return -(-count * self.bits // self.word)
+
+
+def _unpack_table(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
+    """Return the numbers of a table of unsigned words, packed along an axis (0 or 1).
+
+    Where the words end within a repetition of the layout, the numbers that are not there are 0.
+    """
+    missing = -words.shape[axis] % layout.words
+    if missing:
+        padding = [(0, 0), (0, 0)]
+        padding[axis] = (0, missing)
+        words = np.pad(words, padding)
+    bits, numbers, width = layout.bits, layout.numbers, layout.words
+    rows, columns = words.shape
+    if axis:
+        grouped = words.reshape(rows, columns // width, width)
+        made = np.empty((rows, columns // width, numbers), np.uint8)
+    else:
+        grouped = np.moveaxis(words.reshape(rows // width, width, columns), 1, 2)
+        made = np.moveaxis(np.empty((rows // width, numbers, columns), np.uint8), 1, 2)
+    mask = words.dtype.type((1 << bits) - 1)
+    for index in range(numbers):
+        place, shift = divmod(index * bits, layout.word)
+        level = grouped[..., place] >> words.dtype.type(shift)
+        if shift + bits > layout.word:
+            level |= grouped[..., place + 1] << words.dtype.type(layout.word - shift)
+        level &= mask
+        made[..., layout.order[index] if layout.order else index] = level
+    if axis:
+        return made.reshape(rows, -1)
+    return np.moveaxis(made, 2, 1).reshape(-1, columns)
 
 
 class Region(NamedTuple):
@@ -75,3 +154,187 @@ def _read_bands(
         band = np.empty((count, stride), np.uint8)
         tensor.read_into(begin + first * stride, band.reshape(-1).data)
         made[first : first + count] = band[:, left : left + piece]
+
+
+class NumberTable(Protocol):
+    """A table of numbers that can be read in rectangles."""
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return a rectangle: float32, or integers of 8 bits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumbers:
+    """Numbers that are stored one by one, as `dtype`."""
+
+    table: Table
+    dtype: DType
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return them: integers of 8 bits as they are, all others as float32."""
+        numbers = unpack(self.table.read(inputs, region).view(np.uint8), self.dtype)
+        if self.dtype in {DType.int8, DType.uint8}:
+            return numbers
+        with np.errstate(all="ignore"):
+            return convert(numbers, DType.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Powers:
+    """Powers of two, stored as bytes that are their exponents plus `bias`."""
+
+    table: Table
+    bias: int = 127
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return the powers; the greatest byte is not a NaN here."""
+        exponents = self.table.read(inputs, region).astype(np.int32) - self.bias
+        with np.errstate(over="ignore"):
+            return np.ldexp(np.float32(1), exponents)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNumbers:
+    """Numbers packed along an axis of a table of words, 0 or 1.
+
+    `plus` is added to each, and what goes beyond their bits is lost. With `signed` the upper half
+    is negative.
+    """
+
+    table: Table
+    layout: PackingLayout
+    axis: int
+    plus: int = 0
+    signed: bool = False
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return them, as uint8, or int8 where they are signed."""
+        along = region if self.axis else region.transposed
+        numbers, words = self.layout.numbers, self.layout.words
+        first = along.left // numbers
+        # Of the last repetition there may be fewer words than it would fill.
+        beyond = first * words + self.layout.words_of(along.right - first * numbers)
+        cut = along._replace(left=first * words, right=beyond)
+        stored = self.table.read(inputs, cut if self.axis else cut.transposed)
+        levels = _unpack_table(stored.view(f"u{stored.itemsize}"), self.layout, self.axis)
+        skip, count = along.left - first * numbers, along.right - along.left
+        levels = levels[:, skip : skip + count] if self.axis else levels[skip : skip + count]
+        mask = np.uint8((1 << self.layout.bits) - 1)
+        if self.plus:
+            levels = levels + np.uint8(self.plus) & mask
+        if self.signed:
+            half = 1 << (self.layout.bits - 1)
+            return (levels ^ np.uint8(half)).view(np.int8) - np.int8(half)
+        return levels
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary:
+    """-1, 0 and 1 in two bits, four rows in one: each quarter of the rows has its bits."""
+
+    table: Table
+    quarter: int
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return them as int8."""
+        made = np.empty(region.shape, np.int8)
+        top = region.top
+        while top < region.bottom:
+            quarter, row = divmod(top, self.quarter)
+            count = min(region.bottom - top, self.quarter - row)
+            stored = self.table.read(inputs, region._replace(top=row, bottom=row + count))
+            levels = stored >> np.uint8(2 * quarter) & np.uint8(3)
+            made[top - region.top : top - region.top + count] = levels.astype(np.int8) - np.int8(1)
+            top += count
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A stored tensor that says of each index of an axis (0 or 1) in which of `groups` it is."""
+
+    place: int
+    axis: int
+    groups: int
+
+    def read(self, inputs: Sequence[ReadableTensor], first: int, last: int) -> NDArray[np.int64]:
+        """Return the groups of a range of indices; raises `ConversionError` if one is invalid."""
+        tensor = inputs[self.place]
+        size = tensor.info.encoding.size
+        raw = np.empty((last - first) * size, np.uint8)
+        tensor.read_into(first * size, raw.data)
+        groups: NDArray[np.int64] = raw.view(f"i{size}").astype(np.int64)
+        if groups.size and (groups.min() < 0 or groups.max() >= self.groups):
+            wrong = groups[(groups < 0) | (groups >= self.groups)][0]
+            raise ConversionError(
+                f"`{tensor.info.name}` has the group index {wrong}, but there are "
+                f"{self.groups} groups",
+                hint="the checkpoint is damaged",
+            )
+        return groups
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrid:
+    """Blocks of `blocks` elements in each dimension of `shape`, the last ones perhaps cut off.
+
+    There are `counts` of them. A table has the last dimension as its columns, and all before it as
+    its rows. `order` says where those are of an axis, if it is not by their place.
+    """
+
+    shape: tuple[int, ...]
+    counts: tuple[int, ...]
+    blocks: tuple[int, ...]
+    order: Order | None = None
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """The rows and columns of the table that has a cell for each block."""
+        return prod(self.counts[:-1]), self.counts[-1]
+
+    def rows(self, inputs: Sequence[ReadableTensor], top: int, bottom: int) -> NDArray[np.int64]:
+        """Return the row of the table of blocks for each of some rows."""
+        if self.order is not None and self.order.axis == 0:
+            return self.order.read(inputs, top, bottom)
+        made = np.zeros(bottom - top, np.int64)
+        rest = np.arange(top, bottom, dtype=np.int64)
+        step = 1
+        dimensions = zip(self.shape[:-1], self.counts[:-1], self.blocks[:-1], strict=True)
+        for length, count, block in reversed(list(dimensions)):
+            rest, place = np.divmod(rest, length)
+            made += place // block * step
+            step *= count
+        return made
+
+    def columns(self, inputs: Sequence[ReadableTensor], left: int, right: int) -> NDArray[np.int64]:
+        """Return the column of the table of blocks for each of some columns."""
+        if self.order is not None and self.order.axis == 1:
+            return self.order.read(inputs, left, right)
+        return np.arange(left, right, dtype=np.int64) // self.blocks[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PerBlock:
+    """A number for each block of a grid."""
+
+    numbers: NumberTable
+    grid: BlockGrid
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return the numbers for a rectangle: one row or column where all are alike."""
+        rows = _alike(self.grid.rows(inputs, region.top, region.bottom))
+        columns = _alike(self.grid.columns(inputs, region.left, region.right))
+        top, left = int(rows.min()), int(columns.min())
+        cells = Region(top, int(rows.max()) + 1, left, int(columns.max()) + 1)
+        found = self.numbers.read(inputs, cells)
+        # Without copying where each is there once, in order.
+        if not np.array_equal(columns, np.arange(cells.left, cells.right)):
+            found = found[:, columns - left]
+        if not np.array_equal(rows, np.arange(cells.top, cells.bottom)):
+            found = found[rows - top]
+        return found
+
+
+def _alike(indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    return indices[:1] if indices.size and bool((indices == indices[0]).all()) else indices

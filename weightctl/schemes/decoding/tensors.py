@@ -11,11 +11,17 @@ import numpy as np
 from weightctl.dtype import DType
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import config as config_beside
-from weightctl.schemes.decoding.grid import BlockGrid, Order, PerBlock
-from weightctl.schemes.decoding.numbers import PackedNumbers, PlainNumbers, Powers
-from weightctl.schemes.decoding.tables import Table
+from weightctl.schemes.decoding.tables import (
+    BlockGrid,
+    Order,
+    PackedNumbers,
+    PerBlock,
+    PlainNumbers,
+    Powers,
+    Table,
+)
 from weightctl.schemes.matching import find_quantized
-from weightctl.schemes.names import ACTIVATIONS
+from weightctl.schemes.scheme import ACTIVATIONS
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.derived import StoredTensor
 
@@ -25,8 +31,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding.blocks import Microscaled
-    from weightctl.schemes.decoding.numbers import NumberTable
-    from weightctl.schemes.decoding.packing import PackingLayout
+    from weightctl.schemes.decoding.tables import NumberTable, PackingLayout
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.matching import Quantized
     from weightctl.weights.derived import ReadableTensor
@@ -196,8 +201,8 @@ class SchemeTensors:
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
         if dtype is None or not is_readable or info.encoding.block != 1:
             raise self.cannot_dequantize(
-                f"`{info.name}` is stored as {info.encoding}, but floats "
-                f"or 8-bit integers are expected"
+                f"`{info.name}` is stored as {info.encoding}, but floats or 8-bit integers are "
+                "expected"
             )
         table = self.table(place, columns)
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)

@@ -1,6 +1,6 @@
 """A model's card: the `general.*` keys of GGUF, and a README's front matter.
 
-What is read, and what is called what, is as in llama.cpp's `gguf/metadata.py`.
+The keys that are read, and their names in GGUF, are those of llama.cpp's `gguf/metadata.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `general.*` keys of a model, from what stands in its directory."""
+"""The `general.*` keys of a model, from the files in its directory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,36 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import open_reader
+from weightctl.storage.location import is_remote
+from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.untyped import is_list, is_object
-from weightctl.translate.card.front_matter import read_front_matter
-from weightctl.translate.card.keys import LISTS, NAMES, SOURCES, TEXTS
-from weightctl.translate.card.model_id import parse_model_id, title
-from weightctl.translate.card.origins import origin
+from weightctl.translate.card.origins import (
+    LISTS,
+    NAMES,
+    SOURCES,
+    TEXTS,
+    origin,
+    parse_model_id,
+    title,
+)
+from weightctl.translate.card.readme import read_front_matter
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.translate.card.model_id import ModelId
+    from weightctl.translate.card.origins import ModelId
 
 __all__ = ["from_directory", "size_label"]
 
 _README, _CONFIG = "README.md", "config.json"
 _MOST_CONFIG = 20_000_000
 _MOST_LISTED = 1000
-# A model's directory in the cache of huggingface_hub is named for a commit.
+# In the cache of huggingface_hub, the name of a model's directory is that of a commit.
 _CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/[^/]+")
+_HUB = "hf://"
 _NAMED = ("finetune", "basename", "version", "size_label")
 
 
@@ -39,13 +48,13 @@ def from_directory(
     experts: int = 0,
     of_experts: int = 0,
 ) -> dict[str, MetadataValue]:
-    """Return what a model's README, config.json and the name of its directory say of it.
+    """Return the facts in a model's README, in config.json, and in the name of its directory.
 
-    What stands first in that order wins. `parameters` is how many numbers the model has, 0 where
-    that is not known, and with `experts` and `of_experts` as in `size_label`. Where a file cannot
-    be read, `tell` gets a sentence, and the rest is read.
+    Earlier sources in this order take precedence. `parameters` is the number of parameters, 0 if
+    unknown; `experts` and `of_experts` are as in `size_label`. If a file cannot be read, `tell`
+    gets a sentence, and the other files are read.
     """
-    directory = os.path.abspath(directory)
+    directory = directory if is_remote(directory) else os.path.abspath(directory)
     readme = os.path.join(directory, _README)
     card: Mapping[str, Any] = {}
     try:
@@ -72,10 +81,10 @@ def from_directory(
 
 
 def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
-    """Return `135M` for a model of this many numbers, `8x7B` for one with experts.
+    """Return `135M` for a model with this many parameters, `8x7B` for one with experts.
 
-    `of_experts` is how many of the numbers are all the experts' together. One expert's and all that
-    is shared are what is counted then.
+    `of_experts` is the number of parameters of all experts together. The label then counts one
+    expert and everything that is shared.
     """
     if experts:
         parameters += of_experts // experts - of_experts
@@ -90,7 +99,7 @@ def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
 
 
 def _complete(texts: dict[str, str], found: ModelId) -> None:
-    """Add what a model's name says and nothing before it did."""
+    """Add facts from a model's name that are still missing."""
     names = {"name": found.name, "organization": found.organization}
     stated = {key: title(text) for key, text in names.items() if text}
     stated |= {key: text for key in _NAMED if (text := getattr(found, key))}
@@ -103,18 +112,20 @@ def _read_stated_name(path: str) -> str:
     try:
         document = read_json(open_reader(path), _MOST_CONFIG)
     except FormatError:
-        return ""  # who reads the config itself says what is wrong with it
+        return ""  # the reader of the config reports the error
     name = document.get("_name_or_path") if is_object(document) else None
     return name if isinstance(name, str) and name.count("/") <= 1 else ""
 
 
 def _directory_name(directory: str) -> str:
+    if directory.startswith(_HUB):
+        return parse_hub_url(directory).repository
     cached = _CACHED.search(directory.replace(os.sep, "/"))
     return "/".join(cached.groups()) if cached else os.path.basename(directory)
 
 
 def _text(card: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """Return what a card says under the first of some names; "" where that is not text."""
+    """Return a card's text under the first of some names; "" if it is not text."""
     content = next((card[name] for name in names if name in card), "")
     return ",".join(_texts(content))
 
@@ -126,14 +137,14 @@ def _texts(content: object) -> list[str]:
 
 
 def _whole(text: str) -> str:
-    """Return a text in which `?` represents halves of characters, which no file can hold."""
+    """Return a text with `?` for lone surrogates, which cannot be stored."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _origins(
     kind: str, card: Mapping[str, Any], names: tuple[str, ...], parameters: int
 ) -> dict[str, MetadataValue]:
-    """Return what a card says of the models, or the data, that this one was made from."""
+    """Return a card's facts about the models, or the data, that this one was made from."""
     content = next((card[name] for name in names if name in card), None)
     listed = content[:_MOST_LISTED] if is_list(content) else [content]
     entries = [entry for each in listed if (entry := origin(each, parameters))]

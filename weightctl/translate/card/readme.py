@@ -1,26 +1,127 @@
-"""A README for a model's directory, from the `general.*` keys of its metadata."""
+"""READMEs of models' directories: the facts at their head, between two lines of dashes, in YAML.
+
+Facts that are read are untrusted. Every scalar is text here, so `no` is Norwegian and `1.0` is a
+version; only texts, lists and mappings are created; and only requested keys are parsed, because the
+results of evaluations can be long.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from weightctl.text.untyped import is_sequence
-from weightctl.translate.card.front_matter import format_front_matter
-from weightctl.translate.card.keys import ENTRY, LISTS, SOURCES, TEXTS
-from weightctl.translate.card.origins import format_origin
+from weightctl.errors import FormatError
+from weightctl.storage.files import is_file, open_reader
+from weightctl.text.untyped import is_object, is_sequence
+from weightctl.translate.card.origins import ENTRY, LISTS, SOURCES, TEXTS, format_origin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["to_readme"]
+__all__ = ["parse_front_matter", "read_front_matter", "to_readme"]
 
+_MOST_READ = 4_000_000
+# Several times the length of the longest lists of languages; more would take seconds to parse.
+_MOST_PARSED = 20_000
+_FENCE = re.compile(r"---[ \t\r]*")
+_KEY = re.compile(r"""["']?([A-Za-z_][\w-]*)["']?[ \t]*:(?:\s|$)""")
+_NOTHING = {"", "~", "null", "Null", "NULL"}
 _MOST_LISTED = 1000
 
 
+def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
+    """Return what a file's front matter says for some keys; empty if the file does not exist.
+
+    Raises `ValueError`, whose message is a clause about the file, if it cannot be read.
+    """
+    if not is_file(path):
+        return {}
+    try:
+        raw = open_reader(path).read(0, _MOST_READ)
+    except FormatError as error:
+        raise ValueError(f"cannot be read: {error.reason}") from error
+    return parse_front_matter(raw.decode("utf-8", "replace"), keys)
+
+
+def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
+    """Return what the front matter of a text says for some keys; nothing if there is none.
+
+    Raises `ValueError` if it is not YAML, too long, or nested too deeply.
+    """
+    lines = text.removeprefix("\ufeff").split("\n")
+    if not _FENCE.fullmatch(lines[0]):
+        return {}
+    wanted: list[str] = []
+    takes = True
+    for line in lines[1:]:
+        if _FENCE.fullmatch(line):
+            break
+        key = _KEY.match(line)
+        takes = takes if key is None else key[1] in keys
+        if takes:
+            wanted.append(line.replace("\t", "  "))  # YAML requires spaces; people write tabs
+    else:
+        raise ValueError("has front matter without an end marker")
+    document = "\n".join(wanted)
+    if len(document) > _MOST_PARSED:
+        raise ValueError(f"has front matter of more than {_MOST_PARSED} characters")
+    parsed = _parse_yaml(document)
+    if parsed is None or _is_nothing(parsed):
+        return {}
+    if not is_object(parsed):
+        raise ValueError("has front matter that is not a mapping")
+    return {key: parsed[key] for key in keys if key in parsed and not _is_nothing(parsed[key])}
+
+
+def _is_nothing(content: object) -> bool:
+    return isinstance(content, str) and content in _NOTHING
+
+
+def _parse_yaml(document: str) -> Any:
+    import yaml
+
+    try:
+        # Creates only str, list and dict, and does not merge keys.
+        return yaml.load(document, yaml.BaseLoader)  # noqa: S506
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"has front matter that is not valid YAML: {_first_line(error)}"
+        ) from error
+    except RecursionError as error:
+        raise ValueError("has front matter that is nested too deeply") from error
+    except OverflowError as error:
+        raise ValueError("has front matter with an invalid character") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _format_front_matter(facts: Mapping[str, Any]) -> str:
+    """Return facts between two lines of dashes; texts that look like other things are quoted."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes text that a reader could take for the end of a line, and writes no aliases."""
+
+        def represent_str(self, data: str) -> yaml.ScalarNode:
+            if data.isprintable():
+                return super().represent_str(data)
+            return yaml.ScalarNode("tag:yaml.org,2002:str", data, style='"')
+
+        def ignore_aliases(self, data: object) -> bool:
+            del data
+            return True
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    body = yaml.dump(dict(facts), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return f"---\n{body}---\n"
+
+
 def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
-    """Return a README whose front matter says what the metadata do; None if they say nothing."""
+    """Return a README with the metadata's facts in its front matter; None without facts."""
     facts: dict[str, Any] = {}
     for key, names in TEXTS.items():
         if text := _text(metadata, f"general.{key}"):
@@ -35,7 +136,7 @@ def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
             facts[names[0]] = entries[0] if len(entries) == 1 else entries
     if not facts:
         return None
-    parts = [format_front_matter(facts)]
+    parts = [_format_front_matter(facts)]
     for prefix, key in (("# ", "name"), ("", "description")):
         if key in facts:
             parts.append(f"{prefix}{' '.join(facts[key].split())}\n")

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.translate.tokenizer.directory import from_directory
-    from weightctl.translate.tokenizer.documents import to_documents
-    from weightctl.translate.tokenizer.ends import describe_assumed_end, with_ends
-    from weightctl.translate.tokenizer.metadata import from_metadata, to_metadata
-    from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-    from weightctl.translate.tokenizer.token_ids import TokenIds, ids_of, read_token_ids
+    from weightctl.translate.tokenizer.directory import from_directory, to_documents
+    from weightctl.translate.tokenizer.record import (
+        Tokenizer,
+        TokenType,
+        from_metadata,
+        to_metadata,
+    )
+    from weightctl.translate.tokenizer.token_ids import (
+        TokenIds,
+        describe_assumed_end,
+        ids_of,
+        read_token_ids,
+        with_ends,
+    )
 
 __all__ = [
     "READERS",
@@ -43,21 +51,21 @@ WRITERS: dict[str, str] = {
     "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
     "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
     "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
-    "t5": "weightctl.translate.tokenizer.unigram:to_tokenizer_json",
+    "t5": "weightctl.translate.tokenizer.sentencepiece.documents:to_unigram_json",
 }
 
 _NAMES = {
     "TokenIds": "weightctl.translate.tokenizer.token_ids:TokenIds",
     "TokenType": "weightctl.translate.tokenizer.record:TokenType",
     "Tokenizer": "weightctl.translate.tokenizer.record:Tokenizer",
-    "describe_assumed_end": "weightctl.translate.tokenizer.ends:describe_assumed_end",
+    "describe_assumed_end": "weightctl.translate.tokenizer.token_ids:describe_assumed_end",
     "from_directory": "weightctl.translate.tokenizer.directory:from_directory",
-    "from_metadata": "weightctl.translate.tokenizer.metadata:from_metadata",
+    "from_metadata": "weightctl.translate.tokenizer.record:from_metadata",
     "ids_of": "weightctl.translate.tokenizer.token_ids:ids_of",
     "read_token_ids": "weightctl.translate.tokenizer.token_ids:read_token_ids",
-    "to_documents": "weightctl.translate.tokenizer.documents:to_documents",
-    "to_metadata": "weightctl.translate.tokenizer.metadata:to_metadata",
-    "with_ends": "weightctl.translate.tokenizer.ends:with_ends",
+    "to_documents": "weightctl.translate.tokenizer.directory:to_documents",
+    "to_metadata": "weightctl.translate.tokenizer.record:to_metadata",
+    "with_ends": "weightctl.translate.tokenizer.token_ids:with_ends",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)

@@ -1,4 +1,4 @@
-"""Tokens that stand outside a model's own rules: special ones, and those that users added."""
+"""Tokens outside of a model's own rules: special tokens, and tokens that users added."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = [
     "type_of_added",
 ]
 
-# The types of tokens that are found in a text before all else.
+# The types of tokens that are searched for in a text first.
 ADDED = frozenset(map(int, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
 # Older tools of llama.cpp gave padding the type of tokens that users added.
 _UNUSED = frozenset({int(TokenType.UNUSED), int(TokenType.USER_DEFINED)})
-# More tokens than any vocabulary has: ids beyond it are damage, not data.
+# More tokens than any vocabulary has: larger ids are damage.
 MAX_TOKENS = 1 << 22
-# So many ids may be without a token, beside as many as have one.
+# The number of ids that can be without a token, in addition to as many as have one.
 _MAX_HOLES = 4096
 # Added tokens that llama.cpp's tools take for special, whatever their files say
 # (`does_token_look_special` of its converter).
@@ -60,7 +60,7 @@ def read_added(document: Mapping[str, Any], where: str) -> dict[int, Mapping[str
 
 
 def type_of_added(entry: Mapping[str, Any]) -> TokenType:
-    """Return the type of an added token: special, or the users' own."""
+    """Return the type of an added token: special, or user-defined."""
     if entry.get("special") or _looks_special(entry["content"], _BRACKETS):
         return TokenType.CONTROL
     return TokenType.USER_DEFINED
@@ -69,7 +69,7 @@ def type_of_added(entry: Mapping[str, Any]) -> TokenType:
 def order_tokens(
     vocabulary: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], where: str
 ) -> tuple[list[str], list[int]]:
-    """Return tokens and their types in the order of their ids; what has no token is padding.
+    """Return tokens and their types in the order of their ids; ids without a token are padding.
 
     Raises `TokenizerError` if an id is invalid, or if two tokens have the same id.
     """
@@ -93,7 +93,7 @@ def order_tokens(
 
 
 def id_count(ids: Collection[int], where: str) -> int:
-    """Return how many ids a vocabulary has, those without a token included.
+    """Return the number of ids of a vocabulary, including those without a token.
 
     Raises `TokenizerError` if there are no tokens, or if the largest id is far beyond their number.
     Known vocabularies leave out a few thousand ids at most.
@@ -129,7 +129,7 @@ def to_added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 def _find_added(tokenizer: Tokenizer) -> Iterator[int]:
     special = {*tokenizer.special.values()}
     for token, kind in enumerate(tokenizer.types):
-        # Old files give no types, and a word may well be the id that a faulty one calls special.
+        # Old files have no types, and in a faulty file, the id of a special token can be a word.
         is_named = token in special and _looks_special(
             tokenizer.tokens[token], (*_BRACKETS, ("<", ">"), ("[", "]"))
         )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
-from weightctl.text.untyped import is_object
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer import regexes
 from weightctl.translate.tokenizer.added import (
     is_padding,
     order_tokens,
     read_added,
     to_added_tokens,
 )
-from weightctl.translate.tokenizer.byte_level import check_merges, read_merges, slow_document
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
+    BYTES,
     PreTokenizerRule,
     byte_level,
     parse,
@@ -27,31 +28,133 @@ from weightctl.translate.tokenizer.rules import (
 from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["from_files", "pre_of", "to_tokenizer_json"]
+__all__ = ["from_files", "to_tokenizer_json"]
+
+_SPACE = "\u0120"  # the character for a space in byte-level tokens
+# How tokenizer classes without a tokenizer.json split text.
+_CLASSES = {
+    "GPT2Tokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
+    "RobertaTokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
+    "Qwen2Tokenizer": PreTokenizerRule((regexes.QWEN_2, BYTES), is_composed=True),
+}
+_CLASS = "GPT2Tokenizer"
+# The most digits of an id; Python refuses to convert thousands of digits.
+_LONGEST = 20
+
+
+def _read_merges(merges: Any, where: str) -> tuple[str, ...]:
+    """Return merges as "left right", from a list of such strings or of pairs.
+
+    Raises `TokenizerError` for other values.
+    """
+    if not is_list(merges):
+        raise TokenizerError(f"{where}: its `model` has no list of `merges`", hint=KEEP_HINT)
+    if all(isinstance(merge, str) for merge in merges):
+        made = tuple(merges)
+    else:
+        try:
+            made = tuple(
+                f"{left.replace(' ', _SPACE)} {right.replace(' ', _SPACE)}"
+                for left, right in merges
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TokenizerError(
+                f"{where}: a merge is not a pair of tokens", hint=KEEP_HINT
+            ) from error
+    strange = next((merge for merge in made if merge.count(" ") != 1), None)
+    if strange is not None:
+        raise TokenizerError(
+            f"{where}: the merge {strange!r:.200} does not have two tokens", hint=KEEP_HINT
+        )
+    return made
+
+
+def _check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
+    """Return merges as tokenizer.json has them.
+
+    Raises `TokenizerError` if a part of a merge, or its result, is not a token.
+    """
+    made = list(merges)
+    for merge in made:
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise TokenizerError(
+                f"the merge {merge!r:.200} has a token that is not in the vocabulary",
+                hint=f"`tokenizer.ggml.merges` is damaged; {KEEP_HINT}",
+            )
+    return made
+
+
+def _slow_document(files: TokenizerFiles) -> dict[str, Any]:
+    """Return a document like tokenizer.json for vocab.json and merges.txt."""
+    vocabulary = files.document("vocab.json")
+    merges = files.text("merges.txt")
+    if vocabulary is None or merges is None:
+        raise TokenizerError(
+            f"{files.directory}: tokenizer.json is missing, and so are vocab.json and merges.txt",
+            hint=f"download them from the source of the checkpoint; {KEEP_HINT}",
+        )
+    added = {**(files.document("added_tokens.json") or {})}
+    rule = _CLASSES.get(_class_of(files), _CLASSES[_CLASS])
+    lines = merges.splitlines()
+    return {
+        "added_tokens": [*_list_added(files, vocabulary, added)],
+        "normalizer": to_normalizer(rule),
+        "pre_tokenizer": to_pre_tokenizer(rule),
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": [line for line in lines if line and not line.startswith("#version")],
+        },
+    }
+
+
+def _class_of(files: TokenizerFiles) -> str:
+    return str(files.config.get("tokenizer_class", _CLASS)).removesuffix("Fast")
+
+
+def _list_added(
+    files: TokenizerFiles, vocabulary: Mapping[str, Any], added: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    decoder = files.config.get("added_tokens_decoder")
+    if is_object(decoder):
+        return [
+            {**entry, "id": int(token)}
+            for token, entry in decoder.items()
+            if is_object(entry) and token.isdecimal() and len(token) < _LONGEST
+        ]
+    special = {**added}
+    for value in files.special_tokens().values():
+        if value in vocabulary:
+            special[value] = vocabulary[value]
+    return [
+        {"id": token, "content": text, "special": text not in added}
+        for text, token in special.items()
+    ]
 
 
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
-    """Return the tokenizer that a directory's tokenizer.json, or vocab.json and merges.txt, say.
+    """Return the tokenizer of a directory's tokenizer.json, or vocab.json and merges.txt.
 
-    Raises `TokenizerError` for a rule that GGUF has no name for, showing it.
+    Raises `TokenizerError`, which shows the rule, for a rule without a name in GGUF.
     """
     del model_type
     document = files.tokenizer
     where = files.path("tokenizer.json")
     if document is None:
         where = files.path("vocab.json")
-        document = slow_document(files)
+        document = _slow_document(files)
     model = document.get("model")
     vocabulary = model.get("vocab") if is_object(model) else None
     if not is_object(model) or not is_object(vocabulary):
         raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
     _check_model(model, where)
     tokens, types = order_tokens(vocabulary, read_added(document, where), where)
-    merges = read_merges(model.get("merges"), where)
+    merges = _read_merges(model.get("merges"), where)
     return Tokenizer(
         model="gpt2",
         pre=_name(document, model, merges, where),
@@ -67,7 +170,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     Raises `TokenizerError` if the name of the rule is unknown, or the tokens contradict it.
     """
     del model_type
-    pre = pre_of(tokenizer)
+    pre = _pre_of(tokenizer)
     vocabulary = {
         text: token
         for token, text in enumerate(tokenizer.tokens)
@@ -92,13 +195,13 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre.ignores_merges,
             "vocab": vocabulary,
-            "merges": check_merges(tokenizer.merges or (), vocabulary),
+            "merges": _check_merges(tokenizer.merges or (), vocabulary),
         },
     }
 
 
-def pre_of(tokenizer: Tokenizer) -> Pre:
-    """Return what a tokenizer's `pre` represents; raises `TokenizerError` for an unknown name."""
+def _pre_of(tokenizer: Tokenizer) -> Pre:
+    """Return the rule for a tokenizer's `pre`; raises `TokenizerError` for an unknown name."""
     name = tokenizer.pre or DEFAULT
     if name not in PRES:
         raise TokenizerError(
@@ -124,7 +227,7 @@ def _name(
         if PRES[name].ignores_merges == ignores:
             return name
     if _all_reachable(document, model["vocab"], merges):
-        return names[0]  # a piece that is a token is merged to it all the same
+        return names[0]  # a piece that is a token is still merged to it
     raise TokenizerError(
         f"{where}: `ignore_merges` is {str(ignores).lower()}, but GGUF's pre-tokenizer "
         f"for this model (`{names[0]}`) uses the opposite value",

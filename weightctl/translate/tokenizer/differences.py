@@ -1,4 +1,4 @@
-"""Differences of llama.cpp from a tokenizer's files, in sentences for people.
+"""Differences between llama.cpp and a tokenizer's files, as sentences for users.
 
 GGUF has no place for these: a normalizer of byte-level BPE, which spaces an added token takes with
 it, a post_processor of more than a first and a last token, a decoder. Their files' own words are
@@ -53,9 +53,9 @@ _COMPOSES = (
 
 
 def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
-    """Yield where llama.cpp treats text differently from the files of a directory say.
+    """Yield the differences between llama.cpp's treatment of text and a directory's files.
 
-    `name` is what GGUF calls the model, `general.name`: llama.cpp goes by it.
+    `name` is the model's `general.name` in GGUF, which llama.cpp uses.
     """
     document = files.tokenizer or {}
     if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
@@ -106,7 +106,7 @@ def _of_flags(
         return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
 
     left, right = _find_stripped(tokenizer, name)
-    # Of such a model it needs to have these tokens.
+    # Such a model must have these tokens.
     is_phi_3 = {*tokenizer.tokens} >= _PHI_3_TOKENS
     as_phi_3 = is_phi_3 and having("rstrip") <= _find_stripped(tokenizer, _PHI_3[0])[1]
     for flag, where, found, here in (
@@ -139,7 +139,7 @@ def _of_flags(
 
 
 def _find_stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
-    """Return before and behind which tokens llama.cpp drops white space, by their texts."""
+    """Return the tokens before and after which llama.cpp removes white space, by their texts."""
     name, pre = name.lower(), tokenizer.pre or ""
     added = {
         text for text, kind in zip(tokenizer.tokens, tokenizer.types, strict=True) if kind in ADDED

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
-from weightctl.translate.tokenizer.directory import from_directory
-from weightctl.translate.tokenizer.documents import to_documents
+from weightctl.translate.tokenizer.directory import from_directory, to_documents
 from weightctl.translate.tokenizer.files import open_files
-from weightctl.translate.tokenizer.metadata import from_metadata
+from weightctl.translate.tokenizer.record import from_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

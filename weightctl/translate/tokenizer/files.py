@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, TokenizerError
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import exists, is_file, open_reader
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class TokenizerFiles:
 
     def has(self, name: str) -> bool:
         """Whether the directory holds a file of this name."""
-        return os.path.isfile(self.path(name))
+        return is_file(self.path(name))
 
     def data(self, name: str) -> bytes | None:
         """Return the bytes of a file, None if there is none.
@@ -91,7 +91,7 @@ def read_document(directory: str, name: str) -> dict[str, Any] | None:
 
 
 def _data(path: str) -> bytes | None:
-    if not os.path.lexists(path):
+    if not exists(path):
         return None
     try:
         file = open_reader(path)

@@ -28,22 +28,23 @@ __all__ = [
     "to_pre_tokenizer",
 ]
 
-# The step that makes characters of bytes.
+# The step that converts bytes to characters.
 BYTES = ""
-# Of these every character is part of a match, so that "keep the matches" splits as "isolate" does.
+# With these patterns, every character is part of a match, so "keep the matches" splits like
+# "isolate".
 _COVERING = r"\s+", r"\s{1}"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizerRule:
-    """The steps that text takes before BPE, and whether it is brought to Unicode's NFC first."""
+    """The steps before BPE, and whether text is first normalized to Unicode's NFC."""
 
     steps: tuple[str, ...]
     is_composed: bool = False
 
 
 def parse(document: Mapping[str, Any], where: str) -> PreTokenizerRule:
-    """Return the rule that a tokenizer.json says.
+    """Return the rule of a tokenizer.json.
 
     Raises `TokenizerError`, with the part of the document, for parts that GGUF cannot express.
     """
@@ -93,7 +94,7 @@ def to_pre_tokenizer(rule: PreTokenizerRule) -> dict[str, Any] | None:
 
 
 def byte_level(*, use_regex: bool) -> dict[str, Any]:
-    """Return the part of tokenizer.json that makes characters of bytes."""
+    """Return the part of tokenizer.json that converts bytes to characters."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,

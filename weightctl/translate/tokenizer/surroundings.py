@@ -1,4 +1,4 @@
-"""Special tokens around a text, as tokenizer.json's post_processor puts them there."""
+"""Special tokens around a text, as tokenizer.json's post_processor adds them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Surroundings", "read_surroundings", "to_bert_template", "to_template
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The tokens before and behind a text, and how two texts are kept apart.
+    """The tokens before and after a text, and between two texts.
 
-    `is_separated`: one more of the last token stands between two texts, as RoBERTa has it.
+    `is_separated`: the last token appears twice between two texts, as in RoBERTa.
     """
 
     before: tuple[str, ...] = ()
@@ -31,12 +31,12 @@ class Surroundings:
 
     @property
     def last(self) -> str | None:
-        """The last token behind a text, None if there is none."""
+        """The last token after a text, None if there is none."""
         return self.behind[-1] if self.behind else None
 
 
 def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
-    """Return what a tokenizer.json puts around a text, None if it does not say."""
+    """Return the tokens that a tokenizer.json adds around a text, None if not stated."""
     for part in reversed(_parts(document.get("post_processor"))):
         kind = part.get("type") if is_object(part) else None
         if kind in ("RobertaProcessing", "BertProcessing"):
@@ -50,7 +50,7 @@ def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
 def to_template(
     first: tuple[str, int] | None, last: tuple[str, int] | None
 ) -> dict[str, Any] | None:
-    """Return the template that puts tokens, each with its id, around every text; None for none."""
+    """Return the template that adds tokens with their ids around every text; None for none."""
     around = [each for each in (first, last) if each is not None]
     if not around:
         return None

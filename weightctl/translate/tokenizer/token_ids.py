@@ -1,36 +1,177 @@
-"""Ids of special tokens as config.json and generation_config.json give them.
+"""Ids of special tokens in config.json and generation_config.json.
 
-GGUF has one key for each special token, and transformers has two files that need not agree. So the
-entries of both files are also kept as they are, in a key that llama.cpp does not read. They count
-as long as the ids that were written with them are unchanged.
+GGUF has one key for each special token, and transformers has two files that can differ. The entries
+of both files are therefore also stored unchanged, in a key that llama.cpp does not read. They are
+used if the ids that were written with them are unchanged.
+
+transformers stops at each id of the list `eos_token_id`. llama.cpp stops at the ids of some keys of
+GGUF, and at tokens with certain texts. Source: `llama_vocab::impl::load` in llama.cpp's
+`llama-vocab.cpp`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object, is_sequence
-from weightctl.translate.tokenizer.ends import DEFAULT_ENDS, list_ends
-from weightctl.translate.tokenizer.files import read_document
+from weightctl.text.wording import join_names
+from weightctl.translate.tokenizer.files import KEEP_HINT, read_document
 from weightctl.translate.tokenizer.record import WORDS
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["TokenIds", "ids_of", "read_token_ids"]
+__all__ = [
+    "TokenIds",
+    "describe_assumed_end",
+    "ids_of",
+    "list_ends",
+    "read_token_ids",
+    "stops",
+    "with_ends",
+]
 
+# What llama.cpp takes for the end where no key names it, by `tokenizer.ggml.model`.
+_DEFAULT_ENDS = {"llama": 2, "gpt2": 11, "t5": 1}
+# The end of a turn, where the key `eot` does not name it.
+_TURN_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>",
+})  # fmt: skip
+_END_TEXTS = _TURN_ENDS | {
+    "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>",
+    "<turn|>", "<|tool_response>",
+}  # fmt: skip
+# Tokens that fill a gap in a text, by their keys. llama.cpp also stops at the last three.
+_FILL_TEXTS = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>",
+                "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>",
+                "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>",
+                "<|middle|>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # fmt: skip
+_OLD_FILL_WORDS = ("prefix", "suffix", "middle")
+_END_WORDS = ("eos", "eot", "eom")
+_FILL_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+_KNOWN = _END_TEXTS.union(*_FILL_TEXTS.values())
+_MOST_NAMED = 8
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _KEPT = "tokenizer.weightctl.token_ids"
 _PREFIX, _ID, _IDS = "tokenizer.ggml.", "_token_id", "_token_ids"
 _KEYS = tuple(f"{name}{_ID}" for name in WORDS)
-# Many times what the longest known lists take.
+# Many times the length of the longest known lists.
 _MAX_TEXT, _MAX_LIST = 20_000, 1_000
+
+
+def stops(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the tokens at which llama.cpp ends generation, with the existing keys."""
+    ids = _ids(tokenizer)
+    named = {word: tokenizer.special[word] for word in _END_WORDS if word in tokenizer.special}
+    default = _default(tokenizer)
+    if default is not None:
+        named.setdefault("eos", default)
+    ends = {*named.values(), *(ids[text] for text in _END_TEXTS if text in ids)}
+    for word in _FILL_ENDS:
+        by_text = [ids[text] for text in _FILL_TEXTS[word] if text in ids]
+        found = [tokenizer.special[word]] if word in tokenizer.special else by_text
+        ends |= {*found} if len(found) == 1 else set()  # of several texts it takes any
+    texts = {tokenizer.tokens[token]: token for token in ends}
+    calls = texts.keys() & {"<|call|>", "<|calls|>"}
+    if calls and texts.keys() & {"<|return|>", "<|flush|>"}:
+        ends.discard(texts.get("<|end|>", -1))  # it ends parts of a message there
+    if "<|tool_response>" in texts:
+        ends.discard(texts.get("</s>", -1))
+    return frozenset(ends)
+
+
+def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
+    """Return a tokenizer whose keys make llama.cpp stop at all of its `ends`.
+
+    Raises `TokenizerError` that names the tokens that GGUF has no key for.
+    """
+    if not tokenizer.ends or tokenizer.model == "bert":
+        return tokenizer
+    known = stops(tokenizer)
+    left = [token for token in tokenizer.ends if token not in known]
+    special = {**tokenizer.special, **dict(zip(_free_words(tokenizer), left, strict=False))}
+    made = replace(tokenizer, special=special)
+    lost = [token for token in tokenizer.ends if token not in stops(made)]
+    if lost:
+        names = [f"{token} ({tokenizer.tokens[token]!r:.60})" for token in lost]
+        count = len(tokenizer.ends)
+        raise TokenizerError(
+            f"{directory}: `eos_token_id` has {count} ids, but GGUF has no key for "
+            f"{join_names(names, _MOST_NAMED)}: llama.cpp would not stop at these tokens",
+            hint="remove these ids from `eos_token_id` in generation_config.json and config.json, "
+            f"and give their texts to llama.cpp as stop strings (`--reverse-prompt`); {KEEP_HINT}",
+        )
+    return made
+
+
+def describe_assumed_end(tokenizer: Tokenizer) -> str:
+    """Return a note where no end is given and llama.cpp takes its default; empty if one is."""
+    default = _default(tokenizer)
+    if "eos" in tokenizer.special or default is None:
+        return ""
+    return (
+        "no `eos_token` or `eos_token_id` defines the end of generation: llama.cpp stops "
+        f"at its default, token {default} ({tokenizer.tokens[default]!r:.60})"
+    )
+
+
+def list_ends(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens at which transformers is to end generation, as llama.cpp does.
+
+    Without a list they are those of the keys, then those that llama.cpp recognizes by their texts.
+    Tokens that fill a gap are not among them: nothing but a request to fill one makes them.
+    """
+    if tokenizer.ends:
+        return list(tokenizer.ends)
+    words = _END_WORDS if _fills_gaps(tokenizer) else (*_END_WORDS, *_FILL_ENDS)
+    named = [tokenizer.special[word] for word in words if word in tokenizer.special]
+    ids = _ids(tokenizer)
+    by_text = sorted(ids[text] for text in _END_TEXTS if text in ids)
+    ends = stops(tokenizer)
+    return [token for token in dict.fromkeys((*named, *by_text)) if token in ends]
+
+
+def _free_words(tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the keys that can make llama.cpp stop at one more token each."""
+    ids = _ids(tokenizer)
+    # A token that llama.cpp recognizes as the end of a turn stays that as long as possible.
+    words = ["eom", "eot"] if _TURN_ENDS & ids.keys() else ["eot", "eom"]
+    if not _fills_gaps(tokenizer):
+        words += _FILL_ENDS
+    yield from (word for word in words if word not in tokenizer.special)
+
+
+def _fills_gaps(tokenizer: Tokenizer) -> bool:
+    """Whether the model has tokens to fill a gap in a text with."""
+    ids = _ids(tokenizer)
+    words = (*list(_FILL_TEXTS)[:3], *_OLD_FILL_WORDS)
+    is_named = any(word in tokenizer.special for word in words)
+    return is_named or any(text in ids for texts in _FILL_TEXTS.values() for text in texts)
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {text: token for token, text in enumerate(tokenizer.tokens) if text in _KNOWN}
+
+
+def _default(tokenizer: Tokenizer) -> int | None:
+    """Return the end that llama.cpp takes where no key names one, None if it takes none."""
+    default = _DEFAULT_ENDS.get(tokenizer.model)
+    return default if default is not None and default < len(tokenizer.tokens) else None
 
 
 class TokenIds(NamedTuple):
@@ -59,7 +200,7 @@ class TokenIds(NamedTuple):
         return found
 
     def to_metadata(self, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-        """Return the key that keeps the entries, for a GGUF file that has these other keys."""
+        """Return the key that stores the entries, for a GGUF file with these other keys."""
         if not self.config and self.generation is None:
             return {}
         kept = {"of": _collect_ids(metadata), _CONFIG: self.config, _GENERATION: self.generation}
@@ -67,10 +208,10 @@ class TokenIds(NamedTuple):
 
 
 def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> TokenIds:
-    """Return what the files of a model's directory say.
+    """Return the entries in the files of a model's directory.
 
-    `config` is the content of config.json where that is known. Raises `TokenizerError` for a
-    damaged file, and for an entry that is not an id or a list of ids.
+    `config` is the content of config.json if known. Raises `TokenizerError` for a damaged file, and
+    for an entry that is not an id or a list of ids.
     """
     config = read_document(directory, _CONFIG) or {} if config is None else config
     nested = config.get("text_config")
@@ -82,9 +223,9 @@ def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> T
 
 
 def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -> TokenIds:
-    """Return what config.json and generation_config.json are to say of a GGUF file's tokens.
+    """Return the entries of config.json and generation_config.json for a GGUF file's tokens.
 
-    `tokenizer` is what the metadata describes, None if they describe none.
+    `tokenizer` is the one that the metadata describes, None if there is none.
     """
     kept = _read_kept_ids(metadata)
     if kept is not None:
@@ -92,13 +233,13 @@ def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -
     special = _special(metadata) if tokenizer is None else tokenizer.special
     ids = {"pad_token_id": special.get("padding")}
     if tokenizer is not None and tokenizer.model == "bert":
-        return TokenIds(ids)  # an encoder begins and ends nothing
-    # What is left out would be an id of the first model of the family that transformers had.
+        return TokenIds(ids)  # an encoder has no tokens for begin and end
+    # For missing entries, transformers uses ids of the first model of the family.
     ids |= {"bos_token_id": special.get("bos"), "eos_token_id": special.get("eos")}
     if tokenizer is None:
         return TokenIds(ids)
-    if tokenizer.model == "llama":  # files of the first versions leave out the usual ids
-        usual = {"bos_token_id": 1, "eos_token_id": DEFAULT_ENDS["llama"]}
+    if tokenizer.model == "llama":  # files of the first versions do not have the usual ids
+        usual = {"bos_token_id": 1, "eos_token_id": _DEFAULT_ENDS["llama"]}
         ids |= {key: token for key, token in usual.items() if ids[key] is None}
     ends = list_ends(tokenizer)
     generation: dict[str, Any] = {key: token for key, token in ids.items() if token is not None}

@@ -1,6 +1,7 @@
 """WordPiece, `tokenizer.ggml.model` "bert": tokenizer.json, or vocab.txt.
 
-GGUF marks what begins a word with U+2581, Hugging Face what continues one with "##".
+GGUF marks tokens that begin a word with U+2581; Hugging Face marks tokens that continue one with
+"##".
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _START = "\u2581"
 _CONTINUATION = "##"
 _LOWERCASE = "normalizer.lowercase"
 _STRIP_ACCENTS = "normalizer.strip_accents"
-# llama.cpp's name for BERT's rules; it knows no others for WordPiece, and does not look at it.
+# llama.cpp's name for BERT's rules. llama.cpp has no other rules for WordPiece, and ignores it.
 _PRE = "bert-bge"
-# BERT's own, where the files name none.
+# BERT's own tokens, if the files do not name any.
 _SPECIAL = {
     "unknown": "[UNK]",
     "seperator": "[SEP]",
@@ -40,14 +41,15 @@ _SPECIAL = {
     "cls": "[CLS]",
     "mask": "[MASK]",
 }
-# llama.cpp's ids where a file has none: those of BERT's own vocabulary.
+# llama.cpp's default ids: those of BERT's own vocabulary.
 _DEFAULTS = {"cls": 101, "seperator": 102, "unknown": 100}
 
 
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
-    """Return the tokenizer that a directory's tokenizer.json, or vocab.txt, says.
+    """Return the tokenizer of a directory's tokenizer.json or vocab.txt.
 
-    Raises `TokenizerError` for rules that GGUF's WordPiece does not support, and shows them.
+    Raises `TokenizerError`, which shows the rules, for rules that GGUF's WordPiece does not
+    support.
     """
     del model_type
     document = files.tokenizer or _slow_document(files)
@@ -137,7 +139,7 @@ def _to_hugging_face(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _special(document: Mapping[str, Any], tokens: tuple[str, ...]) -> dict[str, int]:
-    """Return what BERT's tokens are called by; `bos` is what llama.cpp puts before a text."""
+    """Return the keys of BERT's tokens; `bos` is the token that llama.cpp adds before a text."""
     around = read_surroundings(document)
     first = around.first if around and around.first else _SPECIAL["cls"]
     last = around.last if around and around.last else _SPECIAL["seperator"]

@@ -1,14 +1,15 @@
-"""Search for the cause that makes a tensor differ from its reference, in the order of the table."""
+"""Searches for the cause that makes a tensor differ from its reference, and proves it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weightctl.system.registry import load
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.verify.compare.causes.proof import is_proven
-from weightctl.verify.compare.distance import run_limit
-from weightctl.verify.compare.measure import measure_pair
+from weightctl.verify.compare.distance import is_within, sample_limit
+from weightctl.verify.compare.measure import measure_pair, measure_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,49 @@ if TYPE_CHECKING:
     Detector = Callable[[Pair, Pairing, Measured | None], Explanation | None]
     Guesser = Callable[[Pair, Pairing], Iterator[tuple[Pair, Explanation]]]
 
-__all__ = ["PATIENCE", "computes_the_same", "explain", "explain_each"]
+__all__ = [
+    "PATIENCE",
+    "computes_the_same",
+    "explain",
+    "explain_each",
+    "explains",
+    "is_likely",
+    "is_proven",
+]
+
+
+# A hypothesis with fitted parameters must explain this fraction of the squared error: a pair that
+# is nearly within its tolerance is within it for many parameters.
+_LEAST_EXPLAINED = 0.75
+
+
+def is_proven(made: Pair, pairing: Pairing) -> bool:
+    """Whether the two tensors of a pair are equal, within the errors of their encodings."""
+    return _measure_within(made, pairing) is not None
+
+
+def is_likely(made: Pair, pairing: Pairing) -> bool:
+    """Whether a sample of a pair allows that it is proven."""
+    if made.tensor.info.shape != made.reference.info.shape or not made.tensor.info.size:
+        return False
+    with np.errstate(all="ignore"):
+        # The sample may be NaN, which does not match.
+        return measure_sample(made, pairing.samples.of) <= sample_limit(made)
+
+
+def explains(made: Pair, pairing: Pairing, found: Measured) -> bool:
+    """Whether a pair is proven, and its error is a small fraction of the error `found` before."""
+    left = _measure_within(made, pairing)
+    return left is not None and left.error <= (1 - _LEAST_EXPLAINED) * found.error
+
+
+def _measure_within(made: Pair, pairing: Pairing) -> Measured | None:
+    """Return the errors of a pair; None if they exceed those of the encodings."""
+    if not is_likely(made, pairing):
+        return None
+    found = measure_pair(made)
+    return found if is_within(made, found) else None
+
 
 # After this many consecutive tensors without an explanation, the others will not have one either.
 PATIENCE = 24
@@ -70,7 +113,7 @@ def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explana
     """Return the first explanation that holds; if shapes differ, only guesses are tried."""
     has_shape = pair.tensor.info.shape == pair.reference.info.shape
     if has_shape and found is None:
-        found = measure_pair(pair, run_limit(pair))
+        found = measure_pair(pair)
     views = [*_list_views(pair, pairing)]
     tried: set[str] = set()
     for cause in CAUSES.values():

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.system.threads import Memory, map_in_threads
-from weightctl.verify.compare.cost import PairSide, decode_values
-from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, relative_root
+from weightctl.verify.compare.distance import (
+    MOST_KEPT,
+    RUN,
+    Measured,
+    PairSide,
+    decode_values,
+    relative_root,
+    run_limit,
+)
 from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ __all__ = [
     "measure_pair",
     "measure_pairs",
     "measure_sample",
+    "read_both",
     "read_values",
     "take_sample",
 ]
@@ -78,9 +86,14 @@ def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
     return numbers[start - first : start - first + count]
 
 
-def measure_pair(pair: Pair, limit: float) -> Measured:
+def read_both(pair: Pair, start: int, count: int) -> tuple[F32, F32]:
+    """Read a range of the values of both tensors of a pair, in whole blocks, as float32."""
+    return read_values(pair.tensor, start, count), read_values(pair.reference, start, count)
+
+
+def measure_pair(pair: Pair, *, in_runs: bool = True) -> Measured:
     """Return the distance of a pair."""
-    (found,) = measure_pairs([pair], lambda _: limit)
+    (found,) = measure_pairs([pair], in_runs=in_runs)
     return found
 
 
@@ -101,20 +114,21 @@ def measure_sample(pair: Pair, sample: Callable[[ReadableTensor], F32] = take_sa
 
 def measure_pairs(
     pairs: Sequence[Pair],
-    limit: Callable[[Pair], float | None],
     progress: Callable[[float], object] | None = None,
+    *,
+    in_runs: bool = True,
 ) -> Generator[Measured, None, None]:
     """Yield the distance of each pair; both tensors have the same shape and numeric values.
 
-    `limit` gives the largest error of a run, as a multiple of the error that the encodings cause;
-    if it is None, costs and runs are not measured. Each thread uses a few megabytes. Raises
-    `FormatError` if a file cannot be read.
+    Costs of encodings and runs beyond `run_limit` are only measured if `in_runs`. Each thread uses
+    a few megabytes. Raises `FormatError` if a file cannot be read.
     """
     total = sum(pair.tensor.info.size for pair in pairs) or 1
     memory = Memory()
 
     def measure(piece: _Piece, ended: Event) -> Measured:
-        return Measured() if ended.is_set() else _measure_piece(piece, limit(piece.pair), memory)
+        limit = run_limit(piece.pair) if in_runs else None
+        return Measured() if ended.is_set() else _measure_piece(piece, limit, memory)
 
     done = 0
     with map_in_threads(measure, chain.from_iterable(map(_cut_pieces, pairs))) as made:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.verify.compare.pairs import Pairing
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint

@@ -12,9 +12,9 @@ from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.schemes.buffers import is_buffer
 from weightctl.verify.compare.causes import is_of_both
-from weightctl.verify.compare.cost import PairSide, count_bits
+from weightctl.verify.compare.causes.dequantized import OnceQuantized, find_once_quantized
+from weightctl.verify.compare.distance import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
-from weightctl.verify.compare.once_quantized import OnceQuantized, find_once_quantized
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
+    from weightctl.verify.request import Subject
     from weightctl.verify.results import Explanation
-    from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 

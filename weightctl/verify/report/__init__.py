@@ -7,14 +7,41 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.system.registry import load
+from weightctl.verify import CHECKS
+from weightctl.verify.compare.causes import CAUSES
 from weightctl.write.targets import check_place, is_stream, refuse_inputs, refuse_what_is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from weightctl.verify.results import Report
+    from weightctl.verify.results import Problem, Report
 
-__all__ = ["REPORTS", "check_targets", "write"]
+
+__all__ = ["COMPARE", "REPORTS", "check_targets", "list_remedies", "write"]
+
+
+# What to do without a reference, where nothing that was found gives a remedy.
+COMPARE = (
+    "compare with a checkpoint that is known to be good: `--against ORIGINAL` finds the wrong "
+    "tensor, and often the cause"
+)
+
+
+def list_remedies(report: Report) -> list[str]:
+    """Return the remedies, each once, in the order of the problems."""
+    advice = [each for each in dict.fromkeys(map(_choose_remedy, report.problems)) if each]
+    # For a model that does not work without a known reason.
+    if report.reference is None and not advice and any(not each.hint for each in report.problems):
+        advice.append(COMPARE)
+    return advice
+
+
+def _choose_remedy(problem: Problem) -> str:
+    """Return the remedy of a problem's cause, or that of its check, or an empty text."""
+    if problem.cause is not None:
+        return CAUSES[problem.cause.name].remedy if problem.cause.name in CAUSES else ""
+    return CHECKS[problem.check].remedy if problem.check in CHECKS and not problem.hint else ""
+
 
 # Suffixes of paths, each with the function that renders the text: `(report: Report) -> str`.
 REPORTS: dict[str, str] = {
@@ -55,7 +82,7 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     file.
     """
     from weightctl.write.partial import write_files
-    from weightctl.write.save import open_stream
+    from weightctl.write.streaming import open_stream
 
     made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]

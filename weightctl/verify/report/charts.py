@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.ranking import ratio_to_usual
-from weightctl.verify.report.drawing import (
+from weightctl.verify.report.markup import (
     HEIGHT,
     WIDTH,
+    Markup,
     draw_label,
     draw_legend,
     draw_line,
     draw_picture,
+    element,
+    join,
     make_axis,
+    show_decimal,
 )
-from weightctl.verify.report.markup import Markup, element, join, show_decimal
 from weightctl.verify.report.phrases import shorten, show_tick, show_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.verify.figures import Activation, Divergence, LayerDivergence
-    from weightctl.verify.report.drawing import Axis
+    from weightctl.verify.report.markup import Axis
 
 
 __all__ = ["draw_activations", "draw_divergences", "draw_histogram"]

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import percent, pluralize
 from weightctl.verify.ranking import badness_of, excess_of
-from weightctl.verify.report.drawing import WIDTH, draw_label, draw_legend, draw_picture, make_axis
-from weightctl.verify.report.markup import Markup, element, join
+from weightctl.verify.report.markup import (
+    WIDTH,
+    Markup,
+    draw_label,
+    draw_legend,
+    draw_picture,
+    element,
+    join,
+    make_axis,
+)
 from weightctl.verify.report.phrases import (
     DASH,
     TIMES,
@@ -34,8 +42,8 @@ _MOST_LAYERS = 300
 _LEFT, _TOP, _ROW, _FOOT = 188.0, 26.0, 20.0, 34.0
 _WIDEST, _NARROWEST = 56.0, 6.0
 _LEVELS = 9
-# The upper bounds of the colours, as multiples of the usual error; larger errors have the last
-# colour.
+# The upper bounds of the colors, as multiples of the usual error; larger errors have the last
+# color.
 _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
 
 
@@ -121,7 +129,7 @@ def draw_errors(grid: ErrorGrid) -> Markup:
         sound or [error.relative_rmse for error in worst], 0, _LEVELS - 1, decades=0.65
     )
 
-    def colour(error: TensorError) -> str:
+    def color(error: TensorError) -> str:
         if error.relative_rmse == 0:
             return "same"
         return f"h{round(scale.at(error.relative_rmse))}"
@@ -130,17 +138,17 @@ def draw_errors(grid: ErrorGrid) -> Markup:
         (f"h{level}", 10 ** (scale.low + (scale.high - scale.low) * level / (_LEVELS - 1)))
         for level in range(0, _LEVELS, 2)
     ]
-    colours = [
+    colors = [
         ("same", "equal"),
         *((class_, f"{show_tick(100 * value)} %") for class_, value in steps),
     ]
-    return _draw_map("Relative RMSE of each tensor, by layer and part", grid, colour, colours)
+    return _draw_map("Relative RMSE of each tensor, by layer and part", grid, color, colors)
 
 
 def draw_excesses(grid: ErrorGrid) -> Markup:
     """Return a heat map of errors as multiples of the errors that the encodings explain."""
 
-    def colour(error: TensorError) -> str:
+    def color(error: TensorError) -> str:
         if error.relative_rmse == error.expected == 0:
             return "same"
         found = excess_of(error)
@@ -149,16 +157,16 @@ def draw_excesses(grid: ErrorGrid) -> Markup:
 
     bounds = [f"{bound} {TIMES}" for bound in ("1¼", "2", "3", "6")]
     words = ["below ½", "½", "expected", *bounds]
-    colours = [("same", "equal"), *((f"r{level}", text) for level, text in enumerate(words))]
+    colors = [("same", "equal"), *((f"r{level}", text) for level, text in enumerate(words))]
     title = "Error of each tensor as a multiple of the expected error, by layer and part"
-    return _draw_map(title, grid, colour, colours)
+    return _draw_map(title, grid, color, colors)
 
 
 def _draw_map(
     title: str,
     grid: ErrorGrid,
-    colour: Callable[[TensorError], str],
-    colours: list[tuple[str, str]],
+    color: Callable[[TensorError], str],
+    colors: list[tuple[str, str]],
 ) -> Markup:
     step = min(max((WIDTH - _LEFT - 8) / max(len(grid.layers), 1), _NARROWEST), _WIDEST)
     columns = {layer: _LEFT + step * place for place, layer in enumerate(grid.layers)}
@@ -185,7 +193,7 @@ def _draw_map(
                 width=step - gap,
                 height=_ROW - 1.5,
                 rx=2 if step > 10 else None,
-                class_=f"{colour(cell.worst)} bad" if is_problem else colour(cell.worst),
+                class_=f"{color(cell.worst)} bad" if is_problem else color(cell.worst),
             )
         )
         if is_problem and step > 10:
@@ -193,7 +201,7 @@ def _draw_map(
             parts.append(
                 element("path", d=f"M{x - 3:.1f} {y - 3:.1f}l6 6m0-6l-6 6", class_="cross")
             )
-    parts.append(draw_legend([*colours, ("bad", "a problem")], _LEFT, bottom + 24))
+    parts.append(draw_legend([*colors, ("bad", "a problem")], _LEFT, bottom + 24))
     width = max(WIDTH, _LEFT + step * len(columns) + 8)
     return draw_picture(title, parts, bottom + _FOOT, width)
 

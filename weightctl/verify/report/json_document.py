@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.figures import Divergence
-from weightctl.verify.report.advice import list_remedies
+from weightctl.verify.report import list_remedies
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ _LONGEST = 120
 
 
 def render_page(report: Report) -> str:
-    """Return a report as a page of GitHub-flavoured Markdown."""
+    """Return a report as a page of GitHub-flavored Markdown."""
     outline = make_outline(report)
     blocks = [*_render_header(outline), *chain.from_iterable(map(_render, outline.sections))]
     return "\n\n".join([*blocks, f"Written by weightctl {__version__} verify."]) + "\n"
@@ -46,9 +46,11 @@ def render_page(report: Report) -> str:
 
 def _render_header(outline: Outline) -> Iterator[str]:
     yield f"# {quote_code(outline.path)}: {outline.verdict}"
-    against = f"against {quote_code(outline.reference)}" if outline.reference else ""
-    if outline.description or against:
-        yield ", ".join(filter(None, (escape_text(outline.description), against)))
+    if outline.description:
+        yield escape_text(outline.description)
+    if outline.reference:
+        yield f"A: {quote_code(outline.path)}"
+        yield f"B: {quote_code(outline.reference)}"
     rows = [
         (quote_code(each.name), each.verdict, escape_text(each.summary), f"{each.seconds:.2f}")
         for each in outline.checks

@@ -1,16 +1,33 @@
-"""Elements of HTML and SVG, in which text from files is always escaped."""
+"""Elements of HTML and SVG pictures, in which text from files is always escaped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
+from math import ceil, floor, isfinite, isnan, log10
 from typing import TYPE_CHECKING
 
 from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Markup", "element", "join", "mark_code", "show_decimal"]
+
+__all__ = [
+    "HEIGHT",
+    "WIDTH",
+    "Axis",
+    "Markup",
+    "draw_label",
+    "draw_legend",
+    "draw_line",
+    "draw_picture",
+    "element",
+    "join",
+    "make_axis",
+    "mark_code",
+    "show_decimal",
+]
 
 
 class Markup(str):
@@ -66,3 +83,105 @@ def _show_attribute(value: str | float) -> str:
 
 def _escape_child(text: str) -> str:
     return text if isinstance(text, Markup) else escape(printable(text))
+
+
+# The size of a picture in its own units; a narrower page scrolls it.
+WIDTH, HEIGHT = 960.0, 260.0
+# Values outside an axis are drawn at its end; an axis has at most this many decades.
+_LEAST, _GREATEST, _DECADES = 1e-30, 1e30, 10
+
+
+def draw_picture(
+    title: str, parts: list[Markup], height: float = HEIGHT, width: float = WIDTH
+) -> Markup:
+    """Return a picture with a title for those who cannot see it."""
+    drawn = element(
+        "svg", *parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title,
+        style=f"min-width:{0.72 * width:.0f}px",
+    )  # fmt: skip
+    return element("div", drawn, class_="scroll", tabindex="0")
+
+
+def draw_label(
+    text: str, x: float, y: float, *, anchor: str = "middle", class_: str = "tick"
+) -> Markup:
+    """Return a text with its base line at `y`; `anchor` is `start`, `middle` or `end`."""
+    return element("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
+
+
+def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str = "grid") -> Markup:
+    """Return a straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def draw_legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
+    """Return a legend in one row; each entry is a color's class and its text."""
+    parts: list[Markup] = []
+    for class_, words in entries:
+        parts += [
+            element("rect", x=x, y=y - 9, width=11, height=11, rx=2, class_=class_),
+            draw_label(words, x + 16, y, anchor="start"),
+        ]
+        x += 32 + 6.6 * len(words)
+    return element("g", *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic axis between two exponents of 10, drawn from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float = 0.0
+    end: float = 1.0
+
+    def at(self, value: float) -> float:
+        """Return the position of a value; values beyond an end, and 0, are drawn at that end."""
+        if isnan(value):  # drawn where infinity is
+            return self.end
+        exponent = log10(min(max(value, _LEAST), _GREATEST))
+        share = (min(max(exponent, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return the values to label, between three and eight."""
+        decades = range(ceil(self.low - 1e-9), floor(self.high + 1e-9) + 1)
+        if len(decades) > 3:
+            return [10.0**power for power in decades[:: ceil(len(decades) / 7)]]
+        lowest, highest = floor(self.low), ceil(self.high)
+        steps = [digit * 10.0**power for power in range(lowest, highest + 1) for digit in (1, 2, 5)]
+        return [step for step in steps if self.low - 1e-9 <= log10(step) <= self.high + 1e-9]
+
+
+def make_axis(
+    values: Iterable[float], start: float = 0.0, end: float = 1.0, decades: float = 1.0
+) -> Axis:
+    """Return an axis for all positive finite values, at least `decades` long.
+
+    If they span more than ten decades, it covers the largest ones.
+    """
+    found = [
+        log10(min(max(value, _LEAST), _GREATEST))
+        for value in values
+        if isfinite(value) and value > 0
+    ]
+    high = max(found, default=0.0)
+    low = max(min(found, default=-1.0), high - _DECADES)
+    low, high = _round_down(low), _round_up(high)
+    if high - low < decades - 1e-9:
+        low = _round_down(high - decades)
+    return Axis(low, high, start, end)
+
+
+def _round_down(exponent: float) -> float:
+    """Return the exponent of the largest 1, 2 or 5 of a decade that is not above the given one."""
+    return max(step for step in _list_steps(exponent) if step <= exponent + 1e-9)
+
+
+def _round_up(exponent: float) -> float:
+    """Return the exponent of the smallest 1, 2 or 5 of a decade that is not below the given one."""
+    return min(step for step in _list_steps(exponent) if step >= exponent - 1e-9)
+
+
+def _list_steps(exponent: float) -> list[float]:
+    return [floor(exponent) + log10(digit) for digit in (1, 2, 5, 10)]

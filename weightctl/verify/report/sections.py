@@ -16,7 +16,7 @@ from weightctl.verify.ranking import (
     sort_strangest_first,
     sort_worst_first,
 )
-from weightctl.verify.report.advice import list_remedies
+from weightctl.verify.report import list_remedies
 from weightctl.verify.report.charts import draw_activations, draw_divergences, draw_histogram
 from weightctl.verify.report.heat_map import draw_errors, draw_excesses, make_grid
 from weightctl.verify.report.outline import (

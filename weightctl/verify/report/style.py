@@ -92,7 +92,7 @@ _LEVELS = "".join(
     for level in range(count)
 )
 
-# The class of problems comes last, so that its colour overrides others.
+# The class of problems comes last, so that its color overrides others.
 STYLE = (
     f":root{{{_LIGHT}}}@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
     f"{_RULES}{_LEVELS}svg .bad{{fill:var(--bad)}}"

@@ -1,4 +1,4 @@
-"""Runs a model's output, and judges it: logits, likelihood of the text, and next tokens."""
+"""Measures and judges outputs: sizes of activations, likelihood of the text, next tokens."""
 
 from __future__ import annotations
 
@@ -7,28 +7,141 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.verify.figures import NextToken
+from weightctl.verify.figures import Activation, ForwardFigures, NextToken
 from weightctl.verify.results import Problem
-from weightctl.verify.run.activations import ActivationSums, measure_activation
-from weightctl.verify.run.likelihood import (
-    compute_least_losses,
-    compute_log_probabilities,
-    compute_losses,
-    compute_perplexity,
-    count_positions,
-)
 from weightctl.verify.run.parts import OUTPUT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
-    from weightctl.verify.figures import Activation
-    from weightctl.verify.run.likelihood import F64
+    from weightctl.device import DeviceRef
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Ending", "list_next_tokens", "list_targets", "run_output"]
+    F64 = NDArray[np.float64]
+
+__all__ = [
+    "ActivationSums",
+    "Ending",
+    "compute_log_probabilities",
+    "compute_losses",
+    "compute_perplexity",
+    "count_positions",
+    "describe_run",
+    "list_next_tokens",
+    "list_targets",
+    "measure_activation",
+    "measure_usual_size",
+    "run_output",
+]
+
+
+class ActivationSums:
+    """Sums over the output of a part, added in chunks; infinite and NaN values are only counted."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._squares, self._greatest = 0.0, 0.0
+        self._finite, self._nonfinite = 0, 0
+
+    def add(self, x: F32) -> None:
+        """Add values, of any shape."""
+        if not x.size:
+            return
+        # Squares of large float32 values overflow float32.
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.einsum("i,i->", x.reshape(-1), x.reshape(-1), dtype=np.float64)
+            greatest = float(np.abs(x).max())
+        if not (np.isfinite(squares) and np.isfinite(greatest)):
+            kept = x[np.isfinite(x)].astype(np.float64)
+            self._nonfinite += x.size - kept.size
+            squares, greatest = (kept**2).sum(), float(np.abs(kept).max(initial=0.0))
+            self._finite += kept.size
+        else:
+            self._finite += x.size
+        self._squares += float(squares)
+        self._greatest = max(self._greatest, greatest)
+
+    def figure(self) -> Activation:
+        """Return the figure for all values so far."""
+        rms = (self._squares / self._finite) ** 0.5 if self._finite else 0.0
+        return Activation(
+            name=self._name, rms=rms, greatest=self._greatest, nonfinite=self._nonfinite
+        )
+
+
+def measure_activation(name: str, x: F32, mask: NDArray[np.bool_]) -> Activation:
+    """Return the figure of a part's output at the positions of the mask."""
+    gathered = ActivationSums(name)
+    gathered.add(x[mask])
+    return gathered.figure()
+
+
+def measure_usual_size(x: F32, mask: NDArray[np.bool_]) -> float:
+    """Return the median over the mask's positions of the root mean square of their values.
+
+    In healthy models a few positions, such as the first, have values that are thousands of times
+    larger; the median ignores them. Infinite if most positions have values that are not finite.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = np.sqrt(np.square(x[mask], dtype=np.float64).mean(-1))
+    return float(np.median(np.where(np.isnan(sizes), np.inf, sizes)))
+
+
+_MOST_BYTES = 64 * 2**20
+
+
+def count_positions(vocabulary: int) -> int:
+    """Return how many positions' float32 logits fit in 64 MiB, at least one."""
+    return max(1, _MOST_BYTES // (4 * max(1, vocabulary)))
+
+
+def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = None) -> F64:
+    """Return the loss of each target, in nats: logits [n, vocabulary], targets [n] -> [n].
+
+    `least` is the result of `_compute_least_losses`, if already computed. Sums are float64. Losses
+    are NaN if the logits are not finite.
+    """
+    least = _compute_least_losses(logits) if least is None else least
+    with np.errstate(invalid="ignore", over="ignore"):
+        own = np.take_along_axis(logits, targets[:, None], -1)[:, 0]
+        found: F64 = least + (logits.max(-1) - own)
+    return found
+
+
+def _compute_least_losses(logits: F32) -> F64:
+    """Return the loss of each position's most likely token, in nats: [n, any] -> [n]."""
+    found = np.empty(len(logits), np.float64)
+    # A few rows at a time fit in the processor's cache.
+    step = max(1, count_positions(logits.shape[-1]) // 64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(logits), step):
+            rows = logits[start : start + step]
+            total = np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, dtype=np.float64)
+            found[start : start + step] = np.log(total)
+    return found
+
+
+def compute_log_probabilities(logits: F32) -> F64:
+    """Return the logarithms of probabilities along the last axis."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        shifted = logits.astype(np.float64)
+        shifted -= shifted.max(-1, keepdims=True)
+        shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
+
+
+def compute_perplexity(all_losses: F64) -> float | None:
+    """Return the exponential of the mean loss, infinite if that overflows.
+
+    None if there are no losses, or if one is not finite.
+    """
+    if not all_losses.size or not np.isfinite(all_losses).all():
+        return None
+    with np.errstate(over="ignore"):
+        return float(np.exp(all_losses.mean()))
+
 
 _NEXT = 5
 # Differences below this fraction of the values are float32 rounding.
@@ -38,6 +151,20 @@ _CERTAIN = 1e-5
 
 # Vocabularies of test models, or of special alphabets, need not contain English.
 _LEAST_VOCABULARY = 256
+
+
+def describe_run(running: Running, device: DeviceRef, given: Prompt) -> ForwardFigures:
+    """Return the figures of a run before anything is measured: what ran, and where."""
+    grid = running.grid
+    return ForwardFigures(
+        source=given.source,
+        device=str(device),
+        tp=grid.tp,
+        ep=grid.ep,
+        pp=grid.pp,
+        tokens=given.count,
+        windows=len(given.ids),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +193,7 @@ def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool
     last: tuple[NextToken, ...] = ()
     for start in range(0, len(rows), step):
         logits = running.end(rows[None, start : start + step])[0]
-        least, of_these = compute_least_losses(logits), targets[start : start + step]
+        least, of_these = _compute_least_losses(logits), targets[start : start + step]
         gathered.add(logits)
         judged.add(logits, least)
         # Positions without a target have the first token as a placeholder, and are left out.

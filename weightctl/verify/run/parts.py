@@ -1,4 +1,4 @@
-"""Runs a model one part at a time."""
+"""Runs a model one part at a time, on one device or on the ranks of a sharded checkpoint."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import ShardingError
+from weightctl.families.matching import match
 from weightctl.graph.graph import Graph
+from weightctl.nn.across_ranks import parallel
 from weightctl.nn.base_layer import under
 from weightctl.nn.models.network import build_network
 from weightctl.nn.sites import naming_of
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.split import Grid
 from weightctl.system.phases import begin_phase
-from weightctl.verify.run.ranks import Ranks
 from weightctl.weights.buffer import Buffer
-from weightctl.weights.derived import Derived
+from weightctl.weights.derived import Derived, DerivedTensor
+from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
@@ -35,10 +38,67 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.graph.types import TensorType
+    from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Network
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["EMBEDDING", "OUTPUT", "Flow", "Replaced", "Running", "explain_unbuilt", "name_layer"]
+
+__all__ = [
+    "EMBEDDING",
+    "OUTPUT",
+    "Flow",
+    "Ranks",
+    "Replaced",
+    "Running",
+    "explain_unbuilt",
+    "name_layer",
+]
+
+
+class Ranks:
+    """A model that the ranks of a sharded checkpoint compute together, all on one device.
+
+    The ranks of one pipeline stage compute a layer. Each rank's shards are read from its own file.
+    Raises `ArchitectureError` if the checkpoint is not a whole model, and `ShardingError` if its
+    layers cannot be cut for this number of ranks.
+    """
+
+    def __init__(
+        self, checkpoint: RecognizedModel, gathered: GatheredSource, device: DeviceRef
+    ) -> None:
+        self.grid = gathered.manifest.grid
+        grid = self.grid._replace(pp=1)
+        network = build_network(checkpoint)
+        network.to(device)
+        self.network = parallel(network, [device] * grid.ranks, grid=grid)
+        everywhere = range(self.grid.ranks)
+        # One rank of each stage, since a layer is on one stage only.
+        self._trees = [
+            _make_tree(gathered.view_for_ranks(everywhere[rank :: grid.ranks]))
+            for rank in range(grid.ranks)
+        ]
+        self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
+
+    def part(self, weight: Weight) -> Checkpoint:
+        """Return the shard of a weight that a rank has."""
+        whole, rank = weight.shard_of, weight.shard_idx
+        if whole is None or rank is None or weight.part is None:
+            raise ValueError(f"`{weight.name}` is not a shard")
+        tensor = self._tensors[rank][whole.name]
+        made = DerivedTensor(weight.name, Sliced(weight.part), [tensor])
+        source = source_of(self._trees[rank])
+        return Checkpoint(Derived(source, {weight.name: made}, {}))[weight.name]
+
+
+def _make_tree(gathered: GatheredSource) -> Checkpoint:
+    return dequantize_weights(Checkpoint(gathered), in_blocks=False)
+
+
+def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
+    """Return a tree's tensors by our modules' names; it is another tree of the same checkpoint."""
+    family, config = checkpoint.family, checkpoint.config
+    return match(tree, family, checkpoint.convention, config, checkpoint.where).tensors
+
 
 Replaced: TypeAlias = "Mapping[str, ReadableTensor | F32]"
 

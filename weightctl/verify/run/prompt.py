@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.translate.tokenizer.encoding import Encoder
-    from weightctl.verify.request import Request
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Request, Subject
 
 
 __all__ = ["MOST_WINDOWS", "TEXT", "WINDOW", "Prompt", "make_prompt"]

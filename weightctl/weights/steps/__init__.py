@@ -1,1 +1,1 @@
-"""Steps that change tensors on their way, a chunk of bytes at a time; a module for each."""
+"""Steps that compute tensors from others, a chunk of bytes at a time; a module for each kind."""

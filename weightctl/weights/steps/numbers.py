@@ -1,4 +1,4 @@
-"""Numbers as float32, whatever they were stored in, and sums with them."""
+"""Conversion to float32 from any encoding, and addition."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AsFloat32", "Constant", "Plus", "numbers_of"]
 
-# So many numbers are taken apart at a time.
+# Numbers that are decoded at a time.
 _RUN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class AsFloat32:
-    """The same numbers, in float32; blocks are dequantized."""
+    """Values as float32; blocks are dequantized."""
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape, and F32."""
@@ -35,7 +35,7 @@ class AsFloat32:
         is_number = info.encoding.quantization is not None or (dtype is not None and dtype.is_float)
         if not is_number:
             raise ConversionError(
-                f"`{info.name}` is stored as {info.encoding}, which has no fractional values"
+                f"`{info.name}` is stored as {info.encoding}, which is not a floating-point type"
             )
         return info.shape, ENCODINGS["F32"]
 
@@ -71,7 +71,7 @@ class Plus:
         import numpy as np
 
         AsFloat32().read_into(inputs, start, buffer)
-        with np.errstate(all="ignore"):  # NaN and infinity go through
+        with np.errstate(all="ignore"):  # NaN and infinity stay
             np.frombuffer(buffer, np.float32)[:] += np.float32(self.value)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Plus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """Numbers that no checkpoint has, float32; `text` says where they are from."""
+    """Float32 values that no checkpoint contains; `text` describes where they are from."""
 
     numbers: NDArray[np.float32]
     text: str
@@ -108,7 +108,7 @@ def numbers_of(tensor: ReadableTensor) -> NDArray[np.float32]:
 
 
 def _floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
-    """Return some of a tensor's numbers, from whole blocks around them."""
+    """Return some of a tensor's values, decoded from the whole blocks around them."""
     import numpy as np
 
     from weightctl.codecs import transcode

@@ -1,6 +1,6 @@
 """Steps that reorder or select whole rows; numbers and blocks are not changed.
 
-What counts as a row here is all that one index of the first dimension is of.
+A row here is everything at one index of the first dimension.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _MOST_BETWEEN = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Rows in another order: each is the one whose number `order` has in its place.
+    """Rows in another order: row i of the result is row `order[i]` of the input.
 
-    Rows that are near one another should come from near one another: what lies between is read too,
-    up to a limit.
+    Nearby rows should come from nearby rows: the bytes between them are also read, up to a limit.
     """
 
     order: tuple[int, ...]
@@ -49,7 +48,7 @@ class RowOrder:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the rows' neighbourhood, and pick them from it."""
+        """Read the range that contains the rows, and select them from it."""
         import numpy as np
 
         (tensor,) = inputs

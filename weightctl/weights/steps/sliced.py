@@ -1,4 +1,4 @@
-"""Parts of tensors, as a rank of several has them: numbers and blocks stay as they are."""
+"""Shards of tensors; values and blocks are not changed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ByteRun", "Sliced", "read_part", "runs", "unfit"]
 
-# Bytes that nobody asked for are read too where they are fewer than this between two that were:
-# the system reads whole pages.
+# Gaps of fewer bytes than this are read too, because the system reads whole pages.
 _PAGE = 4096
-# So much is read at a time where it is.
+# The number of bytes that are read at a time in this case.
 _MOST = 1 << 20
 
 
 class ByteRun(NamedTuple):
-    """Bytes of a part that follow one another in the whole too, from `offset` on."""
+    """Bytes of a part that are also contiguous in the whole, from `offset` on."""
 
     offset: int
     nbytes: int
@@ -41,7 +40,7 @@ class Sliced:
     part: Part
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the part's shape; raises `ConversionError` if the tensor cannot be cut."""
+        """Return the part's shape; raises `ConversionError` if the tensor cannot be split."""
         (info,) = inputs
         if problem := unfit(info, self.part):
             raise ConversionError(
@@ -65,7 +64,7 @@ class Sliced:
 
 
 def unfit(info: TensorInfo, part: Part) -> str:
-    """Return why a tensor cannot be cut in this way, empty if it can."""
+    """Return why a tensor cannot be split in this way, empty if it can."""
     block, last = info.encoding.block, len(info.shape) - 1
     for axis, ranges in part:
         if not 0 <= axis <= last:
@@ -87,12 +86,12 @@ def read_part(
     start: int,
     buffer: memoryview,
 ) -> None:
-    """Fill `buffer` with the bytes of a part from `start` on, by what reads the whole tensor.
+    """Fill `buffer` with a part's bytes from `start` on, with a reader of the whole tensor.
 
-    No more is read, but what lies between pieces that are on neighbouring pages.
+    Apart from short gaps between pieces, no other bytes are read.
     """
     done = 0
-    for near in _neighbours(runs(info, part, start, start + buffer.nbytes)):
+    for near in _neighbors(runs(info, part, start, start + buffer.nbytes)):
         first, last = near[0].offset, near[-1].offset + near[-1].nbytes
         if len(near) == 1:
             read(first, buffer[done : done + last - first])
@@ -108,13 +107,13 @@ def read_part(
 def runs(
     info: TensorInfo, part: Part, start: int = 0, stop: int | None = None
 ) -> Iterator[ByteRun]:
-    """Yield the runs that the bytes of a part from `start` to `stop` are, in their order."""
+    """Yield the runs of a part's bytes from `start` to `stop`, in order."""
     if not part:
         yield ByteRun(start, (info.nbytes if stop is None else stop) - start)
         return
     whole, cuts = byte_shape(info), {cut.axis: cut.ranges for cut in byte_part(info, part)}
     own = part_shape(whole, byte_part(info, part))
-    # What is cut last is in pieces; each entry of the axes before has those.
+    # The last split axis has the pieces; each entry of the axes before it has all of them.
     axis = max(cuts, default=0)
     inner = prod(whole[axis + 1 :])
     row, pieces = own[axis] * inner, cuts.get(axis, ((0, whole[axis]),))
@@ -138,7 +137,7 @@ def _entry(
     whole: Sequence[int],
     cuts: dict[int, tuple[tuple[int, int], ...]],
 ) -> int:
-    """Return which entry of the whole's first axes one of the part's is."""
+    """Return the entry of the whole's first axes for an entry of the part's."""
     found, step = 0, 1
     for axis in reversed(range(len(own))):
         number, at = divmod(number, own[axis])
@@ -152,8 +151,8 @@ def _entry(
     return found
 
 
-def _neighbours(found: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
-    """Yield runs together that are best read together."""
+def _neighbors(found: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
+    """Yield groups of runs that should be read together."""
     near: list[ByteRun] = []
     for run in found:
         if near:

@@ -1,4 +1,4 @@
-"""Tensors on top of one another in one tensor."""
+"""Tensors that are stacked in one tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Stacked"]
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Tensors of one shape along a new first dimension; `what` they are is for people."""
+    """Tensors of one shape along a new first dimension; `what` names them for users."""
 
     what: str = "tensors"
     count: int = 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Transposed"]
 
-# Where this much of a row is wanted, reading all of it is quicker than looking for the part.
+# If this much of a row is needed, reading all of it is quicker than reading the part.
 _SHARE = 8
 # Bytes of rows that are read at a time.
 _BAND = 4 << 20
@@ -24,10 +24,10 @@ _BAND = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A matrix whose rows are the columns of another, of plain numbers: blocks are of rows."""
+    """A transposed matrix; not for block encodings, whose blocks are along rows."""
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape turned around."""
+        """Return the transposed shape."""
         (info,) = inputs
         if len(info.shape) != 2 or info.encoding.block != 1:
             raise ConversionError(
@@ -39,7 +39,7 @@ class Transposed:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the part of each row that the columns are in, and turn it."""
+        """Read the part of each row that contains the columns, and transpose it."""
         import numpy as np
 
         (tensor,) = inputs

@@ -1,1 +1,1 @@
-"""Tokenizers of SentencePiece: their model file, and tokenizer.json made of one."""
+"""SentencePiece tokenizers: their model file, and the tokenizer.json made from one."""

@@ -1,4 +1,4 @@
-"""The tokens that a directory's files add to a SentencePiece vocabulary, or give another kind."""
+"""Tokens that a directory's files add to a SentencePiece vocabulary, or change in type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ADDED_SCORE", "SPACE", "TokenTable", "VocabularyEntry", "added_tokens"]
 
 SPACE = "▁"
-# What llama.cpp's script gives to tokens that were added, and to the rows that no token is for.
+# The scores that llama.cpp's script gives to added tokens, and to rows without a token.
 ADDED_SCORE = -1000.0
 _UNUSED_SCORE = -10000.0
 
@@ -32,7 +32,7 @@ class VocabularyEntry(NamedTuple):
 
 
 class TokenTable:
-    """Tokens by id; ids may come in any order, and what none came for is unused."""
+    """Tokens by id; ids can come in any order, and ids without a token are unused."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class TokenTable:
         return self._entries.get(index)
 
     def put(self, index: object, entry: VocabularyEntry) -> None:
-        """Give an id its token; raises `TokenizerError` for an id that none can have."""
+        """Set the token of an id; raises `TokenizerError` for an invalid id."""
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_TOKENS:
             raise TokenizerError(
                 f"{self._path}: the id of {entry.text!r:.200} is {index!r:.200}, which is "
@@ -52,14 +52,14 @@ class TokenTable:
         self._entries[index] = entry
 
     def add(self, index: object, text: str, *, special: bool) -> None:
-        """Give an id a token that was added, or make that token special or user defined."""
+        """Set an added token of an id, or make its token special or user-defined."""
         there = self._entries.get(index) if isinstance(index, int) else None
         if there is not None and there.type in {TokenType.UNKNOWN, TokenType.BYTE}:
             self.put(index, there._replace(text=text))
         elif type_of_added({"content": text, "special": special}) == TokenType.CONTROL:
             self.put(index, VocabularyEntry(text, ADDED_SCORE, TokenType.CONTROL))
         else:
-            # llama.cpp looks for these in the text as it was written.
+            # llama.cpp searches for these in the original text.
             plain = text.replace(SPACE, " ")
             self.put(index, VocabularyEntry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
 
@@ -88,8 +88,8 @@ class TokenTable:
 def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
     """Yield the id and text of each added token and whether it is special.
 
-    A token that several files tell of comes once for each, what transformers heeds most at the
-    end. Raises `TokenizerError` for entries that are not tokens.
+    A token in several files appears once for each; the entry that takes precedence in transformers
+    is last. Raises `TokenizerError` for entries that are not tokens.
     """
     named = _find_role_texts(files.config)
     for text, index in (files.document("added_tokens.json") or {}).items():

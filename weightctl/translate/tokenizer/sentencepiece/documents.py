@@ -1,47 +1,54 @@
-"""The tokenizer.json of a SentencePiece tokenizer that GGUF calls "llama": BPE by scores."""
+"""The tokenizer.json of a SentencePiece tokenizer: GGUF's "llama", and its unigram model "t5"."""
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
-from weightctl.translate.tokenizer.sentencepiece.merges import merges_from_scores
+from weightctl.translate.tokenizer.sentencepiece.normalizers import (
+    AT_ENDS,
+    BEFORE_TEXT,
+    RUNS,
+    Charsmap,
+)
+from weightctl.translate.tokenizer.sentencepiece.tokens import merges_from_scores
 from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["decoder", "make_added_entries", "role", "template", "to_tokenizer_json"]
+__all__ = ["to_tokenizer_json", "to_unigram_json"]
 
-# What llama.cpp takes where a file says nothing.
+# llama.cpp's defaults.
 _ROLES = {"unknown": 0, "bos": 1, "eos": 2}
-# The control tokens of phi3 after which spaces go, all but these (llama.cpp knows them by name).
+# The control tokens of phi3 after which spaces are not removed (llama.cpp knows them by name).
 _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
-    """Return a tokenizer.json that splits text into the ids that llama.cpp does.
+    """Return a tokenizer.json that splits text into the same ids as llama.cpp.
 
     Raises `TokenizerError` if the tokenizer has no scores, or two tokens are the same.
     """
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
     spelled = _spell_tokens(tokenizer)
-    unknown = role(tokenizer, "unknown")
+    unknown = _role(tokenizer, "unknown")
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": make_added_entries(tokenizer, spelled, model_type),
+        "added_tokens": _make_added_entries(tokenizer, spelled, model_type),
         "normalizer": _normalizer(tokenizer),
         "pre_tokenizer": _pre_tokenizer(tokenizer),
-        "post_processor": template(tokenizer, add_bos=True, add_eos=False),
-        "decoder": decoder(tokenizer),
+        "post_processor": _template(tokenizer, add_bos=True, add_eos=False),
+        "decoder": _decoder(tokenizer),
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -59,7 +66,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     }
 
 
-def role(tokenizer: Tokenizer, word: str) -> int | None:
+def _role(tokenizer: Tokenizer, word: str) -> int | None:
     """Return the id of the token of a role, `bos`, `eos` or `unknown`, None if there is none."""
     found = tokenizer.special.get(word)
     if found is not None or tokenizer.model != "llama":
@@ -69,19 +76,19 @@ def role(tokenizer: Tokenizer, word: str) -> int | None:
     return index if index < len(tokenizer.types) and tokenizer.types[index] in marked else None
 
 
-def template(tokenizer: Tokenizer, *, add_bos: bool, add_eos: bool) -> dict[str, Any] | None:
-    """Return what puts bos and eos around a text; the arguments hold where no flag says it."""
-    first = role(tokenizer, "bos") if tokenizer.flags.get("add_bos_token", add_bos) else None
-    last = role(tokenizer, "eos") if tokenizer.flags.get("add_eos_token", add_eos) else None
+def _template(tokenizer: Tokenizer, *, add_bos: bool, add_eos: bool) -> dict[str, Any] | None:
+    """Return the template with bos and eos; the arguments are the defaults of the flags."""
+    first = _role(tokenizer, "bos") if tokenizer.flags.get("add_bos_token", add_bos) else None
+    last = _role(tokenizer, "eos") if tokenizer.flags.get("add_eos_token", add_eos) else None
     return to_template(
         *(None if index is None else (tokenizer.tokens[index], index) for index in (first, last))
     )
 
 
-def make_added_entries(
+def _make_added_entries(
     tokenizer: Tokenizer, spelled: list[str], model_type: str
 ) -> list[dict[str, Any]]:
-    """Return tokenizer.json's `added_tokens`: those that are looked for in the text as it is."""
+    """Return tokenizer.json's `added_tokens`, which are searched for in the original text."""
     special = {TokenType.CONTROL, TokenType.UNKNOWN}
     return [
         {
@@ -101,8 +108,8 @@ def make_added_entries(
 def _spell_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens as tokenizer.json spells them.
 
-    GGUF has runs of spaces that are user defined as they stand in a text. Hugging Face has them as
-    they stand after the normalizer, where merges make each of them out of shorter ones.
+    In GGUF, user-defined runs of spaces are spelled as in a text. In Hugging Face, they are spelled
+    as after the normalizer, and merges make each of them from shorter ones.
     """
     tokens = tokenizer.tokens
     runs = {
@@ -126,13 +133,13 @@ def _spell_tokens(tokenizer: Tokenizer) -> list[str]:
 def _find_joined_scores(
     spelled: Sequence[str], types: Sequence[int], scores: Sequence[float]
 ) -> dict[str, float]:
-    """Return the scores of the tokens that others are joined to, or are joined out of."""
+    """Return the scores of the tokens that take part in joins, as input or result."""
     made: dict[str, float] = {}
     for text, kind, score in zip(spelled, types, scores, strict=True):
         if kind in {TokenType.NORMAL, TokenType.UNUSED}:
             made[text] = score
         elif kind == TokenType.USER_DEFINED and not text.strip(SPACE):
-            made[text] = float("inf")  # SentencePiece takes these before it joins anything
+            made[text] = float("inf")  # SentencePiece finds these before it joins tokens
     return made
 
 
@@ -146,12 +153,12 @@ def _normalizer(tokenizer: Tokenizer) -> dict[str, Any]:
 def _pre_tokenizer(tokenizer: Tokenizer) -> dict[str, Any] | None:
     if tokenizer.flags.get("add_space_prefix", True):
         return None
-    # Gemma's has it. It changes nothing, since no space comes through the normalizer.
+    # Gemma's has it. It has no effect, because the normalizer leaves no spaces.
     split = {"pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     return {"type": "Split", **split}
 
 
-def decoder(tokenizer: Tokenizer) -> dict[str, Any]:
+def _decoder(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the decoder for tokens if some of them are bytes."""
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
@@ -161,3 +168,67 @@ def decoder(tokenizer: Tokenizer) -> dict[str, Any]:
     if tokenizer.flags.get("add_space_prefix", True):
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
+
+
+def to_unigram_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+    """Return a tokenizer.json that splits text into the same ids as llama.cpp.
+
+    Raises `TokenizerError` without scores, or with a compiled normalizer that is damaged.
+    """
+    if tokenizer.scores is None:
+        raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
+    spelled = list(tokenizer.tokens)
+    removes = tokenizer.flags.get("remove_extra_whitespaces", False)
+    # If llama.cpp removes extra spaces, it adds one before each word.
+    prefix = removes or tokenizer.flags.get("add_space_prefix", False)
+    scheme = "always" if prefix else "never"
+    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    has_bytes = TokenType.BYTE in tokenizer.types
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _make_added_entries(tokenizer, spelled, model_type),
+        "normalizer": _unigram_normalizer(tokenizer, removes=removes, prefix=prefix),
+        "pre_tokenizer": spaces,
+        "post_processor": _template(tokenizer, add_bos=False, add_eos=True),
+        "decoder": _decoder(tokenizer) if has_bytes else dict(spaces),
+        "model": {
+            "type": "Unigram",
+            "unk_id": _role(tokenizer, "unknown"),
+            "vocab": [list(pair) for pair in zip(spelled, _scores(tokenizer), strict=True)],
+            "byte_fallback": has_bytes,
+        },
+    }
+
+
+def _scores(tokenizer: Tokenizer) -> Iterator[float]:
+    """Yield the scores, so that an ordinary token has the lowest.
+
+    The score of an unknown character is relative to the lowest; llama.cpp considers only ordinary
+    tokens for it.
+    """
+    scores = tokenizer.scores or ()
+    pairs = list(zip(scores, tokenizer.types, strict=True))
+    lowest = min((score for score, kind in pairs if kind == TokenType.NORMAL), default=0.0)
+    for score, kind in pairs:
+        yield score if kind == TokenType.NORMAL else max(score, lowest)
+
+
+def _unigram_normalizer(
+    tokenizer: Tokenizer, *, removes: bool, prefix: bool
+) -> dict[str, Any] | None:
+    steps: list[dict[str, Any]] = []
+    if tokenizer.charsmap:
+        Charsmap(tokenizer.charsmap, "the GGUF")
+        written = base64.b64encode(tokenizer.charsmap).decode("ascii")
+        steps.append({"type": "Precompiled", "precompiled_charsmap": written})
+    if removes:
+        steps += [_replace(AT_ENDS, ""), _replace(RUNS, " ")]
+    elif prefix:
+        steps.append(_replace(BEFORE_TEXT, SPACE))
+    return {"type": "Sequence", "normalizers": steps} if steps else None
+
+
+def _replace(regex: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": regex}, "content": content}

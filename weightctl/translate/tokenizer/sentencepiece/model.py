@@ -1,10 +1,15 @@
 """SentencePiece tokenizers as a directory's tokenizer.model or tokenizer.json says them.
 
-GGUF's model "llama" is BPE with a score for each token; "t5" is a unigram model.
+GGUF's model "llama" is BPE with a score for each token; "t5" is a unigram model. Before its model
+llama.cpp's "llama" marks spaces and may put a mark before the text; it normalizes nothing. "t5"
+also applies SentencePiece's compiled normalizer and may remove extra spaces. Steps of a
+tokenizer.json that amount to this become a `_TextRule`; other steps are refused, because text would
+become other tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
@@ -12,17 +17,13 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import (
+    SPACE,
     TokenTable,
     VocabularyEntry,
     added_tokens,
 )
+from weightctl.translate.tokenizer.sentencepiece.normalizers import Charsmap, Steps
 from weightctl.translate.tokenizer.sentencepiece.protobuf import BPE, UNIGRAM, parse_sentencepiece
-from weightctl.translate.tokenizer.sentencepiece.rules import (
-    TextRule,
-    is_sentencepiece,
-    rule_of_document,
-    rule_of_model,
-)
 from weightctl.translate.tokenizer.sentencepiece.tokens import (
     check_bytes,
     check_words,
@@ -32,28 +33,157 @@ from weightctl.translate.tokenizer.sentencepiece.tokens import (
 from weightctl.translate.tokenizer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.sentencepiece.protobuf import SentencePieceModel
 
 __all__ = ["from_files"]
 
-# What SentencePiece's own file is called by the families whose ids are those of its pieces.
+_DEPTH = 8
+_DECODED = (
+    "the model file changes the text of generated tokens (`denormalizer_spec`); llama.cpp does not"
+)
+_SPACES_ALONE = "SentencePiece adds the prefix before a text of spaces only; llama.cpp does not"
+_EXTRA = (
+    "SentencePiece removes extra spaces from text for this model; llama.cpp and the llama "
+    "tokenizer of transformers keep them"
+)
+# The names of SentencePiece's own file, for families whose ids are those of its pieces.
 _MODEL_FILES = ("tokenizer.model", "spiece.model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TextRule:
+    """The treatment of text. `notes` are the differences from llama.cpp.
+
+    `adds_prefix`: a space comes before it. `removes_spaces`: spaces at its ends are removed, and of
+    several in a row one is kept. `splits_words`: tokens have spaces only at their start. `charsmap`
+    is the compiled normalizer, empty if there is none.
+    """
+
+    adds_prefix: bool
+    removes_spaces: bool = False
+    splits_words: bool = False
+    charsmap: bytes = b""
+    notes: tuple[str, ...] = ()
+
+
+def _is_sentencepiece(document: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json is of a SentencePiece tokenizer, BPE or unigram."""
+    model = document.get("model")
+    if not is_object(model):
+        return False
+    steps = [step for step in _all_steps(document) if is_object(step)]
+    if any(step.get("type") == "ByteLevel" for step in steps):
+        return False
+    if is_list(model.get("vocab")):
+        return True  # a unigram model, whose type is missing in old files
+    is_bpe = model.get("type") == "BPE" or "merges" in model
+    return is_bpe and (model.get("byte_fallback") is True or any(map(_makes_marks, steps)))
+
+
+def _rule_of_document(document: Mapping[str, Any], path: str, *, is_unigram: bool) -> _TextRule:
+    """Return the effect of the normalizer and the pre_tokenizer of a tokenizer.json.
+
+    Raises `TokenizerError`, with the step, if llama.cpp does not support a step.
+    """
+    steps = Steps(path, is_unigram=is_unigram)
+    for step in _all_steps(document):
+        steps.take(step)
+    if not steps.is_marked:
+        raise TokenizerError(
+            f"{path}: its normalizer and pre_tokenizer keep spaces, but llama.cpp "
+            f"replaces them with `{SPACE}`: text would be tokenized differently",
+            hint=KEEP_HINT,
+        )
+    _check_prefix(
+        path, removes=steps.removes_spaces, adds=bool(steps.prefix), is_unigram=is_unigram
+    )
+    return _TextRule(
+        adds_prefix=bool(steps.prefix),
+        removes_spaces=steps.removes_spaces,
+        splits_words=steps.splits_words,
+        charsmap=steps.charsmap,
+        notes=tuple(steps.notes()),
+    )
+
+
+def _rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) -> _TextRule:
+    """Return the rule in SentencePiece's own file.
+
+    Raises `TokenizerError` if llama.cpp does not support it.
+    """
+    removes = model.remove_extra_whitespaces
+    if model.charsmap and not is_unigram:
+        raise TokenizerError(
+            f"{path}: its normalizer `{model.normalizer}` changes text, but llama.cpp does not "
+            "normalize text for a SentencePiece BPE: text would be tokenized differently",
+            hint=KEEP_HINT,
+        )
+    if model.marks_word_ends or not model.escapes_spaces:
+        does = "marks the ends of words" if model.marks_word_ends else "does not mark spaces"
+        raise TokenizerError(
+            f"{path}: the tokenizer {does}, but llama.cpp marks the starts of words: text would be "
+            "tokenized differently",
+            hint=KEEP_HINT,
+        )
+    _check_prefix(path, removes=removes, adds=model.add_dummy_prefix, is_unigram=is_unigram)
+    if model.charsmap:
+        Charsmap(model.charsmap, path)
+    notes = [_DECODED] if model.denormalizes else []
+    if removes and not is_unigram:
+        notes.append(_EXTRA)
+    elif is_unigram and model.add_dummy_prefix and not removes:
+        notes.append(_SPACES_ALONE)
+    return _TextRule(
+        adds_prefix=model.add_dummy_prefix,
+        removes_spaces=removes and is_unigram,
+        charsmap=model.charsmap,
+        notes=tuple(notes),
+    )
+
+
+def _check_prefix(path: str, *, removes: bool, adds: bool, is_unigram: bool) -> None:
+    if is_unigram and removes and not adds:
+        raise TokenizerError(
+            f"{path}: it removes extra spaces and adds none before a text, but llama.cpp adds one "
+            "before each word when it removes them: text would be tokenized differently",
+            hint=KEEP_HINT,
+        )
+
+
+def _makes_marks(step: Mapping[str, Any]) -> bool:
+    return step.get("type") == "Metaspace" or (
+        step.get("type") == "Replace" and step.get("content") == SPACE
+    )
+
+
+def _all_steps(document: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the steps, those within sequences one by one."""
+    parts = (document.get("normalizer"), document.get("pre_tokenizer"))
+    waiting = [(part, 0) for part in parts if part is not None]
+    while waiting:
+        step, depth = waiting.pop(0)
+        yield step
+        for key in ("normalizers", "pretokenizers") if is_object(step) else ():
+            within = step.get(key)
+            if is_list(within):
+                inner: list[Any] = within if depth < _DEPTH else [None]  # which is refused
+                waiting = [(part, depth + 1) for part in inner] + waiting
 
 
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: ARG001 (what readers are given)
     """Return the SentencePiece tokenizer of a directory.
 
-    The scores are those of its model file. Where that is not there, or tokenizer.json has another
-    vocabulary, they are such that joining by score is joining by tokenizer.json's merges. Raises
-    `TokenizerError` if neither file can be read.
+    The scores are those of its model file. If the file is missing, or tokenizer.json has another
+    vocabulary, the scores are chosen so that joining by score is the same as joining by
+    tokenizer.json's merges. Raises `TokenizerError` if neither file can be read.
     """
     document = files.tokenizer
-    is_described = document is not None and is_sentencepiece(document)
+    is_described = document is not None and _is_sentencepiece(document)
     if document is not None and is_described and is_list(document["model"].get("vocab")):
-        return _from_json(files, document)  # a unigram model's scores are all there
+        return _from_json(files, document)  # a unigram model has all scores
     for name in _MODEL_FILES:
         data = files.data(name)
         if data is not None:
@@ -97,12 +227,12 @@ def _from_model(files: TokenizerFiles, model: SentencePieceModel, path: str) -> 
         else:
             vocabulary.put(index, VocabularyEntry(piece.text, piece.score, piece.type))
     document = files.tokenizer
-    if document is not None and is_sentencepiece(document):
-        # What transformers goes by.
-        rule = rule_of_document(document, files.path("tokenizer.json"), is_unigram=is_unigram)
+    if document is not None and _is_sentencepiece(document):
+        # The file that transformers uses.
+        rule = _rule_of_document(document, files.path("tokenizer.json"), is_unigram=is_unigram)
     else:
-        rule = rule_of_model(model, path, is_unigram=is_unigram)
-    # What the classes of llama and gemma do, and that of t5, where no file says it.
+        rule = _rule_of_model(model, path, is_unigram=is_unigram)
+    # The defaults of the classes of llama, gemma and t5.
     flags = {"add_bos_token": not is_unigram, "add_eos_token": is_unigram}
     special = {
         "bos": model.bos,
@@ -123,14 +253,14 @@ def _from_json(files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
         put_unigram(vocabulary, model, path)
     else:
         put_bpe(vocabulary, model, path, added={text for _, text, _ in added_tokens(files)})
-    rule = rule_of_document(document, path, is_unigram=is_unigram)
+    rule = _rule_of_document(document, path, is_unigram=is_unigram)
     return _build_tokenizer(files, vocabulary, rule, special=None, flags={}, is_unigram=is_unigram)
 
 
 def _build_tokenizer(
     files: TokenizerFiles,
     vocabulary: TokenTable,
-    rule: TextRule,
+    rule: _TextRule,
     *,
     special: Mapping[str, int] | None,
     flags: Mapping[str, bool],
@@ -148,7 +278,7 @@ def _build_tokenizer(
     declared = files.config.get("add_prefix_space")
     is_llama = str(files.config.get("tokenizer_class", "")).startswith("Llama")
     if isinstance(declared, bool) and (is_llama or files.tokenizer is None):
-        # The classes of llama heed it; the others do what tokenizer.json says.
+        # The classes of llama use it; the others use tokenizer.json.
         flags = {**flags, "add_space_prefix": declared}
     unknown = [index for index, entry in enumerate(entries) if entry.type == TokenType.UNKNOWN]
     if special is None:

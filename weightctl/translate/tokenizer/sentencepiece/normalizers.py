@@ -1,31 +1,35 @@
-"""The steps of a SentencePiece tokenizer's tokenizer.json, taken one after the other."""
+"""The steps of a SentencePiece tokenizer's tokenizer.json, applied in order."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
+import struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
 from weightctl.text.wording import join_names
-from weightctl.translate.tokenizer.charsmap import Charsmap
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["AT_ENDS", "BEFORE_TEXT", "RUNS", "Steps"]
+__all__ = ["AT_ENDS", "BEFORE_TEXT", "RUNS", "Charsmap", "Steps"]
 
+_WORD = struct.Struct("<I")
+_LABEL = 1 << 31 | 0xFF
+_VALUE = (1 << 31) - 1
+_HAS_LEAF, _IS_WIDE = 1 << 8, 1 << 9
 # Regular expressions of a Replace: spaces of which one is left, spaces at the ends of a text, and
 # the start of a text that does not consist of spaces.
 RUNS = " {2,}"
 AT_ENDS = r"\A +| +\z"
 BEFORE_TEXT = r"\A(?= *[^ ])"
 _RUNS = {RUNS, " +"}
-# What Strip and WhitespaceSplit take for white space, besides the space.
+# White space for Strip and WhitespaceSplit, apart from the space.
 _WHITE = (
     "\t\n\x0b\x0c\r\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
     "\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -33,7 +37,6 @@ _WHITE = (
 _COMMON = {"\t", "\n", "\r"}
 _MOST_LISTED = 6
 _MOST_SHOWN = 300
-
 _COUNTED = (
     "transformers uses a space at the start of a text as the prefix; llama.cpp adds the "
     "prefix before it"
@@ -49,12 +52,73 @@ _CLUSTERS = (
 )
 
 
-class Steps:
-    """What the steps that were taken do to text.
+class Charsmap:
+    """A compiled normalizer: a table of texts and what each is replaced with.
 
-    `is_marked`: spaces are `▁`. `prefix` says before which texts a mark comes: "each"; each "text"
-    that does not consist of spaces; "always", where there is none yet; the "first" where there is
-    none yet; empty for none. `removes_spaces`, `splits_words` and `charsmap` are as in `TextRule`.
+    The texts are a double array as darts-clone stores it, after its length in bytes; the
+    replacements follow it, each ended by a zero byte. `where` names the normalizer in errors.
+    Raises `TokenizerError` for bytes that llama.cpp refuses.
+    """
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self._where = where
+        size = _WORD.unpack_from(data)[0] if len(data) >= _WORD.size else 0
+        if not size or size % _WORD.size or size + _WORD.size >= len(data) or data[-1]:
+            raise self._report_damage(
+                f"{len(data)} bytes are too few for a table of {size} bytes and its texts"
+            )
+        self._units = memoryview(data)[_WORD.size : _WORD.size + size]
+        self._texts = memoryview(data)[_WORD.size + size :]
+
+    def replacement(self, text: str) -> str | None:
+        """Return the replacement of a whole text, None if the table does not have the text.
+
+        Raises `TokenizerError` if the table refers to a place outside of itself.
+        """
+        unit = self._unit(0)
+        place = _offset(unit)
+        for byte in text.encode():
+            place ^= byte
+            unit = self._unit(place)
+            if unit & _LABEL != byte:
+                return None
+            place ^= _offset(unit)
+        if not unit & _HAS_LEAF:
+            return None
+        start = self._unit(place) & _VALUE
+        if start >= len(self._texts):
+            raise self._report_damage(
+                f"the replacement at byte {start} is past the end of the {len(self._texts)} bytes "
+                "of texts"
+            )
+        found = bytes(self._texts[start:]).split(b"\0", 1)[0]
+        return found.decode("utf-8", "replace")
+
+    def _unit(self, place: int) -> int:
+        if place * _WORD.size >= len(self._units):
+            raise self._report_damage(
+                f"entry {place} does not exist: the table has {len(self._units) // _WORD.size} "
+                "entries"
+            )
+        unit: int = _WORD.unpack_from(self._units, place * _WORD.size)[0]
+        return unit
+
+    def _report_damage(self, what: str) -> TokenizerError:
+        return TokenizerError(
+            f"{self._where}: its `precompiled_charsmap` is damaged: {what}", hint=KEEP_HINT
+        )
+
+
+def _offset(unit: int) -> int:
+    return unit >> 10 << ((unit & _IS_WIDE) >> 6)
+
+
+class Steps:
+    """The effect of the applied steps on text.
+
+    `is_marked`: spaces are `▁`. `prefix` states which texts get a mark in front: "each"; each
+    "text" that does not consist of spaces; "always", unless there is one; the "first", unless there
+    is one; empty for none. `removes_spaces`, `splits_words` and `charsmap` are as in `TextRule`.
     """
 
     def __init__(self, path: str, *, is_unigram: bool) -> None:
@@ -67,7 +131,7 @@ class Steps:
         self.prefix = ""
 
     def take(self, step: Any) -> None:
-        """Take a step; raises `TokenizerError` for one that llama.cpp does not do."""
+        """Apply a step; raises `TokenizerError` if llama.cpp does not support it."""
         take = self._TAKES.get(step.get("type")) if is_object(step) else None
         if take is not None and take(self, step):
             return
@@ -81,7 +145,7 @@ class Steps:
         )
 
     def notes(self) -> Iterator[str]:
-        """Yield where llama.cpp does otherwise."""
+        """Yield the differences from llama.cpp."""
         if self.charsmap:
             yield _CLUSTERS
         if not self._is_cut:
@@ -109,7 +173,7 @@ class Steps:
         return is_early and not _COMMON & {*self._white_space()}
 
     def _is_early(self) -> bool:
-        """Whether a step may come here that only unigram models have."""
+        """Whether a step that only unigram models have is possible here."""
         return self._is_unigram and not self.is_marked and not self.prefix
 
     def _takes_prefix(self, prefix: str) -> bool:
@@ -135,7 +199,7 @@ class Steps:
         return False
 
     def _takes_metaspace(self, step: Mapping[str, Any]) -> bool:
-        # Before there were schemes there was a flag.
+        # Older files have a flag instead of a scheme.
         flag = "never" if step.get("add_prefix_space") is False else "always"
         scheme = step.get("prepend_scheme") or flag
         if not self.prefix and scheme != "never":
@@ -179,7 +243,7 @@ class Steps:
     def _notes_on_spaces(self) -> Iterator[str]:
         starts_marked = self.prefix in {"always", "first"}
         if self.removes_spaces:
-            # Of spaces at the start one is left, which then is the prefix.
+            # One space at the start is kept, and becomes the prefix.
             for end in sorted({"start", "end"} - self._ends - {"start" if starts_marked else ""}):
                 yield f"transformers keeps a space at the {end} of a text; llama.cpp does not"
             return
@@ -191,14 +255,14 @@ class Steps:
             yield _SPACES_ALONE
 
     def _white_space(self) -> list[str]:
-        """Return the white space that the normalizer does not make spaces of."""
+        """Return the white space that the normalizer does not convert to spaces."""
         if not self.charsmap:
             return list(_WHITE)
         table = Charsmap(self.charsmap, self._path)
         made = {each: table.replacement(each) for each in _WHITE}
         return [each for each, text in made.items() if text is None or text.strip(" ")]
 
-    # How each type of step is taken; steps of other types are refused.
+    # How each type of step is applied; other types are refused.
     _TAKES: ClassVar[dict[Any, Callable[[Steps, Mapping[str, Any]], bool]]] = {
         "Metaspace": _takes_metaspace,
         "Precompiled": _takes_charsmap,

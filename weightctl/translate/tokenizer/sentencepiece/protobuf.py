@@ -1,7 +1,7 @@
-"""The few fields of a SentencePiece model file that a tokenizer is made of.
+"""The fields of a SentencePiece model file that define the tokenizer.
 
-The file is a protobuf message, `ModelProto` of sentencepiece's `sentencepiece_model.proto`; what
-its other fields hold is skipped. Lengths are checked before anything is read.
+The file is a protobuf message, `ModelProto` of sentencepiece's `sentencepiece_model.proto`; its
+other fields are skipped. Lengths are checked before anything is read.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class SentencePiece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a SentencePiece model file says; ids of missing tokens are -1.
+    """The content of a SentencePiece model file; ids of missing tokens are -1.
 
     `normalizer` names the rule that `charsmap` is the compiled form of. `escapes_spaces`: spaces
-    are `▁` to the model; `marks_word_ends`: it stands behind a word and not before it.
+    are `▁` to the model; `marks_word_ends`: the mark is after a word, not before it.
     `denormalizes`: the text of tokens is rewritten too.
     """
 
@@ -61,7 +61,7 @@ class SentencePieceModel:
 
 
 def parse_sentencepiece(data: bytes, path: str) -> SentencePieceModel:
-    """Return what a SentencePiece model file holds.
+    """Return the content of a SentencePiece model file.
 
     Raises `TokenizerError`, with the path and the byte offset, if it is invalid.
     """
@@ -178,5 +178,5 @@ class _Reader:
 
 
 def _to_signed(value: int) -> int:
-    # An int32 below zero is written as the 64 bits of an int64.
+    # A negative int32 is written as the 64 bits of an int64.
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,8 +1,14 @@
-"""The vocabulary in a SentencePiece tokenizer's tokenizer.json, as tokens with scores and types."""
+"""The vocabulary in a SentencePiece tokenizer's tokenizer.json, as tokens with scores and types.
+
+SentencePiece, and llama.cpp after it, joins the neighbors whose concatenation is the token of the
+highest score. Hugging Face's BPE joins the pair that stands first in a list. The list that does
+the same has every pair of tokens whose concatenation is a token, by the score of the result.
+"""
 
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
@@ -10,20 +16,28 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE, VocabularyEntry
-from weightctl.translate.tokenizer.sentencepiece.merges import rank_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.translate.tokenizer.sentencepiece.added_tokens import TokenTable
 
-__all__ = ["check_bytes", "check_words", "put_bpe", "put_unigram"]
+__all__ = [
+    "check_bytes",
+    "check_words",
+    "merges_from_scores",
+    "put_bpe",
+    "put_unigram",
+    "rank_tokens",
+]
 
-_MAX_SCORE = 3.4e38  # of float32, in which GGUF keeps them
+_MAX_SCORE = 3.4e38  # of float32, the type of scores in GGUF
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BYTES = 256
-# Options of a BPE that llama.cpp does not have for SentencePiece's.
+# Options of a BPE that llama.cpp does not support for SentencePiece.
 _OPTIONS = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges")
+# Ten times the number for the largest vocabularies.
+_MOST_TEXT = 50_000_000
 
 
 def put_unigram(vocabulary: TokenTable, model: Mapping[str, Any], path: str) -> None:
@@ -46,8 +60,8 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
     """Put the tokens of a BPE into a vocabulary, with scores in the order of its merges.
 
     Tokens that merges make come first, in their order, then the others in the order of their ids,
-    each with a score less by one than the one before, as in SentencePiece's own files. The tokens
-    that are `added` take no place. Raises `TokenizerError`.
+    each with a score less by one than the one before, as in SentencePiece's own files. The `added`
+    tokens are left out. Raises `TokenizerError`.
     """
     for option in _OPTIONS:
         if model.get(option):
@@ -74,10 +88,11 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
 
 
 def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: bool) -> None:
-    """Check what becomes of characters that the vocabulary does not have.
+    """Check the treatment of characters that are not in the vocabulary.
 
-    A BPE makes bytes of them in llama.cpp, and a unigram model the unknown token. Raises
-    `TokenizerError` for a BPE without a token for every byte, and a unigram model that has them.
+    In llama.cpp, a BPE converts them to bytes, and a unigram model to the unknown token. Raises
+    `TokenizerError` for a BPE without a token for every byte, and for a unigram model with such
+    tokens.
     """
     count = len({entry.text for entry in entries if entry.type == TokenType.BYTE})
     if is_unigram and count:
@@ -97,7 +112,7 @@ def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: b
 
 
 def check_words(entries: Sequence[VocabularyEntry], where: str) -> None:
-    """Check that no token reaches over words, where text is split into them first.
+    """Check that no token spans several words if text is first split into words.
 
     llama.cpp does not split it. Raises `TokenizerError` that names such a token.
     """
@@ -130,3 +145,43 @@ def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
                 raise TokenizerError(
                     f"{path}: the merge {merge!r:.200} is not a pair of tokens", hint=KEEP_HINT
                 )
+
+
+def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that join to another token, the highest score first.
+
+    Between equal scores: the pair of the longer left part first, then of the longer right part,
+    then of the token that comes first in `scores`, as transformers has it (`generate_merges`).
+    Raises `TokenizerError` if that is more text than any vocabulary makes.
+    """
+    made: list[tuple[str, str]] = []
+    # Only a few of the places where a long token could be split need a check.
+    lengths = {len(token) for token in scores}
+    size = 0
+    for _, tokens in groupby(sorted(scores, key=lambda token: -scores[token]), scores.__getitem__):
+        equal = list(tokens)
+        pairs: list[tuple[str, str]] = []
+        for token in equal:
+            for cut in range(len(token) - 1, 0, -1):
+                if cut not in lengths or len(token) - cut not in lengths:
+                    continue
+                left, right = token[:cut], token[cut:]
+                if left in scores and right in scores:
+                    pairs.append((left, right))
+                    size += len(token)
+                    if size > _MOST_TEXT:
+                        raise TokenizerError(
+                            f"tokens such as {token!r:.50} can be merged from other tokens in too "
+                            "many ways",
+                            hint=f"`tokenizer.ggml.tokens` is damaged; {KEEP_HINT}",
+                        )
+        if len(equal) > 1:  # the pairs of one token are already in order
+            pairs.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        made += pairs
+    return made
+
+
+def rank_tokens(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Return each token that merges make, with its place when they are taken in order."""
+    made = dict.fromkeys(left + right for left, right in merges)
+    return {token: place for place, token in enumerate(made)}

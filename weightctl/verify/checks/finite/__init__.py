@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.names import split_layer_number
 from weightctl.verify.checks.finite.judge import Finding, Judge
-from weightctl.verify.checks.finite.rows import is_numbers
-from weightctl.verify.checks.finite.survey import survey_tensors
+from weightctl.verify.checks.finite.survey import is_numbers, survey_tensors
 from weightctl.verify.figures import FiniteFigures
 from weightctl.verify.results import MOST_NAMED, Problem, Result
 from weightctl.weights.derived import tensor_of

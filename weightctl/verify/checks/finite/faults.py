@@ -9,9 +9,8 @@ import numpy as np
 
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify.checks.finite.rows import can_decode, decode_rows, read_runs
-from weightctl.verify.checks.finite.scales import find_scales
-from weightctl.verify.checks.finite.spread import ScaleSpread, magnitude_bits
+from weightctl.verify.checks.finite.scales import ScaleSpread, clear_signs, form_of, read_codes
+from weightctl.verify.checks.finite.survey import can_decode, decode_rows, read_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
+    from weightctl.dtype.encodings import BlockScale
     from weightctl.system.threads import Memory
-    from weightctl.verify.checks.finite.scales import Codes, ScaleField
+    from weightctl.verify.checks.finite.scales import Codes
     from weightctl.weights.derived import ReadableTensor
 
 
@@ -67,7 +67,7 @@ class Occurrences:
 class ScaleFault:
     """One kind of wrong scales: the field of the block, and what is wrong with it."""
 
-    field: ScaleField
+    field: BlockScale
     text: str
     usual: float
     is_wrong: Callable[[Codes, F32], NDArray[np.bool_]]
@@ -91,18 +91,18 @@ def find_bad_scales(
 ) -> tuple[list[ScaleFault], list[ScaleSpread]]:
     """Return the faults of a tensor's block scales, and the distribution of the scales."""
     info = tensor.info
-    fields = find_scales(info.encoding)
+    fields = info.encoding.scales
     spreads = [ScaleSpread(each) for each in fields]
     for run in read_runs(tensor, 0, info.size, memory):
         for each, spread in zip(fields, spreads, strict=True):
-            spread.add(each.of(run.raw.reshape(-1), info.encoding.size))
+            spread.add(read_codes(each, run.raw.reshape(-1), info.encoding.size))
     kinds = [kind for spread in spreads for kind in _list_kinds(spread)]
     if not kinds:
         return [], spreads
     for run in read_runs(tensor, 0, info.size, memory):
         for kind in kinds:
-            codes = kind.field.of(run.raw.reshape(-1), info.encoding.size).reshape(-1)
-            values = kind.field.form.as_float32(codes)
+            codes = read_codes(kind.field, run.raw.reshape(-1), info.encoding.size).reshape(-1)
+            values = form_of(kind.field).as_float32(codes)
             step = info.encoding.block // kind.field.width
             kind.found.add(run.start, step, kind.is_wrong(codes, values), values)
     return [kind for kind in kinds if kind.found.count], spreads
@@ -111,19 +111,19 @@ def find_bad_scales(
 def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
     """Return the kinds of faults to look for in scales of this distribution."""
     each, usual = spread.field, spread.usual
-    form, greatest, least = each.form, spread.greatest, spread.least
+    form, greatest, least = form_of(each), spread.greatest, spread.least
     kinds: list[ScaleFault] = []
     if spread.nonfinite:
         kinds.append(
             ScaleFault(
-                each, NONFINITE, usual, lambda codes, _: _clear_signs(each, codes) >= form.limit
+                each, NONFINITE, usual, lambda codes, _: clear_signs(each, codes) >= form.limit
             )
         )
     if spread.has_few_negative:
         kinds.append(
             ScaleFault(
                 each, "negative", usual,
-                lambda codes, _: (codes > form.sign) & (_clear_signs(each, codes) < form.limit),
+                lambda codes, _: (codes > form.sign) & (clear_signs(each, codes) < form.limit),
             )
         )  # fmt: skip
     if greatest < np.inf:
@@ -131,7 +131,7 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
             ScaleFault(
                 each, "implausibly large", usual,
                 lambda codes, values: (np.abs(values) >= greatest)
-                & (_clear_signs(each, codes) < form.limit),
+                & (clear_signs(each, codes) < form.limit),
             )
         )  # fmt: skip
     if least > 0:
@@ -144,11 +144,6 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
             )
         )
     return kinds
-
-
-def _clear_signs(each: ScaleField, codes: Codes) -> Codes:
-    magnitudes: Codes = codes & codes.dtype.type(magnitude_bits(each))
-    return magnitudes
 
 
 def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:

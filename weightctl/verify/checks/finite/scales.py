@@ -1,7 +1,9 @@
-"""Scales in quantized blocks: where they are stored, and how to read their values."""
+"""Scales in quantized blocks: where they are stored, and which a healthy tensor cannot have."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,9 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.codecs.base import F32, U8
-    from weightctl.dtype import Encoding
+    from weightctl.dtype.encodings import BlockScale
 
-__all__ = ["Codes", "ScaleField", "ScaleForm", "find_scales"]
+
+__all__ = [
+    "Codes", "Extremes", "ScaleForm", "ScaleSpread", "clear_signs", "form_of", "read_codes",
+]  # fmt: skip
+
 
 # Unsigned integers of any width.
 Codes = NDArray[Any]
@@ -64,42 +70,183 @@ _FORMS = {
 }
 
 
-class ScaleField(NamedTuple):
-    """A scale field of a block, as `BlockScale` describes it, and how to read its values."""
-
-    called: str
-    offset: int
-    form: ScaleForm
-    width: int
-    is_positive: bool
-    is_added: bool
-    in_nibbles: bool
-
-    def of(self, raw: U8, size: int) -> Codes:
-        """Return the field as integers [blocks, width]; each block has `size` bytes."""
-        words = 4 if self.in_nibbles else self.width
-        kind: np.dtype[Any] = np.dtype({
-            "names": ["field"], "formats": [(self.form.kind, (words,))],
-            "offsets": [self.offset], "itemsize": size,
-        })  # fmt: skip
-        found: Codes = np.ascontiguousarray(raw.view(kind)["field"])
-        if not self.in_nibbles:
-            return found
-        highest = found >> np.uint16(12) << np.arange(0, 16, 4, dtype=np.uint16)
-        return np.bitwise_or.reduce(highest, axis=1, keepdims=True)
+def form_of(scale: BlockScale) -> ScaleForm:
+    """Return the number format of a scale."""
+    return _FORMS[scale.form]
 
 
-def find_scales(encoding: Encoding) -> tuple[ScaleField, ...]:
-    """Return the scale fields of an encoding's blocks; an unquantized encoding has none."""
-    return tuple(
-        ScaleField(
-            each.called,
-            each.offset,
-            _FORMS[each.form],
-            each.width,
-            is_positive=each.is_positive,
-            is_added=each.is_added,
-            in_nibbles=each.in_nibbles,
-        )
-        for each in encoding.scales
+def read_codes(scale: BlockScale, raw: U8, size: int) -> Codes:
+    """Return a scale of blocks of `size` bytes as integers [blocks, width]."""
+    words = 4 if scale.in_nibbles else scale.width
+    kind: np.dtype[Any] = np.dtype({
+        "names": ["field"], "formats": [(form_of(scale).kind, (words,))],
+        "offsets": [scale.offset], "itemsize": size,
+    })  # fmt: skip
+    found: Codes = np.ascontiguousarray(raw.view(kind)["field"])
+    if not scale.in_nibbles:
+        return found
+    highest = found >> np.uint16(12) << np.arange(0, 16, 4, dtype=np.uint16)
+    return np.bitwise_or.reduce(highest, axis=1, keepdims=True)
+
+
+# A scale is an outlier if it is this many powers of two from the next one. In real models, in any
+# encoding, neighbours above the median are at most 3 apart; a flipped exponent bit moves a scale by
+# up to 16.
+_TOO_FAR_ABOVE = 6
+_TOO_FAR_BELOW = 8
+# More outliers than this are a property of the tensor, not damage.
+_FEW = 1 / 64
+# A float16 this small has two bits left, and a relative error of up to an eighth.
+_COARSE = 2.0**-22
+# The number of scales to sample from each group of blocks.
+_SAMPLED = 64
+_POWERS = 256
+_BIAS = 127
+
+
+class Extremes:
+    """The largest and the smallest scale of a block field, and a sample of the scales.
+
+    It is cheap to compute; `are_usual` tells whether a closer look is needed.
+    """
+
+    def __init__(self, field: BlockScale) -> None:
+        self.field = field
+        self._form = form_of(field)
+        self._greatest = 0
+        self._least = _POWERS << 24
+        self._has_negative = False
+        self._samples: list[Codes] = []
+
+    def add(self, codes: Codes) -> None:
+        """Add the scales of some blocks."""
+        magnitudes = clear_signs(self.field, codes)
+        self._greatest = max(self._greatest, int(magnitudes.max()))
+        step = len(codes) // _SAMPLED + 1
+        # Copied, since a view would keep the whole array in memory.
+        self._samples.append(magnitudes[::step].reshape(-1).copy())
+        if self.field.is_positive and int(codes.max()) > self._form.sign:
+            self._has_negative = True  # a negative zero does not count
+        # Zeros wrap around to the largest integer.
+        magnitudes -= magnitudes.dtype.type(1)
+        self._least = min(self._least, int(magnitudes.min()) + 1)
+
+    def join(self, other: Extremes) -> None:
+        """Add the scales that another record has collected."""
+        self._greatest = max(self._greatest, other._greatest)
+        self._least = min(self._least, other._least)
+        self._has_negative |= other._has_negative
+        self._samples += other._samples
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether all scales are finite; if so, the values that they scale are finite too."""
+        return self._greatest < self._form.limit
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether the scales are so ordinary that a closer look cannot find a problem."""
+        form = self._form
+        if self._greatest >= form.limit or self._has_negative:
+            return False
+        if self._greatest == 0:
+            return True
+        codes = np.concatenate(self._samples)
+        codes = codes[codes > 0]
+        extremes = np.array([self._greatest, self._least], codes.dtype)
+        greatest, least = np.log2(form.as_float32(extremes))
+        if not codes.size:
+            return bool(greatest - least < _TOO_FAR_ABOVE)
+        # Sorted, since the mean of the two middle integers may not be a valid code.
+        usual = np.log2(form.as_float32(np.sort(codes)[codes.size // 2 :][:1]))[0]
+        # The sample only gives an estimate, so the margin is one power of two smaller.
+        is_small = bool(usual - least >= _TOO_FAR_BELOW - 1 or 2.0**usual < 2 * _COARSE)
+        is_large = bool(greatest - usual >= _TOO_FAR_ABOVE - 1)
+        return not is_large and (self.field.is_added or not is_small)
+
+
+class ScaleSpread:
+    """A histogram of a block field's scales by power of two, over a tensor."""
+
+    def __init__(self, field: BlockScale) -> None:
+        self.field = field
+        self._powers: NDArray[np.int64] = np.zeros(_POWERS, np.int64)
+        self.nonfinite = 0
+        self.negative = 0
+
+    def add(self, codes: Codes) -> None:
+        """Add the scales of some blocks."""
+        form = form_of(self.field)
+        magnitudes = clear_signs(self.field, codes)
+        finite = magnitudes[magnitudes < form.limit]
+        self.nonfinite += magnitudes.size - finite.size
+        self._powers += np.bincount(_extract_powers(form.as_float32(finite)), minlength=_POWERS)
+        if self.field.is_positive:
+            self.negative += int(np.count_nonzero(codes > codes.dtype.type(form.sign)))
+
+    @property
+    def count(self) -> int:
+        """The number of scales that are finite and not zero."""
+        return int(self._powers[1:].sum())
+
+    @property
+    def has_few_negative(self) -> bool:
+        """Whether some scales are negative, but too few to be a property of the encoder."""
+        return 0 < self.negative <= max(1, self.count * _FEW)
+
+    @property
+    def greatest(self) -> float:
+        """The power of two from which scales are implausibly large; infinite if none are."""
+        used, middle = self._used, self._middle
+        for lower, upper in pairwise(used):
+            if lower >= middle and upper - lower >= _TOO_FAR_ABOVE and self._are_few(upper, inf):
+                return 2.0 ** (upper - _BIAS)
+        return inf
+
+    @property
+    def least(self) -> float:
+        """The power of two below which isolated scales are implausibly small; 0 if none are."""
+        used, middle = self._used, self._middle
+        if self.field.is_added:
+            return 0.0
+        for lower, upper in reversed(list(pairwise(used))):
+            if upper <= middle and upper - lower >= _TOO_FAR_BELOW and self._are_few(0, lower):
+                return 2.0 ** (upper - _BIAS)
+        return 0.0
+
+    @property
+    def usual(self) -> float:
+        """The power of two of the median scale; 0 if there are no scales."""
+        return 2.0 ** (self._middle - _BIAS) if self.count else 0.0
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether most scales are float16 values so small that few of their bits are left."""
+        is_half = form_of(self.field).kind == "<u2" and not self.field.is_added
+        return is_half and 0 < self.usual < _COARSE
+
+    @property
+    def _used(self) -> list[int]:
+        return [int(power) + 1 for power in np.flatnonzero(self._powers[1:])]
+
+    @property
+    def _middle(self) -> int:
+        below = np.cumsum(self._powers[1:])
+        return int(np.searchsorted(below, (self.count + 1) // 2)) + 1
+
+    def _are_few(self, first: int, last: float) -> bool:
+        found = sum(int(self._powers[power]) for power in self._used if first <= power <= last)
+        return found <= max(1, self.count * _FEW)
+
+
+def clear_signs(scale: BlockScale, codes: Codes) -> Codes:
+    """Return the integers of a scale without their sign bits."""
+    magnitudes: Codes = codes & codes.dtype.type(
+        ~form_of(scale).sign & ((1 << 8 * codes.itemsize) - 1)
     )
+    return magnitudes
+
+
+def _extract_powers(scales: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Return the stored (biased) exponents of float32 values: 127 for values in [1, 2)."""
+    return scales.reshape(-1).view(np.uint32) >> np.uint32(23) & np.uint32(_POWERS - 1)

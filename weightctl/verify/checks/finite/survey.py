@@ -1,42 +1,141 @@
-"""Surveys the values of tensors in parallel, to find those that need a closer look."""
+"""Surveys the values of tensors in parallel, a few rows at a time, to find unusual tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
 from weightctl.system.threads import Memory, map_in_threads
-from weightctl.verify.checks.finite.rows import (
-    can_decode,
-    cut_stretches,
-    decode_rows,
-    read_runs,
-    row_length,
-)
-from weightctl.verify.checks.finite.scales import find_scales
-from weightctl.verify.checks.finite.spread import Extremes, magnitude_bits
+from weightctl.verify.checks.finite.scales import Extremes, clear_signs, read_codes
 from weightctl.weights.derived import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from numpy.typing import NDArray
-
+    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.verify.checks.finite.rows import Numbers, RowRun, Stretch
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
 
-__all__ = ["MOST_RUNS", "Survey", "survey_runs", "survey_tensors"]
+__all__ = [
+    "Numbers",
+    "RowRun",
+    "Stretch",
+    "Survey",
+    "can_decode",
+    "decode_rows",
+    "is_numbers",
+    "read_runs",
+    "survey_tensors",
+]
+
+
+# Floating-point values of any width.
+Numbers = NDArray[Any]
+
+# The number of values to read at once: they fit in the cache, and the interpreter costs little.
+_MOST = 1 << 19
+# The number of elements in a thread's unit of work.
+_STRETCH = 1 << 24
+# A shorter row may be zero by chance, or belong to a filter instead of a neuron.
+_LEAST_ROW = 32
+# The encoding of the real and the imaginary part of each complex encoding.
+_HALVES = {"C32": "F16", "C64": "F32", "C128": "F64"}
+
+
+class Stretch(NamedTuple):
+    """A range of elements [start, stop) of a tensor; it consists of whole rows and blocks."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class RowRun(NamedTuple):
+    """Consecutive rows of a tensor: the first element's index, and bytes [rows, bytes per row].
+
+    A tensor whose rows are not examined has a single row here.
+    """
+
+    start: int
+    raw: U8
+
+
+def is_numbers(encoding: Encoding) -> bool:
+    """Whether an encoding stores real or complex values, plain or in blocks."""
+    return encoding.is_known and (encoding.is_real or encoding.name in _HALVES)
+
+
+def _row_length(info: TensorInfo) -> int:
+    """Return the number of elements in a row of a matrix or a stack of matrices; else 0.
+
+    It is also 0 for convolution kernels (a short last dimension, or a dimension of 1), for rows
+    that are too long to read at once, and for rows that end inside a block.
+    """
+    is_matrix = len(info.shape) in {2, 3} and min(info.shape) > 1
+    is_whole = info.row % info.encoding.block == 0
+    return info.row if is_matrix and is_whole and _LEAST_ROW <= info.row <= _MOST else 0
+
+
+def _cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
+    """Yield the stretches of a tensor; each is a unit of work for a thread."""
+    unit = _row_length(info) or info.encoding.block
+    step = max(_STRETCH // unit, 1) * unit
+    for start in range(0, info.size, step):
+        yield Stretch(info.name, start, min(start + step, info.size))
+
+
+def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
+    """Yield the rows of a range of elements; each `RowRun` is valid until the next is read.
+
+    Raises `FormatError` if a file cannot be read.
+    """
+    info = tensor.info
+    encoding = info.encoding
+    row = _row_length(info)
+    unit = row or encoding.block
+    step = max(_MOST // unit, 1) * unit
+    for first in range(start, stop, step):
+        count = min(step, stop - first)
+        raw = memory.room("raw", count // encoding.block * encoding.size)
+        tensor.read_into(first // encoding.block * encoding.size, raw)
+        yield RowRun(first, np.frombuffer(raw, np.uint8).reshape(count // row if row else 1, -1))
+
+
+def can_decode(encoding: Encoding) -> bool:
+    """Whether weightctl can decode the values of an encoding, and quickly."""
+    return encoding.quantization is None or encoding.codec != ""
+
+
+def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
+    """Decode rows [rows, bytes] into values [rows, columns], valid until the next call.
+
+    A complex value becomes two columns.
+    """
+    plain = ENCODINGS[_HALVES.get(encoding.name, encoding.name)]
+    if plain.name in {"F32", "F64"}:
+        return raw.view(np.dtype(f"<f{plain.size}"))
+    columns = raw.shape[1] // plain.size * plain.block
+    made = np.frombuffer(memory.room("made", len(raw) * columns * 4), np.uint8)
+    made = made.reshape(len(raw), -1)
+    # Overflow and NaN of damaged scales are what the check looks for.
+    with np.errstate(all="ignore"):
+        transcode(raw, plain, ENCODINGS["F32"], out=made)
+    return made.view(np.float32)
+
 
 # The number of ranges of zero rows that are kept; further ones are only counted.
-MOST_RUNS = 1000
+_MOST_RUNS = 1000
 # For longer vectors, BLAS would start threads of its own.
 _COLUMNS = 8192
 
@@ -64,7 +163,7 @@ class Survey:
     @classmethod
     def of(cls, info: TensorInfo) -> Survey:
         """Return an empty survey of a tensor."""
-        return cls(row_length(info), tuple(map(Extremes, find_scales(info.encoding))))
+        return cls(_row_length(info), tuple(map(Extremes, info.encoding.scales)))
 
     def join(self, other: Survey) -> None:
         """Add the survey of the rows that follow."""
@@ -89,7 +188,7 @@ class Survey:
     def _add_run(self, start: int, stop: int) -> None:
         if self.zero_runs and self.zero_runs[-1][1] == start:
             self.zero_runs[-1] = (self.zero_runs[-1][0], stop)
-        elif len(self.zero_runs) < MOST_RUNS:
+        elif len(self.zero_runs) < _MOST_RUNS:
             self.zero_runs.append((start, stop))
 
     def add(self, first: int, zeros: NDArray[np.bool_]) -> None:
@@ -100,20 +199,20 @@ class Survey:
             return
         self.zeros += int(found.size)
         edges = np.flatnonzero(np.diff(found) > 1)
-        starts = np.append(found[:1], found[edges + 1])[:MOST_RUNS]
-        lasts = np.append(found[edges], found[-1:])[:MOST_RUNS]
+        starts = np.append(found[:1], found[edges + 1])[:_MOST_RUNS]
+        lasts = np.append(found[edges], found[-1:])[:_MOST_RUNS]
         for start, last in zip(starts.tolist(), lasts.tolist(), strict=True):
             self._add_run(first + start, first + last + 1)
 
 
-def survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
+def _survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
     """Return the survey of consecutive rows of a tensor."""
     found = Survey.of(info)
     encoding = info.encoding
-    fields = find_scales(encoding)
+    fields = encoding.scales
     for run in runs:
         blocks = run.raw.reshape(-1)
-        codes = [each.of(blocks, encoding.size) for each in fields]
+        codes = [read_codes(each, blocks, encoding.size) for each in fields]
         for extremes, own in zip(found.extremes, codes, strict=True):
             extremes.add(own)
         if not fields:
@@ -122,10 +221,7 @@ def survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Sur
             _look_at_blocks(found, run, encoding, memory)
         elif found.row:
             # If all scales of a row are zero, all its values are zero.
-            sizes = [
-                own & own.dtype.type(magnitude_bits(each))
-                for each, own in zip(fields, codes, strict=True)
-            ]
+            sizes = [clear_signs(each, own) for each, own in zip(fields, codes, strict=True)]
             used = np.concatenate(sizes, axis=1).reshape(len(run.raw), -1)
             found.add(run.start // found.row, ~np.logical_or.reduce(used, axis=1))
         found.numbers += blocks.size // encoding.size * encoding.block
@@ -213,14 +309,14 @@ def survey_tensors(
         try:
             runs = read_runs(tensor, stretch.start, stretch.stop, memory)
             with np.errstate(all="ignore"):  # each thread has its own
-                return survey_runs(tensor.info, report_progress(runs, ended), memory)
+                return _survey_runs(tensor.info, report_progress(runs, ended), memory)
         except WeightctlError as error:
             return str(error)
 
     # In file order, which disks read fastest.
     extents = source.header.extents
     in_order = sorted(infos, key=lambda info: extents[info.name][:2])
-    stretches = [stretch for info in in_order for stretch in cut_stretches(info)]
+    stretches = [stretch for info in in_order for stretch in _cut_stretches(info)]
     found: dict[str, Survey | str] = {}
     with map_in_threads(survey_stretch, stretches, threads=threads) as parts:
         for stretch, part in zip(stretches, parts, strict=True):

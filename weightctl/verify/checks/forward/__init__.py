@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, EngineError, TokenizerError
 from weightctl.system.registry import load
-from weightctl.verify.checks.forward.limits import (
+from weightctl.verify.checks.forward.matrices import check_matrices
+from weightctl.verify.checks.forward.predictions import (
     check_divergence,
     check_perplexity,
     report_unjudged,
 )
-from weightctl.verify.checks.forward.matrices import check_matrices
 from weightctl.verify.figures import Activation, ForwardFigures
 from weightctl.verify.results import Problem, Result
-from weightctl.verify.run.activations import measure_activation, measure_usual_size
-from weightctl.verify.run.output import Ending, run_output
+from weightctl.verify.run.output import (
+    Ending,
+    describe_run,
+    measure_activation,
+    measure_usual_size,
+    run_output,
+)
 from weightctl.verify.run.parts import EMBEDDING, Running, explain_unbuilt, name_layer
 
 if TYPE_CHECKING:
@@ -126,14 +131,8 @@ def _run_alone(request: Request, running: Running) -> Result:
         problems += check_divergence(request, None, has_logits=running.has_logits)
     return Result(
         problems=tuple(problems),
-        figures=ForwardFigures(
-            source=given.source,
-            device=str(request.device),
-            tp=running.grid.tp,
-            ep=running.grid.ep,
-            pp=running.grid.pp,
-            tokens=given.count,
-            windows=len(given.ids),
+        figures=replace(
+            describe_run(running, request.device, given),
             activations=tuple(figures),
             perplexity=ending.perplexity,
             next_tokens=ending.next_tokens,

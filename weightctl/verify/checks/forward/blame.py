@@ -1,17 +1,21 @@
-"""Finds the tensor or config key that makes a part of the model differ from the reference."""
+"""Finds the tensors or config keys that make parts of the model differ from the reference."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
+from weightctl.text.folding import group_alike
+from weightctl.text.wording import join_names, percent
 from weightctl.verify.compare.configs import ConfigDifference, correct
-from weightctl.verify.compare.distance import is_within, run_limit
-from weightctl.verify.compare.explaining import computes_the_same
+from weightctl.verify.compare.distance import is_within
+from weightctl.verify.compare.explaining import computes_the_same, explain_each
 from weightctl.verify.compare.measure import measure_pair
 from weightctl.verify.compare.pairs import convert_convention
-from weightctl.verify.results import Explanation, Problem
+from weightctl.verify.results import LISTED_APART, MOST_NAMED, Explanation, Problem, keep_first
 from weightctl.verify.run.parts import OUTPUT, Running
 
 if TYPE_CHECKING:
@@ -23,7 +27,9 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Blame"]
+
+__all__ = ["Blame", "Faults"]
+
 
 # With more tensors than this, the whole block is a different one. Otherwise each is tried by
 # itself.
@@ -203,8 +209,118 @@ def _build_with_config(
 def _is_within(pair: Pair, pairing: Pairing) -> bool:
     """Whether a tensor matches the reference's, or computes the same."""
     try:
-        if is_within(pair, measure_pair(pair, run_limit(pair))):
+        if is_within(pair, measure_pair(pair)):
             return True
         return computes_the_same(pair, pairing) is not None
     except WeightctlError:
         return True
+
+
+# The number of layers for which tensors to blame are searched; for further layers only those found
+# before are tried.
+_MOST_SEARCHED = 4
+# With more tensors of one cause than this, the whole layer is the problem.
+_FEW = 4
+
+
+class _Fault(NamedTuple):
+    """A tensor that is to blame for a difference, or a layer if no tensor is found."""
+
+    part: ComparedPart
+    where: str
+    text: str
+    cause: Explanation | None
+
+    @property
+    def is_of_part(self) -> bool:
+        """Whether the whole part is the problem."""
+        return self.where == self.part.name
+
+
+class Faults:
+    """The layers that differ by more than their encodings explain, with their causes."""
+
+    def __init__(self, blame: Blame, pairing: Pairing) -> None:
+        self._blame, self._pairing = blame, pairing
+        self._faults: list[_Fault] = []
+        self._searched: Counter[str] = Counter()
+        self._before: list[str] = []
+
+    def add(self, part: ComparedPart) -> None:
+        """Find out what is to blame for a layer's difference."""
+        distance, cause = _say_distance(part), self._blame.of_config(part)
+        guilty = [] if cause is not None else self._find_guilty(part)
+        if not guilty:
+            self._faults.append(_Fault(part, part.name, distance, cause))
+            return
+        causes = explain_each(guilty, self._pairing)
+        if len(guilty) > _FEW and len(set(causes)) == 1:
+            text = f"{distance}; {_say_remedy(f'{len(guilty)} tensors')}"
+            self._faults.append(_Fault(part, part.name, text, causes[0]))
+            return
+        text = f"the output of {part.name} {distance}; {_say_remedy(_name_all(guilty))}"
+        for pair, cause in zip(guilty, causes, strict=True):
+            self._faults.append(_Fault(part, pair.name, text, cause))
+
+    def _find_guilty(self, part: ComparedPart) -> list[Pair]:
+        is_searched = self._searched[_name_kind(part)] < _MOST_SEARCHED
+        if not (self._before or is_searched):
+            return []
+        self._searched[_name_kind(part)] += 1
+        guilty = self._blame.of_tensors(part, self._before, is_searched=is_searched)
+        self._before = [pair.part for pair in guilty] or self._before
+        return guilty
+
+    def problems(self) -> Sequence[Problem]:
+        """Return the problems in the order of the layers; similar ones are joined.
+
+        Tensors are counted as in the check `values`: a few with one cause are listed one by one.
+        """
+        made: list[Problem] = []
+        for same in group_alike(self._faults, _kind_of):
+            is_apart = len(same) <= LISTED_APART and not any(each.is_of_part for each in same)
+            made += [_fold([each]) for each in same] if is_apart else [_fold(same)]
+        return keep_first(made, "{} more parts that differ are not listed")
+
+
+def _name_kind(part: ComparedPart) -> str:
+    return part.name.split(".")[0]
+
+
+def _say_distance(part: ComparedPart) -> str:
+    found, expected = part.found.all, part.expected.all
+    if not isfinite(found):
+        return "has NaN or infinite values where the reference does not"
+    off = f"differs from the reference by {percent(found)}"
+    if expected > 0:
+        return f"{off} ({percent(expected)} is expected for its encodings)"
+    return f"{off} (0 is expected)"
+
+
+def _name_all(pairs: Sequence[Pair]) -> str:
+    """Return the names of several tensors; empty for a single one."""
+    names = [f"`{pair.name}`" for pair in pairs]
+    if len(names) > _FEW:
+        return join_names(names, _FEW)
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else ""
+
+
+def _say_remedy(names: str) -> str:
+    """Return a sentence on the tensors that are to blame; without names, it is on one tensor."""
+    if not names:
+        return "it matches if this tensor is replaced by that of the reference"
+    return f"it matches if {names} are replaced by those of the reference"
+
+
+def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
+    """Return the properties by which faults are joined into one problem."""
+    kind = _name_kind(fault.part) if fault.is_of_part else fault.where
+    return "" if fault.cause else kind, fault.cause, isfinite(fault.part.found.all)
+
+
+def _fold(same: list[_Fault]) -> Problem:
+    first, text = same[0], same[0].text
+    others = list(dict.fromkeys(each.part.name for each in same))[1:]
+    if others:
+        text += f"; the same is true of {join_names(others, MOST_NAMED)}"
+    return Problem(where=first.where, text=text, cause=first.cause)

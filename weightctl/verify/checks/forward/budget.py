@@ -9,7 +9,7 @@ import numpy as np
 
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
-from weightctl.verify.compare.cost import PairSide
+from weightctl.verify.compare.distance import PairSide
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.compare.pairs import convert_convention
 from weightctl.weights.derived import DerivedTensor

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ArchitectureError, TokenizerError
 from weightctl.text.wording import number, percent, pluralize
-from weightctl.verify.checks.forward.blame import Blame
-from weightctl.verify.checks.forward.divergence import count_by_bound, find_least_cosine, summarize
-from weightctl.verify.checks.forward.faults import Faults
-from weightctl.verify.checks.forward.limits import check_divergence, check_perplexity
-from weightctl.verify.checks.forward.predictions import predict
+from weightctl.verify.checks.forward.blame import Blame, Faults
+from weightctl.verify.checks.forward.predictions import (
+    check_divergence,
+    check_perplexity,
+    find_least_cosine,
+    predict,
+)
 from weightctl.verify.checks.forward.walk import Walk
 from weightctl.verify.compare.configs import find_differences
-from weightctl.verify.figures import Divergence, ForwardFigures, LayerDivergence
+from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.results import Problem, Result
+from weightctl.verify.run.output import describe_run
 from weightctl.verify.run.parts import Running, explain_unbuilt
 from weightctl.verify.run.prompt import make_prompt
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.verify.checks.forward.walk import ComparedPart
+    from weightctl.verify.figures import ForwardFigures
     from weightctl.verify.request import Request
     from weightctl.verify.run.prompt import Prompt
 
@@ -133,16 +137,27 @@ class _Comparison:
             if request.has_layer(layer):
                 self._look_at(part)
         is_whole = last == walk.reference.layers - 1
-        figures = self._make_figures(Divergence(layers=()), None)
+        figures = describe_run(walk.subject, request.device, self._given)
+        divergence = Divergence(layers=())
         if is_whole and walk.subject.has_logits and walk.reference.has_logits:
             request.tell("comparing the output", (last + 1) / (last + 2))
             if request.layers is None:
                 self._look_at(walk.output())
-            figures = self._of_logits()
+            found = predict(walk.subject, walk.reference, walk.own, walk.wanted, self._given)
+            walk.activations.append(found.activation)
+            divergence = found.divergence
+            figures = replace(figures, perplexity=found.perplexity, next_tokens=found.next_tokens)
         elif is_whole:
             mask = self._given.mask
             cosine = find_least_cosine(walk.wanted[mask], walk.own[mask])
-            figures = self._make_figures(Divergence(layers=(), cosine=cosine), None)
+            divergence = Divergence(layers=(), cosine=cosine)
+        figures = replace(
+            figures,
+            activations=tuple(
+                each for layer, each in enumerate(walk.activations, -1) if request.has_layer(layer)
+            ),
+            divergence=replace(divergence, layers=tuple(self._layers)),
+        )
         problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
         if self._request.compare and self._beyond:
             problems.append(self._describe_difference(figures))
@@ -176,43 +191,6 @@ class _Comparison:
         if divergence is not None and divergence.mean is not None:
             text += f"; mean KL divergence {number(divergence.mean)} nats"
         return Problem(where="", text=text)
-
-    def _of_logits(self) -> ForwardFigures:
-        walk, given = self._walk, self._given
-        heard = predict(walk.subject, walk.reference, walk.own, walk.wanted, given)
-        walk.activations.append(heard.activation)
-        numbers = heard.agreement.divergences
-        how = summarize(numbers)
-        divergence = Divergence(
-            layers=(),
-            mean=how and how.mean,
-            percentile_99=how and how.percentile_99,
-            greatest=how and how.greatest,
-            top_1=heard.agreement.agreed / len(numbers) if len(numbers) else None,
-            reference_perplexity=heard.reference_perplexity,
-            histogram=count_by_bound(numbers),
-        )
-        made = self._make_figures(divergence, heard.perplexity)
-        return replace(made, next_tokens=heard.next_tokens)
-
-    def _make_figures(self, divergence: Divergence, perplexity: float | None) -> ForwardFigures:
-        given, request, grid = self._given, self._request, self._walk.subject.grid
-        asked = [
-            each for layer, each in enumerate(self._walk.activations, -1)
-            if request.has_layer(layer)
-        ]  # fmt: skip
-        return ForwardFigures(
-            source=given.source,
-            device=str(request.device),
-            tp=grid.tp,
-            ep=grid.ep,
-            pp=grid.pp,
-            tokens=given.count,
-            windows=len(given.ids),
-            activations=tuple(asked),
-            perplexity=perplexity,
-            divergence=replace(divergence, layers=tuple(self._layers)),
-        )
 
     def _check_limits(self, figures: ForwardFigures) -> Iterator[Problem]:
         request, has_logits = self._request, self._walk.subject.has_logits

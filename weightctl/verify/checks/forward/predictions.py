@@ -1,39 +1,149 @@
-"""Compares two models' predictions of the next tokens, a few positions at a time."""
+"""Compares two models' predictions of the next tokens, with each other and with limits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.checks.forward.divergence import Agreement
-from weightctl.verify.run.activations import ActivationSums
-from weightctl.verify.run.likelihood import compute_losses, compute_perplexity, count_positions
-from weightctl.verify.run.output import list_next_tokens, list_targets
+from weightctl.verify.figures import Divergence
+from weightctl.verify.results import Problem
+from weightctl.verify.run.output import (
+    ActivationSums,
+    compute_log_probabilities,
+    compute_losses,
+    compute_perplexity,
+    count_positions,
+    list_next_tokens,
+    list_targets,
+)
 from weightctl.verify.run.parts import OUTPUT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32
     from weightctl.verify.figures import Activation, NextToken
-    from weightctl.verify.run.likelihood import F64
+    from weightctl.verify.request import Request
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Predictions", "predict"]
+    F64 = NDArray[np.float64]
+
+__all__ = [
+    "Agreement",
+    "Predictions",
+    "check_divergence",
+    "check_perplexity",
+    "count_by_bound",
+    "find_least_cosine",
+    "predict",
+    "report_unjudged",
+    "summarize",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """The agreement of two models' predictions, and how well each predicts the text.
+# The number of values to convert to float64 at once.
+_RUN = 1 << 20
+# Upper bounds in nats, three for each factor of ten; divergences below the first are rounding.
+_BOUNDS = tuple(float(f"{10 ** (third / 3):.2g}") for third in range(-18, 4))
+
+
+class Agreement:
+    """The divergences of two models' predictions at the same positions, added in batches.
+
+    `divergences` is the Kullback-Leibler divergence from the reference's distribution to the other,
+    in nats, float64, for each position; infinite if either side has logits that are not finite.
+    `agreed` is the number of positions where both models predict the same most likely token.
+    """
+
+    def __init__(self) -> None:
+        self._divergences: list[F64] = []
+        self.agreed = 0
+
+    def add(self, reference: F32, logits: F32) -> None:
+        """Add the logits of more positions: [positions, vocabulary] from both models."""
+        at_once = max(1, _RUN // max(1, reference.shape[-1]))
+        for first in range(0, len(reference), at_once):
+            run = slice(first, first + at_once)
+            self._divergences.append(_measure_divergences(reference[run], logits[run]))
+            same = reference[run].argmax(axis=-1) == logits[run].argmax(axis=-1)
+            self.agreed += int(np.count_nonzero(same))
+
+    @property
+    def divergences(self) -> F64:
+        """The divergences of all positions so far, in order."""
+        return np.concatenate(self._divergences) if self._divergences else np.empty(0)
+
+
+def _measure_divergences(reference: F32, logits: F32) -> F64:
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
+        terms = np.exp(expected) * (expected - other)
+        # A token that has probability zero in both models is not a difference.
+        terms[(expected == -np.inf) & (reference == -np.inf)] = 0
+        found: F64 = terms.sum(axis=-1)
+    # Rounding makes the divergence of equal distributions slightly negative.
+    return np.where(np.isfinite(found), np.maximum(found, 0), np.inf)
+
+
+def summarize(numbers: F64) -> Divergence:
+    """Return the figures of some divergences; they are infinite if one of the divergences is."""
+    histogram = count_by_bound(numbers)
+    if not numbers.size:
+        return Divergence(layers=(), histogram=histogram)
+    # An infinite value cannot be interpolated.
+    nearest = np.percentile(numbers, 99, method="higher")
+    percentile = nearest if np.isinf(numbers).any() else np.percentile(numbers, 99)
+    return Divergence(
+        layers=(),
+        mean=float(numbers.mean()),
+        percentile_99=float(percentile),
+        greatest=float(numbers.max()),
+        histogram=histogram,
+    )
+
+
+def count_by_bound(
+    numbers: F64, bounds: Sequence[float] = _BOUNDS
+) -> tuple[tuple[float, int], ...]:
+    """Return for each bound how many values are below it, and not below the previous bound.
+
+    The last bound is infinite, and is only present if values are above all others.
+    """
+    edges = [-np.inf, *bounds, np.inf]
+    places = np.searchsorted(edges, numbers, side="right") - 1
+    counts = np.bincount(np.minimum(places, len(bounds)), minlength=len(bounds) + 1).tolist()
+    pairs = list(zip([*bounds, float("inf")], counts, strict=True))
+    return tuple(pairs if counts[-1] else pairs[:-1])
+
+
+def find_least_cosine(reference: F32, states: F32) -> float:
+    """Return the smallest cosine between vectors at the same positions, [positions, hidden].
+
+    1 without positions; 0 if a vector is zero or not finite on one side only.
+    """
+    a, b = reference.astype(np.float64), states.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+        cosines = np.vecdot(a, b) / lengths
+    same = (a == b).all(axis=-1)
+    cosines = np.where(same, 1.0, np.where(np.isfinite(cosines), cosines, 0.0))
+    return float(cosines.min(initial=1.0))
+
+
+class Predictions(NamedTuple):
+    """The divergence of two models' predictions, and how well the first predicts the text.
 
     Perplexities are None if there is nothing to predict, if the tokens are not text, and if logits
     are not finite.
     """
 
-    agreement: Agreement
+    divergence: Divergence
     perplexity: float | None
-    reference_perplexity: float | None
     next_tokens: tuple[NextToken, ...]
     activation: Activation
 
@@ -66,4 +176,67 @@ def predict(
         last = list_next_tokens(logits[-1], given)
     perplexities = [compute_perplexity(np.concatenate(each)) for each in (lost, other_lost)]
     own_one, other_one = perplexities if given.is_text else (None, None)
-    return Predictions(agreement, own_one, other_one, last, gathered.figure())
+    divergence = replace(
+        summarize(agreement.divergences),
+        top_1=agreement.agreed / len(own) if len(own) else None,
+        reference_perplexity=other_one,
+    )
+    return Predictions(divergence, own_one, last, gathered.figure())
+
+
+_PERPLEXITY, _DIVERGENCE = "the perplexity", "the mean KL divergence"
+
+
+def report_unjudged(request: Request, why: str) -> Iterator[Problem]:
+    """Yield a problem for each limit that could not be checked because the model did not run."""
+    if request.max_perplexity is not None:
+        yield _report_unchecked(_PERPLEXITY, request.max_perplexity, why)
+    if request.max_divergence is not None:
+        yield _report_unchecked(_DIVERGENCE, request.max_divergence, why)
+
+
+def _report_unchecked(figure: str, limit: float, why: str) -> Problem:
+    text = f"the limit of {limit:g} for {figure} could not be checked: {why}"
+    return Problem(where="", text=text)
+
+
+def check_perplexity(
+    request: Request, given: Prompt, perplexity: float | None, *, has_logits: bool
+) -> Iterator[Problem]:
+    """Yield a problem if the perplexity is above the limit, or could not be measured."""
+    limit = request.max_perplexity
+    if limit is None:
+        return
+    why = ""
+    if not has_logits:
+        why = "an encoder has none"
+    elif not given.is_text:
+        why = "the model ran on random tokens; give a text, or token ids of one"
+    elif perplexity is None:
+        why = "the model gives no finite logits"
+    elif perplexity > limit:
+        yield Problem(
+            where="", text=f"the perplexity on {given.source} is {perplexity:.4g}, above {limit:g}"
+        )
+    if why:
+        yield _report_unchecked(_PERPLEXITY, limit, why)
+
+
+def check_divergence(
+    request: Request, divergence: Divergence | None, *, has_logits: bool
+) -> Iterator[Problem]:
+    """Yield a problem if the mean divergence is above the limit, or could not be measured."""
+    limit = request.max_divergence
+    if limit is None:
+        return
+    if divergence is None:
+        yield _report_unchecked(_DIVERGENCE, limit, "the reference did not run")
+    elif divergence.mean is None:
+        why = "not all layers ran" if has_logits else "an encoder has none"
+        yield _report_unchecked(_DIVERGENCE, limit, why)
+    elif not divergence.mean <= limit:
+        text = (
+            f"the mean KL divergence from the reference is {divergence.mean:.4g} nats, above "
+            f"{limit:g}"
+        )
+        yield Problem(where="", text=text)

@@ -1,19 +1,20 @@
-"""Runs two models part by part on the same tokens, with one part of each in memory."""
+"""Runs two models part by part on the same tokens, and measures how far each part is off."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.verify.checks.forward.budget import degrade
-from weightctl.verify.checks.forward.shares import ROUNDING, Share, center, is_beyond, measure_share
-from weightctl.verify.run.activations import measure_activation
+from weightctl.verify.run.output import measure_activation
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
     from weightctl.verify.compare.pairs import Pairing
@@ -22,8 +23,77 @@ if TYPE_CHECKING:
     from weightctl.verify.run.prompt import Prompt
     from weightctl.weights.derived import ReadableTensor
 
+    F64 = NDArray[np.float64]
 
-__all__ = ["ComparedPart", "Walk"]
+__all__ = [
+    "ComparedPart",
+    "Share",
+    "Walk",
+    "is_beyond",
+    "measure_share",
+]
+
+
+# The largest error of a part, as a multiple of the error that its encodings explain. On real
+# models, different encoders of one encoding stay within 1.5; small faults begin at 5.
+_FACTOR = 3.0
+# Rounding of float32 sums in another order: relative to a position's length, and to what is added.
+_OF_LENGTH, _ROUNDING = 3e-6, 2e-5
+_LEAST = 1e-30
+
+
+class Share(NamedTuple):
+    """The root mean square over positions of the difference, relative to what a part adds.
+
+    All positions have the same weight, however large their values are. `beyond` is the same for the
+    difference that float32 rounding does not explain.
+    """
+
+    all: float
+    beyond: float
+
+
+def measure_share(found: F32, wanted: F32, added: F32) -> Share:
+    """Return the error of `found` against `wanted`, relative to `added`; all [positions, n].
+
+    Positions where `wanted` or `added` is not finite are ignored. The error is infinite if `found`
+    is not finite at another position.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error, size, length = (
+            _measure_lengths(found - wanted),
+            _measure_lengths(added),
+            _measure_lengths(wanted),
+        )
+        known = np.isfinite(size) & np.isfinite(length)
+        error, size, length = error[known], size[known] + _LEAST, length[known]
+        beyond = np.maximum(error - _OF_LENGTH * length, 0)
+        return Share(_average(error / size), _average(beyond / size))
+
+
+def is_beyond(found: Share, expected: Share) -> bool:
+    """Whether a part differs by more than its encodings and rounding explain."""
+    return found.beyond > _FACTOR * expected.all + _ROUNDING
+
+
+def _center(logits: F32) -> F32:
+    """Return logits minus their mean, which has no effect on predictions."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made: F32 = logits - logits.mean(axis=-1, keepdims=True)
+    return made
+
+
+def _measure_lengths(rows: F32) -> F64:
+    squares: F64 = np.einsum("pn,pn->p", rows, rows, dtype=np.float64)
+    return np.sqrt(squares)
+
+
+def _average(shares: F64) -> float:
+    if not shares.size:
+        return 0.0
+    found = float(np.sqrt(np.mean(np.square(shares))))
+    return found if np.isfinite(found) else float("inf")
+
 
 _EMBEDDING, _OUTPUT = "embedding.weight", "output.weight"
 
@@ -112,13 +182,13 @@ class Walk:
         given = self.wanted[self._prompt.mask]
         chosen = np.unique(np.linspace(0, len(given) - 1, _MOST_SPOKEN).astype(np.int64))
         few = given[chosen][None]
-        wanted = center(self.reference.end(few)[0])
+        wanted = _center(self.reference.end(few)[0])
 
         def recompute(running: Running, replaced: Replaced) -> Share:
             made = running.end(few, replaced)[0]
             width = min(made.shape[-1], wanted.shape[-1])
             aim = wanted[:, :width]
-            return measure_share(center(made[:, :width]), aim, aim)
+            return measure_share(_center(made[:, :width]), aim, aim)
 
         return self._compare_part(OUTPUT, recompute(self.subject, {}), recompute)
 
@@ -126,7 +196,7 @@ class Walk:
         self, name: str, found: Share, recompute: Callable[[Running, Replaced], Share]
     ) -> ComparedPart:
         expected = Share(0.0, 0.0)
-        if found.beyond > ROUNDING and (far_off := self._far_off(name)):
+        if found.beyond > _ROUNDING and (far_off := self._far_off(name)):
             expected = recompute(self.reference, far_off)
         return ComparedPart(name, found, expected, recompute)
 

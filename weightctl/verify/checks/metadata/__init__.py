@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import TokenizerError, WeightctlError
-from weightctl.verify.checks.metadata.comparison import Compared, TokenizerPair
 from weightctl.verify.checks.metadata.configs import compare_configs, compare_other_keys
-from weightctl.verify.checks.metadata.contradictions import find_contradictions
-from weightctl.verify.checks.metadata.description import describe
-from weightctl.verify.checks.metadata.file_types import check_file_type
-from weightctl.verify.checks.metadata.special_tokens import compare_flags, compare_special
-from weightctl.verify.checks.metadata.text_rules import (
+from weightctl.verify.checks.metadata.contradictions import check_file_type, find_contradictions
+from weightctl.verify.checks.metadata.description import TokenizerPair, describe
+from weightctl.verify.checks.metadata.tokenizer_settings import (
     compare_chat_templates,
+    compare_flags,
     compare_pre_tokenizers,
+    compare_special,
     compare_stated_parts,
 )
 from weightctl.verify.checks.metadata.tokens import (
@@ -23,7 +22,7 @@ from weightctl.verify.checks.metadata.tokens import (
     compare_types,
 )
 from weightctl.verify.figures import MetadataFigures
-from weightctl.verify.results import Result
+from weightctl.verify.results import Findings, Result
 from weightctl.verify.run.prompt import TEXT
 from weightctl.weights.tree import header_of
 
@@ -32,13 +31,12 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.encoding import Encoder
     from weightctl.verify.checks.metadata.description import Description
-    from weightctl.verify.request import Request
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Request, Subject
 
-__all__ = ["COMPARISONS", "check"]
+__all__ = ["check"]
 
 # The comparisons of two tokenizers; each problem names the entry that differs.
-COMPARISONS: tuple[Callable[[TokenizerPair], Compared], ...] = (
+_COMPARISONS: tuple[Callable[[Findings, TokenizerPair], None], ...] = (
     compare_tokens,
     compare_types,
     compare_scores,
@@ -66,12 +64,14 @@ def check(request: Request) -> Result:
         return Result(skipped="there is no config.json and no GGUF metadata")
     checkpoint = request.subject.checkpoint
     # A comparison lists differences, and does not judge one checkpoint by itself.
-    found = Compared() if request.compare else find_contradictions(own, checkpoint)
+    found = Findings()
+    if not request.compare:
+        find_contradictions(found, own, checkpoint)
     other = None if request.reference is None else describe(request.reference)
     header = header_of(request.subject.stored)
     if own.is_gguf and not request.compare:
         reference = header_of(request.reference.stored) if other and request.reference else None
-        found.extend(check_file_type(header, reference))
+        check_file_type(found, header, reference)
     is_compared = request.reference is not None
     if request.reference is not None:
         mismatch = request.mismatch
@@ -95,23 +95,24 @@ def check(request: Request) -> Result:
 
 
 def _compare(
-    found: Compared, subject: Subject, reference: Subject, own: Description, other: Description
+    found: Findings, subject: Subject, reference: Subject, own: Description, other: Description
 ) -> None:
     named = {problem.where for problem in found.problems}
-    made = Compared()
+    made = Findings()
     one, two = subject.checkpoint, reference.checkpoint
+    known = None
     if one is not None and two is not None:
-        made.extend(compare_configs(one, two))
-    known = one if one is not None and two is not None else None
-    made.extend(compare_other_keys(own, other, known))
+        known = one
+        compare_configs(made, one, two)
+    compare_other_keys(made, own, other, known)
     _compare_tokenizers(made, subject, reference, own, other)
     # A key that contradicts its own checkpoint is reported once.
-    made.problems = [problem for problem in made.problems if problem.where not in named]
-    found.extend(made)
+    found.problems += [problem for problem in made.problems if problem.where not in named]
+    found.notes += made.notes
 
 
 def _compare_tokenizers(
-    found: Compared, subject: Subject, reference: Subject, own: Description, other: Description
+    found: Findings, subject: Subject, reference: Subject, own: Description, other: Description
 ) -> None:
     pair = _pair_tokenizers(found, own, other)
     if pair is None:
@@ -123,14 +124,14 @@ def _compare_tokenizers(
             "the reference",
         )
         return
-    for compare in COMPARISONS:
-        found.extend(compare(pair))
+    for compare in _COMPARISONS:
+        compare(found, pair)
     parts = compare_stated_parts(pair)
     if parts:
         _judge_parts(found, parts, pair, subject, reference)
 
 
-def _pair_tokenizers(found: Compared, own: Description, other: Description) -> TokenizerPair | None:
+def _pair_tokenizers(found: Findings, own: Description, other: Description) -> TokenizerPair | None:
     """Return both tokenizers, read in the same way; None, with a note or problem, on failure."""
     if own.tokenizer is not None and other.tokenizer is not None:
         return TokenizerPair(own, other, own.tokenizer, other.tokenizer)
@@ -152,7 +153,7 @@ def _pair_tokenizers(found: Compared, own: Description, other: Description) -> T
 
 
 def _judge_parts(
-    found: Compared, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
+    found: Findings, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
     """Add a problem if other rules of tokenizer.json encode or decode a text differently."""
     text = f"tokenizer.json differs from the reference in {', '.join(parts)}"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.configs import shortest
 from weightctl.families.model import ARCHITECTURE
 from weightctl.text.untyped import is_list, is_object, is_sequence, is_tuple
-from weightctl.verify.checks.metadata.comparison import Compared
 from weightctl.verify.compare.configs import find_differences, note_lost_window
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.verify.checks.metadata.description import Description
+    from weightctl.verify.results import Findings
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["compare_configs", "compare_other_keys"]
@@ -27,26 +27,23 @@ _NOT_OF_THE_MODEL = (
 _DEEPEST = 8
 
 
-def compare_configs(own: RecognizedModel, other: RecognizedModel) -> Compared:
+def compare_configs(found: Findings, own: RecognizedModel, other: RecognizedModel) -> None:
     """Compare the configs of two models of one family, in any naming conventions."""
-    found = Compared()
     found.problems += [each.problem for each in find_differences(own, other, with_context=True)]
     if note := note_lost_window(own, other):
         found.notes.append(note)
-    return found
 
 
 def compare_other_keys(
-    own: Description, other: Description, checkpoint: RecognizedModel | None
-) -> Compared:
+    found: Findings, own: Description, other: Description, checkpoint: RecognizedModel | None
+) -> None:
     """Compare the numeric values of config keys that are not fields of a known family.
 
     Both configs have the same naming convention. If the family is known, differences are notes,
     since the effect of such keys is unknown.
     """
-    found = Compared()
     if own.convention != other.convention:
-        return found
+        return
     values, wanted = (_list_values(each, checkpoint) for each in (own, other))
     for key in values | wanted:
         if key not in values or key not in wanted:
@@ -60,7 +57,6 @@ def compare_other_keys(
                 found.add(key, text)
             else:
                 found.notes.append(f"`{key}` {text}; weightctl does not use it")
-    return found
 
 
 def _list_values(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:

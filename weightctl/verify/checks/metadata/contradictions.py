@@ -1,25 +1,96 @@
-"""Metadata that contradicts the checkpoint itself, without a reference."""
+"""Metadata that contradicts the checkpoint itself."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from weightctl.dtype import ENCODINGS
 from weightctl.families.model import ARCHITECTURE
-from weightctl.text.untyped import is_list, is_sequence
+from weightctl.plan.file_types import find_file_type, read_file_type
+from weightctl.text.untyped import is_list
+from weightctl.text.wording import percent
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.verify.checks.metadata.comparison import Compared, show_token
-from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS
-from weightctl.verify.checks.metadata.special_tokens import DEFAULTS
+from weightctl.verify.checks.metadata.description import TOKENIZER_KEYS, count_tokens, show_token
+from weightctl.verify.checks.metadata.tokenizer_settings import DEFAULTS
 from weightctl.verify.config_keys import find_spelling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightctl.families import RecognizedModel
+    from weightctl.plan.file_types import FileType
     from weightctl.translate.tokenizer import Tokenizer
     from weightctl.verify.checks.metadata.description import Description
+    from weightctl.verify.results import Findings
+    from weightctl.weights.info import Header
 
-__all__ = ["find_contradictions"]
+
+__all__ = ["check_file_type", "find_contradictions"]
+
+
+_KEY = "general.file_type"
+# Tools may keep some matrices in another type, but they convert most.
+_MOSTLY = 0.5
+
+
+def check_file_type(found: Findings, header: Header, reference: Header | None) -> None:
+    """Compare `general.file_type` with the tensors, and with a reference of the same encodings.
+
+    It is a problem if no tensor has the encoding that it names. If only a few have, a tool may have
+    chosen other types: a problem if a reference differs, else a note.
+    """
+    number = read_file_type(header.metadata)
+    if number is None:
+        return
+    text = ""
+    wanted = None if reference is None else read_file_type(reference.metadata)
+    if wanted not in {None, number} and reference is not None and _has_same(header, reference):
+        own, other = _show_file_type(number), _show_file_type(wanted or 0)
+        text = f"is {own} here and {other} in the reference, which has the same encodings"
+    kind = find_file_type(number)
+    sizes = Counter[str]() if kind is None else _count_values(header, kind)
+    if kind is not None and sizes:
+        total = sum(sizes.values())
+        has_usual = any(sizes[name] for name in kind.usual)
+        is_mostly = sum(sizes[name] for name in kind.allowed) > _MOSTLY * total
+        (most, size), *_ = sizes.most_common(1)
+        share = percent(size / total)
+        mixed = f"is {_show_file_type(number)}, but {share} of the matrices' values are {most}"
+        if not has_usual or (not is_mostly and reference is not None):
+            text = mixed
+        elif not is_mostly:
+            found.notes.append(f"`{_KEY}` {mixed}")
+    if text:
+        found.add(_KEY, text)
+
+
+def _count_values(header: Header, kind: FileType) -> Counter[str]:
+    """Return the number of values in each encoding, for matrices that can have the usual one.
+
+    Matrices whose rows do not divide into its blocks get a fallback encoding, and are not counted.
+    """
+    block = max(ENCODINGS[name].block for name in kind.usual)
+    sizes: Counter[str] = Counter()
+    for info in header.tensors.values():
+        if len(info.shape) > 1 and not info.shape[-1] % block:
+            sizes[info.encoding.name] += info.size
+    return sizes
+
+
+def _has_same(header: Header, reference: Header) -> bool:
+    """Whether all tensors have the encodings of the reference's tensors of the same names."""
+    own, other = (
+        {name: info.encoding.name for name, info in each.tensors.items()}
+        for each in (header, reference)
+    )
+    return own == other
+
+
+def _show_file_type(number: int) -> str:
+    kind = find_file_type(number)
+    return f"{number}" if kind is None else f"{number}, {kind.name}"
+
 
 _TYPES, _TOKENS = f"{TOKENIZER_KEYS}token_type", f"{TOKENIZER_KEYS}tokens"
 _EOS = f"{TOKENIZER_KEYS}eos_token_id"
@@ -27,16 +98,15 @@ _EOS = f"{TOKENIZER_KEYS}eos_token_id"
 _NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
 # Ids that generation needs. Padding ids may be beyond the vocabulary of the training.
 _NEEDED = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
-# Families without an end-of-generation token.
-_ENCODERS = {"bert"}
 
 
-def find_contradictions(description: Description, checkpoint: RecognizedModel | None) -> Compared:
-    """Return the faults of a tokenizer or a config that need no reference to detect.
+def find_contradictions(
+    found: Findings, description: Description, checkpoint: RecognizedModel | None
+) -> None:
+    """Add the faults of a tokenizer or a config that need no reference to detect.
 
     Only what no working model has is a problem.
     """
-    found = Compared()
     if description.is_gguf:
         _check_ids_of_gguf(found, description)
         if description.refusal:
@@ -50,12 +120,10 @@ def find_contradictions(description: Description, checkpoint: RecognizedModel | 
         _check_end(found, description, description.tokenizer)
     if checkpoint is not None:
         _check_context(found, checkpoint)
-    return found
 
 
-def _check_ids_of_gguf(found: Compared, description: Description) -> None:
-    tokens = description.metadata.get(_TOKENS)
-    count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
+def _check_ids_of_gguf(found: Findings, description: Description) -> None:
+    count = count_tokens(description.metadata)
     for key, value in description.metadata.items():
         if not count or not (key.startswith(TOKENIZER_KEYS) and key.endswith("_token_id")):
             continue
@@ -65,7 +133,7 @@ def _check_ids_of_gguf(found: Compared, description: Description) -> None:
 
 
 def _check_ids_of_configs(
-    found: Compared, description: Description, checkpoint: RecognizedModel | None
+    found: Findings, description: Description, checkpoint: RecognizedModel | None
 ) -> None:
     if checkpoint is None:
         return
@@ -92,7 +160,7 @@ def _find_beyond(content: Any, rows: int) -> Iterator[int]:
             yield token
 
 
-def _check_types(found: Compared, description: Description, tokenizer: Tokenizer) -> None:
+def _check_types(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
     """Find a vocabulary without token types, where special tokens are ordinary text."""
     kinds = {*tokenizer.types}
     if not kinds <= {0, int(TokenType.NORMAL)}:
@@ -112,7 +180,7 @@ def _check_types(found: Compared, description: Description, tokenizer: Tokenizer
     )
 
 
-def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) -> None:
+def _check_end(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
     """Find a generative model without an end token for which llama.cpp picks an ordinary one."""
     architecture = description.metadata.get(ARCHITECTURE)
     is_encoder = architecture is None or "bert" in str(architecture.content)
@@ -129,7 +197,7 @@ def _check_end(found: Compared, description: Description, tokenizer: Tokenizer) 
         found.add(_EOS, text)
 
 
-def _check_context(found: Compared, checkpoint: RecognizedModel) -> None:
+def _check_context(found: Findings, checkpoint: RecognizedModel) -> None:
     """Find a context length that is shorter than the one that RoPE scaling extends."""
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     context = checkpoint.config.context

@@ -1,4 +1,4 @@
-"""The tokenizer and the config of a checkpoint, as its own files state them."""
+"""The tokenizer and the config of a checkpoint, and results of comparing two of them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,40 @@ from weightctl.errors import TokenizerError
 from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG, config
+from weightctl.storage.files import is_file
 from weightctl.text.untyped import is_list, is_object, is_sequence
+from weightctl.text.wording import printable, say_more
 from weightctl.translate.tokenizer.added import MAX_TOKENS, read_added, type_of_added
-from weightctl.translate.tokenizer.chat_templates import read_chat_templates
 from weightctl.translate.tokenizer.directory import from_directory
 from weightctl.translate.tokenizer.files import open_files
-from weightctl.translate.tokenizer.metadata import from_metadata
-from weightctl.translate.tokenizer.record import WORDS, Tokenizer, TokenType
-from weightctl.translate.tokenizer.special import read_special
+from weightctl.translate.tokenizer.record import WORDS, Tokenizer, TokenType, from_metadata
 from weightctl.translate.tokenizer.token_ids import read_token_ids
+from weightctl.translate.tokenizer.tokenizer_config import read_chat_templates, read_special
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.families.keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Subject
     from weightctl.weights.metadata import MetadataValue
 
 
-__all__ = ["TOKENIZER_KEYS", "Description", "describe", "is_id", "read_ends", "read_raw"]
+__all__ = [
+    "TOKENIZER_KEYS",
+    "Description",
+    "TokenizerPair",
+    "count_tokens",
+    "describe",
+    "is_id",
+    "quote",
+    "read_ends",
+    "read_raw",
+    "show_token",
+    "state_differences",
+]
+
 
 # The prefix of GGUF's tokenizer keys.
 TOKENIZER_KEYS = "tokenizer.ggml."
@@ -89,7 +102,7 @@ class Description:
             return f"{TOKENIZER_KEYS}{key}"
         names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
         paths = (os.path.join(self.where, name) for name in names)
-        return next(filter(os.path.isfile, paths), self.where)
+        return next(filter(is_file, paths), self.where)
 
 
 def describe(subject: Subject) -> Description | None:
@@ -98,14 +111,13 @@ def describe(subject: Subject) -> Description | None:
     if ARCHITECTURE in metadata or _TOKENS in metadata:
         return _describe_metadata(metadata, files[0] if files else subject.path)
     directory = os.path.dirname(files[0]) if files else ""
-    if not files or not os.path.isfile(os.path.join(directory, CONFIG)):
+    if not files or not is_file(os.path.join(directory, CONFIG)):
         return None
     return _describe_directory(subject, directory or ".", config(files))
 
 
 def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Description:
-    tokens = metadata.get(_TOKENS)
-    count = len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
+    count = count_tokens(metadata)
     # An id out of bounds is reported as a problem of its own, and does not hide others.
     sound = {
         key: value
@@ -121,6 +133,12 @@ def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Des
     return Description(
         convention="gguf", where=where, tokenizer=tokenizer, refusal=refusal, metadata=metadata
     )
+
+
+def count_tokens(metadata: Mapping[str, MetadataValue]) -> int:
+    """Return the number of tokens in GGUF metadata; 0 without a list of them."""
+    tokens = metadata.get(_TOKENS)
+    return len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
 
 
 def _describe_directory(
@@ -220,3 +238,48 @@ def _read_vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, floa
 
 def _join_merge(merge: Any) -> str:
     return " ".join(map(str, merge)) if is_list(merge) else str(merge)
+
+
+# The number of examples of one kind of difference that a line has room for.
+_MOST_EXAMPLES = 3
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class TokenizerPair:
+    """Two descriptions to compare, and their tokenizers, both read in the same way."""
+
+    own: Description
+    other: Description
+    tokenizer: Tokenizer
+    reference: Tokenizer
+
+    @property
+    def is_across(self) -> bool:
+        """Whether the two have different naming conventions."""
+        return self.own.convention != self.other.convention
+
+
+def state_differences(examples: Iterable[str], count: int) -> str:
+    """Return text with some examples, and the number of further differences of the same kind."""
+    shown = "; ".join(examples)
+    more = say_more(count - _MOST_EXAMPLES)
+    return f"{shown}; {more}" if more else shown
+
+
+def first_examples(places: Sequence[int]) -> Sequence[int]:
+    """Return the places to show as examples."""
+    return places[:_MOST_EXAMPLES]
+
+
+def show_token(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's id and text: 305 `a`."""
+    if not 0 <= token < len(tokenizer.tokens):
+        return f"{token}, which is outside the vocabulary of {len(tokenizer.tokens):,}"
+    return f"{token} {quote(tokenizer.tokens[token])}"
+
+
+def quote(text: str) -> str:
+    """Return a text in backquotes, shortened if it is long."""
+    shown = printable(text)
+    return f"`{shown}`" if len(shown) <= _LONGEST else f"`{shown[: _LONGEST - 1]}…`"

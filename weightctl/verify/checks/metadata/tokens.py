@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.translate.tokenizer.added import is_padding
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.verify.checks.metadata.comparison import (
-    Compared,
+from weightctl.verify.checks.metadata.description import (
     first_examples,
     quote,
     show_token,
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.translate.tokenizer import Tokenizer
-    from weightctl.verify.checks.metadata.comparison import TokenizerPair
+    from weightctl.verify.checks.metadata.description import TokenizerPair
+    from weightctl.verify.results import Findings
 
 __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]
 
@@ -35,18 +35,16 @@ _BYTE, _UNUSED = int(TokenType.BYTE), int(TokenType.UNUSED)
 _ROUNDING = 1e-6
 
 
-def compare_tokens(pair: TokenizerPair) -> Compared:
+def compare_tokens(found: Findings, pair: TokenizerPair) -> None:
     """Compare the text of each token id; ids that only pad the vocabulary are ignored."""
-    found = Compared()
     own, other = pair.tokenizer, pair.reference
     where = pair.own.place("tokens")
     if own.tokens != other.tokens:
         _compare_texts(found, where, own, other)
         _compare_counts(found, where, own, other)
-    return found
 
 
-def _compare_texts(found: Compared, where: str, own: Tokenizer, other: Tokenizer) -> None:
+def _compare_texts(found: Findings, where: str, own: Tokenizer, other: Tokenizer) -> None:
     places: Sequence[int] = [
         place
         for place, (text, wanted) in enumerate(zip(own.tokens, other.tokens, strict=False))
@@ -67,7 +65,7 @@ def _compare_texts(found: Compared, where: str, own: Tokenizer, other: Tokenizer
     found.add(where, text)
 
 
-def _compare_counts(found: Compared, where: str, own: Tokenizer, other: Tokenizer) -> None:
+def _compare_counts(found: Findings, where: str, own: Tokenizer, other: Tokenizer) -> None:
     count, wanted = len(own.tokens), len(other.tokens)
     longer = own if count > wanted else other
     places: Sequence[int] = [
@@ -90,12 +88,11 @@ def _is_padding(tokenizer: Tokenizer, place: int) -> bool:
     return tokenizer.types[place] == _UNUSED or is_padding(tokenizer, place)
 
 
-def compare_types(pair: TokenizerPair) -> Compared:
+def compare_types(found: Findings, pair: TokenizerPair) -> None:
     """Compare the types of the tokens that both vocabularies have."""
-    found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.types == other.types:
-        return found
+        return
     changes: dict[tuple[int, int], list[int]] = {}
     texts = zip(own.tokens, other.tokens, strict=False)
     for place, (text, wanted) in enumerate(texts):
@@ -115,7 +112,6 @@ def compare_types(pair: TokenizerPair) -> Compared:
             found.add(pair.own.place("token_type"), text)
         else:
             found.notes.append(text)
-    return found
 
 
 def _matters(kind: int, wanted: int) -> bool:
@@ -126,19 +122,18 @@ def _name_type(kind: int) -> str:
     return TokenType(kind).name if kind else TokenType.NORMAL.name
 
 
-def compare_scores(pair: TokenizerPair) -> Compared:
+def compare_scores(found: Findings, pair: TokenizerPair) -> None:
     """Compare token scores, if the tokenizer uses them: the order, or each score for unigrams."""
-    found = Compared()
     own, other = pair.tokenizer, pair.reference
     if own.model not in _SCORED or own.scores == other.scores:
-        return found
+        return
     where = pair.own.place("scores")
     if own.scores is None or other.scores is None:
         has = "has none" if own.scores is None else "has some"
         found.add(
             where, f"{has} here, and the reference has {'some' if own.scores is None else 'none'}"
         )
-        return found
+        return
     places: Sequence[int] = [
         place
         for place, (text, wanted) in enumerate(zip(own.tokens, other.tokens, strict=False))
@@ -155,7 +150,6 @@ def compare_scores(pair: TokenizerPair) -> Compared:
             for place in first_examples(places)
         ]
         found.add(where, state_differences(examples, len(places)))
-    return found
 
 
 def _is_close(score: float, wanted: float) -> bool:
@@ -180,12 +174,11 @@ def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) 
     return [] if is_alike else places
 
 
-def compare_merges(pair: TokenizerPair) -> Compared:
+def compare_merges(found: Findings, pair: TokenizerPair) -> None:
     """Compare the merges of byte-level BPE, and their order."""
-    found = Compared()
     own, other = pair.tokenizer.merges or (), pair.reference.merges or ()
     if pair.tokenizer.model not in _MERGED or own == other:
-        return found
+        return
     places: Sequence[int] = [
         place
         for place, (merge, wanted) in enumerate(zip(own, other, strict=False))
@@ -201,4 +194,3 @@ def compare_merges(pair: TokenizerPair) -> Compared:
     elif sorted(own) == sorted(other):
         parts.insert(0, "the merges are in another order than in the reference")
     found.add(pair.own.place("merges"), ": ".join(parts))
-    return found

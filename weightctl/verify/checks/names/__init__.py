@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 from weightctl.errors import UnknownArchitectureError, WeightctlError
 from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
+from weightctl.storage.files import exists, is_directory
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import join_names, pluralize
-from weightctl.verify.checks.names.corrections import explain_misfit, find_corrections, find_family
-from weightctl.verify.checks.names.fit import measure_fit
-from weightctl.verify.checks.names.misfits import list_misfits
-from weightctl.verify.checks.names.tying import check_tied, note_tying
+from weightctl.verify.checks.names.fit import (
+    explain_misfit,
+    find_corrections,
+    find_family,
+    measure_fit,
+)
+from weightctl.verify.checks.names.misfits import check_tied, list_misfits, note_tying
 from weightctl.verify.checks.names.vocabulary import compare_counts
 from weightctl.verify.compare.mismatch import find_prefix
 from weightctl.verify.figures import NamesFigures
-from weightctl.verify.results import Explanation, Problem, Result, keep_first
+from weightctl.verify.results import LISTED_APART, Explanation, Problem, Result, keep_first
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -28,8 +32,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
     from weightctl.verify.checks.names.fit import Fit
-    from weightctl.verify.request import Request
-    from weightctl.verify.subject import Subject
+    from weightctl.verify.request import Request, Subject
 
 
 __all__ = ["check", "fold_alike"]
@@ -41,8 +44,6 @@ _FEW_EXAMPLES = 2
 # The fraction of the tensors that have the expected names, if a checkpoint was not renamed as a
 # whole.
 _COMMON = 0.5
-# Up to this many similar problems are listed one by one.
-_FEW = 3
 
 
 def check(request: Request) -> Result:
@@ -126,11 +127,15 @@ def _note_unused(checkpoint: RecognizedModel) -> list[str]:
     return [f"tensors of training heads, which the model does not need: {shown}"]
 
 
+def _config_beside(file: str) -> str:
+    return os.path.join(os.path.dirname(file), CONFIG)
+
+
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
     """Whether there is a config.json that cannot be read."""
     files = header_of(subject.stored).files
-    path = os.path.join(os.path.dirname(files[0]), CONFIG) if files else ""
-    return os.path.lexists(path) and not isinstance(refusal, UnknownArchitectureError)
+    path = _config_beside(files[0]) if files else ""
+    return exists(path) and not isinstance(refusal, UnknownArchitectureError)
 
 
 def _lacks_config(subject: Subject) -> bool:
@@ -139,9 +144,9 @@ def _lacks_config(subject: Subject) -> bool:
     A file by itself does not require one.
     """
     header = header_of(subject.stored)
-    if header.format not in _WITH_CONFIG or not os.path.isdir(subject.path):
+    if header.format not in _WITH_CONFIG or not is_directory(subject.path):
         return False
-    return not os.path.lexists(os.path.join(os.path.dirname(header.files[0]), CONFIG))
+    return not exists(_config_beside(header.files[0]))
 
 
 def _report_no_config(subject: Subject) -> Problem:
@@ -183,7 +188,7 @@ def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
 
 def _split_message(message: str, file: str) -> tuple[str, str, str]:
     """Return the file and the key that an error is about, and the rest of its message."""
-    for path in (file, os.path.join(os.path.dirname(file), CONFIG)):
+    for path in (file, _config_beside(file)):
         text = message.removeprefix(f"{path}: ")
         if text != message:
             key = _KEY.match(text)
@@ -198,7 +203,7 @@ def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """
     made: list[Problem] = []
     for same in group_alike(problems, _kind_of):
-        made += same if len(same) <= _FEW else [_fold(same)]
+        made += same if len(same) <= LISTED_APART else [_fold(same)]
     return tuple(keep_first(made, "{} more problems of these kinds are not named"))
 
 

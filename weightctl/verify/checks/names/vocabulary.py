@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.families.configs import MODEL_TYPE
@@ -12,45 +12,39 @@ from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.translate.tokenizer.directory import from_directory
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.verify.config_keys import find_spelling
-from weightctl.verify.results import Explanation, Problem
+from weightctl.verify.results import Explanation, Findings
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from weightctl.families import RecognizedModel
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.checks.names.fit import Fit
 
-__all__ = ["Counts", "compare_counts"]
+__all__ = ["compare_counts"]
 
 _PREFIX = "tokenizer.ggml."
 _TOKENS = f"{_PREFIX}tokens"
 _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
 
 
-class Counts(NamedTuple):
-    """Problems for token counts that contradict each other, and notes."""
-
-    problems: list[Problem]
-    notes: list[str]
-
-
-def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
+def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Findings:
     """Compare the token counts of the tokenizer, the config and the embedding of a checkpoint."""
-    problems = list(_check_rows(checkpoint, fit))
+    found = Findings()
+    _check_rows(found, checkpoint, fit)
     if checkpoint.convention == "gguf":
-        return Counts([*problems, *_check_metadata(checkpoint)], [])
+        _check_metadata(found, checkpoint)
+        return found
     directory = os.path.dirname(checkpoint.where)
     try:
         files = open_files(directory)
     except TokenizerError as error:
-        problems.append(Problem(where=directory, text=_show_error(error)))
-        return Counts(problems, [])
+        found.add(directory, _show_error(error))
+        return found
     try:
         count, added = _count_tokens(files, str(checkpoint.document.get(MODEL_TYPE)))
     except TokenizerError as error:
-        return Counts(problems, [f"the tokens were not counted: {_show_error(error)}"])
+        found.notes.append(f"the tokens were not counted: {_show_error(error)}")
+        return found
     rows = checkpoint.config.vocabulary
     if count > rows:
         where = files.path("tokenizer.json") if files.tokenizer is not None else directory
@@ -58,50 +52,48 @@ def compare_counts(checkpoint: RecognizedModel, fit: Fit) -> Counts:
             f"the tokenizer has {count} tokens, and the embedding has {rows} rows; they may "
             "be of different models"
         )
-        problems.append(Problem(where=where, text=text))
+        found.add(where, text)
     elif added > rows:
         note = (
             f"the tokenizer has added tokens up to {added - 1}, and the embedding has {rows} "
             f"rows; the model cannot run on tokens from {rows} on"
         )
-        return Counts(problems, [note])
-    return Counts(problems, [])
+        found.notes.append(note)
+    return found
 
 
 def _show_error(error: TokenizerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _check_rows(checkpoint: RecognizedModel, fit: Fit) -> Iterator[Problem]:
-    """Yield tensors with more rows than tokens; fewer rows are reported as a wrong shape."""
+def _check_rows(found: Findings, checkpoint: RecognizedModel, fit: Fit) -> None:
+    """Add tensors with more rows than tokens; fewer rows are reported as a wrong shape."""
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
         key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
         cause = None
         if checkpoint.convention == "hugging_face":
             cause = Explanation("config", f"`{key}` is {count}, and {rows} would fit")
-        text = f"has {rows} rows, and there are {count} tokens"
-        yield Problem(where=stored.name, text=text, cause=cause)
+        found.add(stored.name, f"has {rows} rows, and there are {count} tokens", cause)
 
 
-def _check_metadata(checkpoint: RecognizedModel) -> Iterator[Problem]:
-    """Yield GGUF token lists whose length is not that of the embedding, as llama.cpp requires."""
+def _check_metadata(found: Findings, checkpoint: RecognizedModel) -> None:
+    """Add GGUF token lists whose length is not that of the embedding, as llama.cpp requires."""
     metadata = header_of(checkpoint.tree).metadata
     value = metadata.get(_TOKENS)
     if value is None or not is_sequence(value.content):
         return
     count, rows = len(value.content), checkpoint.config.vocabulary
     if count != rows and EMBEDDING_WEIGHT in checkpoint.tensors:
-        yield Problem(
-            where=_TOKENS,
-            text=f"there are {count} tokens, and the embedding has {rows} rows; llama.cpp refuses "
-            "such files",
+        found.add(
+            _TOKENS,
+            f"there are {count} tokens, and the embedding has {rows} rows; llama.cpp refuses such "
+            "files",
         )
     for key in _BESIDE:
         beside = metadata.get(key)
         if beside is not None and is_sequence(beside.content) and len(beside.content) != count:
-            text = f"has {len(beside.content)} elements for {count} tokens"
-            yield Problem(where=key, text=text)
+            found.add(key, f"has {len(beside.content)} elements for {count} tokens")
 
 
 def _count_tokens(files: TokenizerFiles, model_type: str) -> tuple[int, int]:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.storage.location import open_reader
+from weightctl.storage.files import file_size, is_file, open_reader
 from weightctl.text.untyped import is_object
-from weightctl.verify.checks.structure.pickles import scan_pickles
-from weightctl.verify.checks.structure.readers import Answer, ask_reader, find_reader
+from weightctl.verify.checks.structure.readers import Answer, ask_reader, find_reader, scan_pickles
 from weightctl.verify.figures import StructureFigures
 from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
@@ -58,7 +57,7 @@ def check(request: Request) -> Result:
         problems=(*problems, *found.problems, *answer.problems),
         figures=StructureFigures(
             files=len(header.files),
-            nbytes=sum(os.path.getsize(path) for path in header.files),
+            nbytes=sum(file_size(path) for path in header.files),
             tensors=len(header.tensors),
             readers={answer.reader: answer.reason} if answer.reader else {},
         ),
@@ -163,7 +162,7 @@ def _note_no_framework(header: Header) -> Iterator[str]:
         return
     value = header.metadata.get("format")
     is_stated = value is not None and value.type == TEXT and value.content in _FRAMEWORKS
-    is_model = os.path.isfile(os.path.join(os.path.dirname(header.files[0]), CONFIG))
+    is_model = is_file(os.path.join(os.path.dirname(header.files[0]), CONFIG))
     if is_model and not is_stated:
         yield (
             "the metadata has no `format`, and transformers before version 5 refuses such "

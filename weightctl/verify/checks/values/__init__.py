@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
-from weightctl.verify.checks.values.overall import explain_overall, list_differences, list_outliers
+from weightctl.text.wording import number, percent
 from weightctl.verify.checks.values.sentences import (
     describe_fault,
     describe_unlike,
@@ -17,10 +18,16 @@ from weightctl.verify.checks.values.sentences import (
 )
 from weightctl.verify.compare.causes import CAUSES
 from weightctl.verify.compare.causes.mistakes import TRANSPOSED
-from weightctl.verify.compare.distance import is_within, run_limit
+from weightctl.verify.compare.distance import is_within
 from weightctl.verify.compare.explaining import PATIENCE, explain
 from weightctl.verify.compare.measure import measure_pairs
-from weightctl.verify.figures import TensorError, ValuesFigures
+from weightctl.verify.figures import (
+    TensorError,
+    ValuesFigures,
+    describe_differences,
+    describe_range,
+    list_unequal,
+)
 from weightctl.verify.results import Explanation, Problem, Result
 
 if TYPE_CHECKING:
@@ -30,7 +37,9 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.verify.request import Request
 
+
 __all__ = ["check"]
+
 
 _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
 _FORGOTTEN = Explanation(
@@ -76,7 +85,7 @@ def check(request: Request) -> Result:
         alone = [] if request.layers is not None else list(_report_unpaired(pairing))
         wrong.problems += _list_unlike(pairs)
     errors = _measure(request, fit, wrong, alone)
-    overall = list_differences(list(errors.values())) if request.compare else []
+    overall = _list_differences(list(errors.values())) if request.compare else []
     if explained := _explain_overall(pairing, fit, wrong, errors):
         overall = [explained]
         wrong.keep_outliers(list(errors.values()))
@@ -106,7 +115,7 @@ def _measure(
     pairing = request.pairing
     errors: dict[str, TensorError] = {}
     progress = partial(request.tell, "values")
-    with closing(measure_pairs(pairs, run_limit, progress)) as made:
+    with closing(measure_pairs(pairs, progress)) as made:
         for pair, measured in zip(pairs, made, strict=True):
             pairing.within[pair.module] = is_within(pair, measured)
             if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
@@ -150,7 +159,7 @@ class _Wrong:
 
     def keep_outliers(self, errors: Sequence[TensorError]) -> None:
         """Keep only problems with a cause, and those of tensors with by far the largest errors."""
-        names = list_outliers(errors)
+        names = _list_outliers(errors)
         self.problems = [
             (pair, problem)
             for pair, problem in self.problems
@@ -165,7 +174,7 @@ def _explain_overall(
     if wrong.has_damage or not wrong.problems or not errors:
         return None
     explained = sum(problem.cause is not None for _, problem in wrong.problems)
-    found = explain_overall(
+    found = _find_explanation(
         list(errors.values()),
         explained + len(wrong.alike),
         is_quantized=any(side.bits < _PLAIN_BITS for pair in pairs for side in pair.sides),
@@ -232,3 +241,83 @@ def _make_figures(pair: Pair, found: Measured, *, is_problem: bool) -> TensorErr
         worst=found.worst,
         is_problem=is_problem,
     )
+
+
+# The least number of matrices that are enough to say something about a whole model.
+_FEWEST = 4
+# The part of the matrices that have to differ, and the part that has to differ by similar amounts.
+_MOST, _SIMILAR = 0.9, 0.8
+_SPREAD = 5.0
+# Training changes a matrix by less than this relative RMSE, and by more than the encodings do.
+_TRAINED = 0.5
+_TRAINED_QUANTIZED = 0.1
+_ABOVE_COST = 3.0
+# Matrices without relation differ by more, and their cosine is smaller.
+_UNRELATED, _UNRELATED_COSINE = 0.75, 0.5
+
+
+def _find_explanation(
+    errors: Sequence[TensorError], explained: int, *, is_quantized: bool
+) -> Problem | None:
+    """Return the one problem that explains differences of nearly all tensors, else None.
+
+    `explained` is the number of tensors whose difference already has a cause.
+    """
+    matrices = [error for error in errors if len(error.shape) > 1]
+    if len(matrices) < _FEWEST or explained > (1 - _MOST) * len(errors):
+        return None
+    unequal = list_unequal(matrices)
+    if len(unequal) < _MOST * len(matrices):
+        return None
+    if _are_unrelated(unequal):
+        cause = Explanation("different_models", "B is not the original of A")
+        text = (
+            "A and B are different models: their values have no relation, "
+            f"{describe_range(unequal)}"
+        )
+        return Problem(where="", text=text, cause=cause)
+    if _are_trained(unequal, _TRAINED_QUANTIZED if is_quantized else _TRAINED):
+        cause = Explanation("training_steps", "A and B were trained for different numbers of steps")
+        text = (
+            "A and B look like two training steps of one model, or a model and its fine-tune: "
+            f"{describe_differences(errors)}"
+        )
+        return Problem(where="", text=text, cause=cause)
+    return None
+
+
+def _list_outliers(errors: Sequence[TensorError]) -> set[str]:
+    """Return the names of tensors that differ by far more than most."""
+    limit = _SPREAD * median(error.relative_rmse for error in errors)
+    return {error.name for error in errors if error.relative_rmse > limit}
+
+
+def _list_differences(errors: Sequence[TensorError]) -> list[Problem]:
+    """Return the tensors that have other values than the reference's, largest difference first."""
+    unequal = sorted(list_unequal(errors), key=lambda each: each.relative_rmse, reverse=True)
+    return [Problem(where=error.name, text=_describe_difference(error)) for error in unequal]
+
+
+def _describe_difference(error: TensorError) -> str:
+    rmse, most = percent(error.relative_rmse), number(error.max_error)
+    return f"relative RMSE {rmse}, largest difference {most}"
+
+
+def _are_unrelated(errors: Sequence[TensorError]) -> bool:
+    are_far = [error.relative_rmse > _UNRELATED for error in errors]
+    are_apart = [abs(error.cosine) < _UNRELATED_COSINE for error in errors]
+    return sum(map(all, zip(are_far, are_apart, strict=True))) >= _MOST * len(errors)
+
+
+def _are_trained(errors: Sequence[TensorError], limit: float) -> bool:
+    """Whether most tensors differ by similar, small amounts that the encodings do not explain."""
+    middle = median(error.relative_rmse for error in errors)
+    similar = [
+        error for error in errors if middle / _SPREAD <= error.relative_rmse <= middle * _SPREAD
+    ]
+    is_above_cost = median(_times_cost(error) for error in errors) >= _ABOVE_COST
+    return len(similar) >= _SIMILAR * len(errors) and is_above_cost and middle < limit
+
+
+def _times_cost(error: TensorError) -> float:
+    return error.relative_rmse / max(error.expected, 1e-12)

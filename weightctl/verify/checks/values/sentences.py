@@ -18,8 +18,8 @@ from weightctl.verify.compare.distance import (
     rows_of_runs,
     stored_rows,
 )
-from weightctl.verify.compare.measure import read_values
-from weightctl.verify.results import keep_first
+from weightctl.verify.compare.measure import read_both
+from weightctl.verify.results import LISTED_APART, keep_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +35,7 @@ __all__ = ["describe_fault", "describe_unlike", "fold_problems", "is_comparable"
 # If only this many runs exceed their limit, they say more than the error of the whole tensor.
 _FEW_RUNS = 0.05
 _NOTHING = 1e-5
-# Up to this many similar problems are listed one by one.
-_FEW = 3
+_MOST_PARTS = 3
 
 
 def is_comparable(pair: Pair) -> bool:
@@ -94,9 +93,8 @@ def _describe_nonfinite(pair: Pair, found: Measured) -> str:
         where = "either here or in the reference"
     if count > 1:
         return f"{count:,} values are NaN or infinite {where}, the first in row {row}"
-    both = (pair.tensor, pair.reference)
-    numbers = [float(read_values(each, place, 1)[0]) for each in both]
-    kind = "NaN" if any(map(isnan, numbers)) else "infinite"
+    is_nan = any(isnan(each[0]) for each in read_both(pair, place, 1))
+    kind = "NaN" if is_nan else "infinite"
     return f"1 value is {kind} {where}, in row {row}"
 
 
@@ -140,7 +138,7 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
     The order is that of the first problem of each cause.
     """
     for group in group_alike(problems, lambda each: each[1].cause):
-        if group[0][1].cause is not None and len(group) > _FEW:
+        if group[0][1].cause is not None and len(group) > LISTED_APART:
             yield _fold(group)
         else:
             found = [problem for _, problem in group]
@@ -158,14 +156,14 @@ def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
 def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
     _, first = group[0]
     named = _name_problem([pair for pair, _ in group])
-    text = f"{first.text}; {len(group) - 1} more tensors differ in this way: {named}"
+    text = f"{first.text}; in all, {len(group)} tensors differ in this way: {named}"
     return replace(first, text=text)
 
 
 def _name_problem(pairs: Sequence[Pair]) -> str:
     """Return the names of the parts of the model that some tensors are, and their layers."""
     parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
-    named = ", ".join(list(parts)[:_FEW]) + (", ..." if len(parts) > _FEW else "")
+    named = ", ".join(list(parts)[:_MOST_PARTS]) + (", ..." if len(parts) > _MOST_PARTS else "")
     layers = sorted({each.layer for each in pairs if each.layer is not None})
     return f"{named}{_say_layers(layers)}"
 

@@ -16,10 +16,10 @@ class Cause(NamedTuple):
     right if the result equals the checkpoint's tensor. Both are empty for causes that a check
     detects itself.
 
-    With a cause that `computes_the_same`, the model works as the reference does. One `of_the_file`
-    is reported once, for all layers. One `of_both` is about both checkpoints as a whole, and comes
-    first in a summary. With one that `takes_another`, a tensor is in the place of another tensor of
-    the model, which a naming convention cannot explain.
+    With a cause that `computes_the_same`, the model works as the reference does. One `of_both` is
+    about both checkpoints as a whole, and comes first in a summary. With one that `takes_another`,
+    a tensor is in the place of another tensor of the model, which a naming convention cannot
+    explain.
     """
 
     sentence: str
@@ -27,7 +27,6 @@ class Cause(NamedTuple):
     detector: str = ""
     guess: str = ""
     computes_the_same: bool = False
-    of_the_file: bool = False
     of_both: bool = False
     takes_another: bool = False
 
@@ -49,7 +48,10 @@ _SET = (
     "correct the key in config.json; for a GGUF file, `weightctl convert MODEL OUT --set "
     "KEY=VALUE` writes a corrected copy"
 )
-_SAME = "no action is needed: the model computes the same results; without --max-rmse it is a note"
+_SAME = (
+    "no action is needed: the model computes the same results; this is a problem only with "
+    "--max-rmse"
+)
 
 # The keys are stable names for scripts. Detectors and guesses are tried in this order: fast and
 # specific ones first, guesses that examine all layers last.
@@ -91,13 +93,12 @@ CAUSES: dict[str, Cause] = {
         "if you need full-precision values, use the original model: a dequantized file is larger, "
         "but not more accurate",
         detector=f"{_HERE}.dequantized:find_dequantized",
-        of_the_file=True,
     ),
     "units_permuted": Cause(
         "the hidden units of an MLP are in another order, consistently in all projections; the "
         "model computes the same results",
         _SAME,
-        detector=f"{_HERE}.units:find_equivalent_units",
+        detector=f"{_HERE}.heads:find_equivalent_units",
         computes_the_same=True,
     ),
     "heads_permuted": Cause(
@@ -111,7 +112,7 @@ CAUSES: dict[str, Cause] = {
         "experts are in another order, consistently with the router; the model computes the same "
         "results",
         _SAME,
-        detector=f"{_HERE}.misplaced:find_equivalent_experts",
+        detector=f"{_HERE}.mistakes:find_equivalent_experts",
         computes_the_same=True,
     ),
     "rope_rows": Cause(
@@ -133,13 +134,13 @@ CAUSES: dict[str, Cause] = {
         takes_another=True,
     ),
     "key_and_value_swapped": Cause(
-        "the key and value projections, or these parts of a fused one, are swapped",
+        "the key and value projections are swapped, as separate matrices or in a fused matrix",
         _RENAME,
         guess=f"{_HERE}.mistakes:guess_other_projection",
         takes_another=True,
     ),
     "gate_and_up_swapped": Cause(
-        "the gate and up projections, or these parts of a fused one, are swapped",
+        "the gate and up projections are swapped, as separate matrices or in a fused matrix",
         _RENAME,
         guess=f"{_HERE}.mistakes:guess_other_projection",
         takes_another=True,
@@ -151,9 +152,9 @@ CAUSES: dict[str, Cause] = {
     ),
     "gate_and_up_interleaved": Cause(
         "rows of the gate and up projections are interleaved although they should not be, or were "
-        "separated as if they were interleaved",
+        "deinterleaved although they were not interleaved",
         _CONVERT,
-        guess=f"{_HERE}.interleaved:guess_interleaved",
+        guess=f"{_HERE}.mistakes:guess_interleaved",
     ),
     "transposed": Cause(
         "rows and columns are swapped",
@@ -175,19 +176,19 @@ CAUSES: dict[str, Cause] = {
     "norms_exchanged": Cause(
         "a norm is stored in the place of another norm",
         _RENAME,
-        guess=f"{_HERE}.misplaced:guess_other_norm",
+        guess=f"{_HERE}.mistakes:guess_other_norm",
         takes_another=True,
     ),
     "expert_order": Cause(
         "the experts of a layer are in another order, but the rows of its router are not",
         _RENAME,
-        guess=f"{_HERE}.misplaced:guess_other_expert",
+        guess=f"{_HERE}.mistakes:guess_other_expert",
         takes_another=True,
     ),
     "expert_copied": Cause(
         "an expert is a copy of another expert; the report names the other one",
         _FETCH,
-        guess=f"{_HERE}.misplaced:guess_other_expert",
+        guess=f"{_HERE}.mistakes:guess_other_expert",
         takes_another=True,
     ),
     "layers_exchanged": Cause(
@@ -221,7 +222,7 @@ CAUSES: dict[str, Cause] = {
         "values were clipped to a range; the report gives the range and the number of clipped "
         "values",
         "clipped values are lost: use the original model, or convert it again without clipping",
-        detector=f"{_HERE}.clipped:find_clipped",
+        detector=f"{_HERE}.damage:find_clipped",
     ),
     "low_rank": Cause(
         "a matrix of low rank was added, as by merging a LoRA adapter; the report gives the rank",

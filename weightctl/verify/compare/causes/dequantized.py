@@ -1,19 +1,149 @@
-"""Detects full-precision values that went through a coarser encoding."""
+"""Detects full-precision values that were stored in a coarser encoding before."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from math import sqrt
+from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.verify.compare.once_quantized import exchange_sides, find_former_encoding
+import numpy as np
+
+from weightctl.codecs import can_encode
+from weightctl.dtype import ENCODINGS
+from weightctl.verify.compare.distance import RUN, PairSide
+from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from weightctl.codecs.base import F32
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["find_dequantized"]
+
+__all__ = [
+    "OnceQuantized",
+    "exchange_sides",
+    "find_dequantized",
+    "find_former_encoding",
+    "find_once_quantized",
+]
+
+
+# Encodings with blocks, and encodings that round each value by itself.
+_ROUNDED = {"F16", "BF16", "F8_E4M3", "F8_E5M2"}
+_LEAST_BLOCK = 16
+# The size of the sample: values of a row, values in total, and rows.
+_OF_ROW, _MOST_NUMBERS, _MOST_ROWS = 1024, 8192, 64
+# Encoding again loses less than this fraction of the error of other values. For bf16 and Q8_0 it is
+# a third; for noise it is the whole error.
+_FIXED = 0.5
+# The range of the difference from the reference, as a multiple of the encoding's error.
+_NEAREST, _FARTHEST = 0.5, 2.0
+# The largest factor between the error of an encoding and its typical error.
+_UNUSUAL = 8.0
+# The number of tensors that represent all others.
+_MOST_TENSORS = 48
+
+
+class OnceQuantized(NamedTuple):
+    """The former encodings of the tensors of two checkpoints, most frequent first."""
+
+    own: Sequence[str]
+    reference: Sequence[str]
+
+
+def find_once_quantized(pairs: Sequence[Pair]) -> OnceQuantized:
+    """Return the former encodings of both sides, judging by some of the tensors."""
+    matrices = [pair for pair in pairs if len(pair.tensor.info.shape) > 1]
+    looked_at = matrices[:: -(-len(matrices) // _MOST_TENSORS) or 1]
+    own = Counter(map(find_former_encoding, looked_at))
+    reference = Counter(find_former_encoding(exchange_sides(pair)) for pair in looked_at)
+    return OnceQuantized(_name_encodings(own), _name_encodings(reference))
+
+
+def _name_encodings(found: Counter[str]) -> list[str]:
+    return [name for name, _ in found.most_common() if name]
+
+
+def find_former_encoding(pair: Pair) -> str:
+    """Return the former encoding of a full-precision tensor; empty if there is none.
+
+    The tensor's difference from the reference must be the error of that encoding.
+    """
+    side = pair.sides[0]
+    shape = pair.tensor.info.shape
+    is_plain = side.encoding.block == 1 and not side.is_apart
+    if not is_plain or len(shape) < 2 or shape != pair.reference.info.shape:
+        return ""
+    own, wanted = (_sample_values(tensor) for tensor in (pair.tensor, pair.reference))
+    if not (own.size and np.isfinite(own).all() and np.isfinite(wanted).all()):
+        return ""
+    apart = _measure_apart(own, wanted)
+    if apart == 0:
+        return ""
+    found: list[tuple[float, float, str]] = []
+    for coarser in _list_coarser(side, shape[-1]):
+        if not coarser.typical / _UNUSUAL < apart < coarser.typical * _UNUSUAL:
+            continue
+        cost = _measure_lost(coarser, wanted)
+        if not _NEAREST * cost < apart < _FARTHEST * cost:
+            continue
+        left = _measure_lost(coarser, own)
+        if left < _FIXED * cost:
+            found.append((left / cost, coarser.bits, coarser.encoding.name))
+    return min(found)[2] if found else ""
+
+
+def exchange_sides(pair: Pair) -> Pair:
+    """Return the pair with tensor and reference exchanged."""
+    return pair._replace(
+        tensor=pair.reference,
+        reference=pair.tensor,
+        bits=pair.reference_bits,
+        reference_bits=pair.bits,
+    )
+
+
+def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
+    """Yield the encodings with fewer bits that can store rows of this width."""
+    for encoding in ENCODINGS.values():
+        is_meant = encoding.block >= _LEAST_BLOCK or encoding.name in _ROUNDED
+        if is_meant and width % encoding.block == 0 and can_encode(encoding):
+            bits = encoding.size * 8 / encoding.block
+            if bits < side.bits:
+                yield PairSide(encoding, bits)
+
+
+def _sample_values(tensor: ReadableTensor) -> F32:
+    """Return values of rows from all over a tensor, in whole blocks."""
+    width = tensor.info.shape[-1]
+    rows = tensor.info.size // width if width else 0
+    count = min(width, _OF_ROW)
+    places = min(rows, _MOST_ROWS, max(_MOST_NUMBERS // max(count, 1), 1))
+    starts = [rows * place // places * width for place in range(places)]
+    pieces = [read_values(tensor, start, count) for start in starts]
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+
+def _measure_lost(side: PairSide, numbers: F32) -> float:
+    through = side.through(numbers)
+    return 0.0 if through is None else _measure_apart(through, numbers)
+
+
+def _measure_apart(own: F32, wanted: F32) -> float:
+    """Return the median relative RMSE of the runs, which a single huge value does not change."""
+    difference = own.astype(np.float64) - wanted
+    runs = [
+        each[: len(each) // RUN * RUN].reshape(-1, RUN).astype(np.float64)
+        for each in (difference, wanted)
+    ]
+    error, squares = (np.vecdot(each, each) for each in runs)
+    found = error[squares > 0] / squares[squares > 0]
+    return sqrt(float(np.median(found))) if found.size else 0.0
+
 
 _MOST_NAMED = 3
 

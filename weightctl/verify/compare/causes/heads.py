@@ -1,17 +1,20 @@
-"""Detects attention heads in another order."""
+"""Detects attention heads, and inner units of an MLP, in another order."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from weightctl.verify.compare.causes.orders import (
     COLUMNS,
+    ROWS,
     describe_order,
     find_block_order,
     find_order,
     find_output_order,
+    is_in_order,
 )
-from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.compare.explaining import is_proven
 from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     # The order of the heads of each kind.
     Heads = dict[str, Places]
 
-__all__ = ["find_equivalent_heads", "find_exchanged_heads"]
+__all__ = ["find_equivalent_heads", "find_equivalent_units", "find_exchanged_heads"]
+
 
 _QUERY, _KEY, _VALUE, _OUTPUT = "query heads", "key heads", "value heads", "heads"
 _KINDS = {
@@ -32,7 +36,7 @@ _KINDS = {
     "attention.o": (_OUTPUT,),
     "attention.qkv": (_QUERY, _KEY, _VALUE),
 }
-_ALIKE = Explanation(
+_HEADS_ALIKE = Explanation(
     "heads_permuted",
     "its attention heads are in another order in all projections: the model computes the same",
 )
@@ -64,7 +68,7 @@ def find_equivalent_heads(
             and each.part.rpartition(".")[0] in _KINDS
             and each.part != "attention.o.bias"
         ]
-        pairing.alike[before] = _ALIKE if _are_alike(pair, group, pairing) else None
+        pairing.alike[before] = _HEADS_ALIKE if _are_alike(pair, group, pairing) else None
     # A bias of the attention's output does not consist of heads.
     return None if pair.part == "attention.o.bias" else pairing.alike[before]
 
@@ -136,3 +140,63 @@ def _count_heads(pairing: Pairing) -> dict[str, int] | None:
 
 def _is_moved(order: Places) -> bool:
     return order != tuple(range(len(order)))
+
+
+# The parts of an MLP, or of an expert, that have the inner units as rows or columns.
+_PART = re.compile(
+    r"(?P<mlp>.*\bmlp\.(?:experts\.\d+\.)?)(?P<part>(?:gate|up|gate_up)\.\w+|down\.weight)"
+)
+_FUSED, _DOWN = "gate_up.", "down."
+_UNITS_ALIKE = Explanation(
+    "units_permuted",
+    "the inner units of its MLP are in another order in all projections: the model computes "
+    "the same",
+)
+
+
+def find_equivalent_units(
+    pair: Pair, pairing: Pairing, found: Measured | None
+) -> Explanation | None:
+    """Detect that an MLP's inner units are in the same other order in all projections."""
+    del found
+    named = _PART.fullmatch(pair.module)
+    if named is None:
+        return None
+    mlp = named["mlp"]
+    if mlp not in pairing.alike:
+        places = _find_units(pair, named["part"], pairing)
+        are_alike = places is not None and all(
+            _has_units(each, part["part"], places, pairing)
+            for each in pairing.pairs
+            if (part := _PART.fullmatch(each.module)) is not None and part["mlp"] == mlp
+        )
+        pairing.alike[mlp] = _UNITS_ALIKE if are_alike else None
+    return pairing.alike[mlp]
+
+
+def _find_units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
+    """Return the reference's inner unit at each place of a tensor; None if unknown."""
+    if part.startswith(_DOWN):
+        view = pairing.seen_in("gguf", pair)
+        return None if view is None else find_order(view, pairing, COLUMNS)
+    places = find_output_order(pair, pairing)
+    if places is None or not part.startswith(_FUSED):
+        return places
+    units = places[: len(places) // 2]
+    return units if places == _fuse(units) else None
+
+
+def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
+    """Whether a tensor of an MLP has the inner units in a given order."""
+    view = pairing.seen_in("gguf", pair)
+    if view is None:
+        return False
+    axis = COLUMNS if part.startswith(_DOWN) else ROWS
+    places = _fuse(units) if part.startswith(_FUSED) else units
+    known = pairing.orders.get((view.module, axis, view.tensor.origin.steps))
+    return known == places or is_in_order(view, pairing, axis, places)
+
+
+def _fuse(units: Places) -> Places:
+    """Return the order of the rows of a tensor that fuses gate and up."""
+    return (*units, *(len(units) + unit for unit in units))

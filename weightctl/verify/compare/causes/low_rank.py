@@ -8,7 +8,7 @@ import numpy as np
 
 from weightctl.text.wording import percent
 from weightctl.verify.compare.distance import allowed_error, expected_error
-from weightctl.verify.compare.measure import read_values
+from weightctl.verify.compare.measure import read_both
 from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
@@ -70,10 +70,8 @@ def _sample_rows(pair: Pair) -> tuple[F64, F64]:
     """Return some rows of both tensors."""
     count, width = pair.tensor.info.shape
     places = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64)).tolist()
-    own, reference = (
-        np.stack([read_values(tensor, row * width, width) for row in places]).astype(np.float64)
-        for tensor in (pair.tensor, pair.reference)
-    )
+    rows = [read_both(pair, row * width, width) for row in places]
+    own, reference = (np.stack(each).astype(np.float64) for each in zip(*rows, strict=True))
     return own, reference
 
 

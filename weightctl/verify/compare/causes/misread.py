@@ -11,7 +11,7 @@ import numpy as np
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.compare.explaining import is_proven
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 

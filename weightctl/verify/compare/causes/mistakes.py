@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from weightctl.errors import ConversionError
 from weightctl.families.changes import half_split_order, interleaved_order
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
-from weightctl.verify.compare.once_quantized import exchange_sides
+from weightctl.verify.compare.causes.dequantized import exchange_sides
+from weightctl.verify.compare.causes.orders import find_output_order
+from weightctl.verify.compare.explaining import is_likely, is_proven
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Plus
@@ -16,24 +20,32 @@ from weightctl.weights.steps.rows import RowOrder, RowRange
 from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from weightctl.dtype import Encoding
+    from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor, Step
+    from weightctl.weights.info import TensorInfo
 
     Guess = tuple[Pair, Explanation]
 
 __all__ = [
     "TRANSPOSED",
+    "find_equivalent_experts",
     "guess_copied_embedding",
     "guess_fused_order",
+    "guess_interleaved",
     "guess_norm_offset",
+    "guess_other_expert",
     "guess_other_layer",
+    "guess_other_norm",
     "guess_other_projection",
     "guess_rope_rows",
     "guess_shifted",
     "guess_transposed",
 ]
+
 
 _ROPE = Explanation(
     "rope_rows",
@@ -58,8 +70,7 @@ _OTHERS = (
 def guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with queries or keys in the row orders of both naming conventions."""
     for order in _list_orders(pair, pairing):
-        if (made := _apply(pair, RowOrder(order))) is not None:
-            yield made, _ROPE
+        yield from _apply(pair, RowOrder(order), _ROPE)
 
 
 def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
@@ -92,11 +103,10 @@ def _replace_reference(
     """Yield the pair with another reference, its rows as they are or in another order."""
     if counterpart is None or counterpart.reference.info.shape != pair.tensor.info.shape:
         return
-    made = pair._replace(reference=counterpart.reference, reference_bits=counterpart.reference_bits)
+    made = _with_reference_of(pair, counterpart)
     yield made, cause
     for order in (*_list_orders(counterpart, pairing), *_list_orders(pair, pairing)):
-        if (turned := _apply(made, RowOrder(order))) is not None:
-            yield turned, cause
+        yield from _apply(made, RowOrder(order), cause)
 
 
 def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
@@ -107,8 +117,7 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if pair.part.startswith("mlp.gate_up."):
         half = shape[0] // 2
         order = (*range(half, shape[0]), *range(half))
-        if (made := _apply(pair, RowOrder(order))) is not None:
-            yield made, _GATE_AND_UP
+        yield from _apply(pair, RowOrder(order), _GATE_AND_UP)
     if pair.part.startswith("attention.qkv."):
         config: Any = model.config
         # In a family without the field, all parts have the same layout.
@@ -122,8 +131,8 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                 row for each in order for row in range(starts[each], starts[each] + sizes[each])
             )
             cause = _KEY_AND_VALUE if order == (0, 2, 1) else _PARTS
-            if order != (0, 1, 2) and (made := _apply(pair, RowOrder(rows))) is not None:
-                yield made, cause
+            if order != (0, 1, 2):
+                yield from _apply(pair, RowOrder(rows), cause)
 
 
 def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
@@ -133,13 +142,11 @@ def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         return
     # A tensor that is transposed twice is read value by value; transposing the other side is
     # equivalent.
-    if _is_turned(pair.reference):
-        turned = None if _is_turned(pair.tensor) else _apply(exchange_sides(pair), Transposed())
-        made = None if turned is None else exchange_sides(turned)
-    else:
-        made = _apply(pair, Transposed())
-    if made is not None:
-        yield made, TRANSPOSED
+    if not _is_turned(pair.reference):
+        yield from _apply(pair, Transposed(), TRANSPOSED)
+    elif not _is_turned(pair.tensor):
+        for turned, cause in _apply(exchange_sides(pair), Transposed(), TRANSPOSED):
+            yield exchange_sides(turned), cause
 
 
 def _is_turned(tensor: ReadableTensor) -> bool:
@@ -155,8 +162,7 @@ def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         (-1.0, "it is 1 too small: the norm is stored as `w` instead of `1 + w`"),
         (1.0, "it is 1 too large: the norm is stored as `1 + w` instead of `w`"),
     ):
-        if (made := _apply(pair, Plus(offset))) is not None:
-            yield made, Explanation("norm_offset", text)
+        yield from _apply(pair, Plus(offset), Explanation("norm_offset", text))
 
 
 def guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
@@ -194,12 +200,182 @@ def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         )
 
 
-def _apply(pair: Pair, step: Step) -> Pair | None:
-    """Return the pair with a step applied to the reference; None if that is impossible."""
+def _apply(pair: Pair, step: Step, cause: Explanation) -> Iterator[Guess]:
+    """Yield the pair with a step applied to the reference, if that is possible."""
     reference: ReadableTensor = pair.reference
     try:
         if isinstance(step, Transposed) and reference.info.encoding.block > 1:
             reference = DerivedTensor(pair.module, AsFloat32(), [reference])
-        return pair._replace(reference=DerivedTensor(pair.module, step, [reference]))
+        reference = DerivedTensor(pair.module, step, [reference])
     except ConversionError:
+        return
+    yield pair._replace(reference=reference), cause
+
+
+_INTERLEAVED = Explanation(
+    "gate_and_up_interleaved",
+    "the gate and up projections are interleaved: their rows alternate, but each projection "
+    "should be separate",
+)
+_TAKEN_APART = Explanation(
+    "gate_and_up_interleaved",
+    "the gate and up projections were separated as if they were interleaved: each has every "
+    "second row of both",
+)
+_GATE, _UP = ".gate.", ".up."
+
+
+def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the rows of gate and up interleaved, and wrongly deinterleaved."""
+    if pair.part.startswith("mlp.gate_up."):
+        rows = pair.reference.info.shape[0]
+        if rows % 2 == 0:
+            for order, cause in _list_wrong_orders(rows // 2):
+                yield from _apply(pair, RowOrder(order), cause)
+        return
+    both = [pair.module.replace(_UP, _GATE), pair.module.replace(_GATE, _UP)]
+    found = [pairing.by_module.get(module) for module in both]
+    if both[0] == both[1] or None in found:
+        return
+    references = [each.reference for each in found if each is not None]
+    rows = references[0].info.shape[0] if references[0].info.shape else 0
+    half = slice(rows) if pair.module == both[0] else slice(rows, 2 * rows)
+    for order, cause in _list_wrong_orders(rows):
+        try:
+            picked = DerivedTensor(pair.module, _RowsOfBoth(order[half]), references)
+        except ConversionError:
+            return
+        yield pair._replace(reference=picked), cause
+
+
+def _list_wrong_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Explanation]]:
+    """Yield the wrong orders of `rows` gate rows followed by as many up rows."""
+    yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
+    yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART
+
+
+class _RowsOfBoth(NamedTuple):
+    """Rows of two tensors, counted as if the second followed the first."""
+
+    order: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and the encoding that both have."""
+        one, other = inputs
+        if one.shape != other.shape or one.encoding != other.encoding or not one.shape:
+            raise ConversionError(f"`{one.name}` and `{other.name}` differ in shape or type")
+        return (len(self.order), *one.shape[1:]), one.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read the rows of both tensors that contain the range, and select those needed."""
+        info = inputs[0].info
+        count = info.shape[0]
+        row = info.nbytes // count
+        first, last = start // row, -(-(start + len(buffer)) // row)
+        wanted = np.asarray(self.order[first:last])
+        picked = np.empty((len(wanted), row), np.uint8)
+        for number, tensor in enumerate(inputs):
+            is_of_it = wanted // count == number
+            places = wanted[is_of_it] % count
+            if places.size:
+                lowest, highest = int(places.min()), int(places.max())
+                near = bytearray((highest - lowest + 1) * row)
+                tensor.read_into(lowest * row, memoryview(near))
+                picked[is_of_it] = np.frombuffer(near, np.uint8).reshape(-1, row)[places - lowest]
+        begin = start - first * row
+        flat = picked.reshape(-1)
+        np.frombuffer(buffer, np.uint8)[:] = flat[begin : begin + len(buffer)]
+
+    def __str__(self) -> str:
+        return "rows of gate and up"
+
+
+_ORDER = Explanation("expert_order", "the experts of the layer are in another order")
+_EXPERTS_ALIKE = Explanation(
+    "experts_permuted",
+    "the experts of the layer are in another order, also in its router: the model computes "
+    "the same",
+)
+
+
+def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of each other expert of its layer."""
+    if pair.expert is None:
+        return
+    for other in pairing.by_layer.get((pair.part, pair.layer), ()):
+        if other.expert == pair.expert:
+            continue
+        made = _with_reference_of(pair, other)
+        if not is_likely(made, pairing):
+            continue
+        # An expert that is also still in its own place was copied, not moved.
+        cause = _ORDER
+        if is_proven(other, pairing):
+            text = f"expert {pair.expert} is a copy of expert {other.expert}"
+            cause = Explanation("expert_copied", text)
+        yield made, cause
+
+
+def find_equivalent_experts(
+    pair: Pair, pairing: Pairing, found: Measured | None
+) -> Explanation | None:
+    """Detect that a layer's experts and its router's rows are in the same other order."""
+    del found
+    if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None
+    key = f"layers.{pair.layer}.mlp.experts"
+    if key not in pairing.alike:
+        pairing.alike[key] = _EXPERTS_ALIKE if _follow_router(pair.layer, pairing) else None
+    return pairing.alike[key]
+
+
+def _follow_router(layer: int, pairing: Pairing) -> bool:
+    router = pairing.by_module.get(f"layers.{layer}.mlp.router.weight")
+    places = None if router is None else find_output_order(router, pairing)
+    if places is None:
+        return False
+    for pair in pairing.pairs:
+        if pair.layer != layer or pair.expert is None or places[pair.expert] == pair.expert:
+            continue
+        others = pairing.by_layer[pair.part, layer]
+        other = next((each for each in others if each.expert == places[pair.expert]), None)
+        made = None if other is None else _with_reference_of(pair, other)
+        if made is None or not is_proven(made, pairing):
+            return False
+    return True
+
+
+def guess_other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+    """Yield the pair with the reference of each other norm of its layer, and of none."""
+    if not _is_norm(pair):
+        return
+    for other in pairing.pairs:
+        is_near = other.layer in {pair.layer, None} or pair.layer is None
+        if not is_near or other.part == pair.part or not _is_norm(other):
+            continue
+        if (
+            _name_kind(other) != _name_kind(pair)
+            or other.reference.info.shape != pair.tensor.info.shape
+        ):
+            continue
+        made = _with_reference_of(pair, other)
+        if is_likely(made, pairing):
+            how = f"it is a copy of `{other.name}`"
+            if is_proven(_with_reference_of(other, pair), pairing):
+                how = f"it and `{other.name}` are swapped"
+            yield made, Explanation("norms_exchanged", how)
+
+
+def _with_reference_of(pair: Pair, other: Pair) -> Pair:
+    return pair._replace(reference=other.reference, reference_bits=other.reference_bits)
+
+
+def _is_norm(pair: Pair) -> bool:
+    return len(pair.tensor.info.shape) == 1 and "norm" in pair.part
+
+
+def _name_kind(pair: Pair) -> str:
+    """Return `weight` or `bias`."""
+    return pair.part.rpartition(".")[2]

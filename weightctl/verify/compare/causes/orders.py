@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.verify.compare.causes.proof import is_proven
+from weightctl.verify.compare.explaining import is_proven
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor

@@ -1,0 +1,360 @@
+"""Outputs in object stores: whole or not there, as local ones are, and continued after a stop."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from remote_stores import BUCKET, put_files, serve_s3
+from servers.faults import Answer, Call, CutUpload, LoseAnswer, Reset
+from weightctl import convert, open_weights, shard
+from weightctl.errors import OutputError, WeightctlError
+from weightctl.write import journal, object_journal, uploading
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from servers.buckets import Bucket
+    from servers.s3 import S3Server
+
+S3 = f"s3://{BUCKET}"
+SHAPES = {f"model.layers.{number}.mlp.weight": (256, 256) for number in range(20)}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Generator[S3Server, None, None]:
+    monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0)
+    with serve_s3(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return s3.buckets[BUCKET]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with five megabytes of matrices, a config and a tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "model"
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+    save_file(arrays, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"torch_dtype": "float32"}))
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bytes of a copy of the model on a disk."""
+    path = tmp_path_factory.mktemp("copies") / "out.safetensors"
+    convert(model, path)
+    return path.read_bytes()
+
+
+def visible(bucket: Bucket) -> list[str]:
+    """Return the objects of a bucket; a stopped run leaves only what its journal names."""
+    return [key for key in bucket if ".partial.journal-" not in key]
+
+
+OUTPUTS = {
+    "a file": ("out.safetensors", {}),
+    "a directory": ("out/", {"dtype": "bf16"}),
+    "a set of parts": ("out/", {"max_shard_size": "2MB"}),
+    "GGUF": ("out.gguf", {"quant": "Q8_0", "names": "keep"}),
+    "aligned GGUF": ("out.gguf", {"align": 65536, "names": "keep"}),
+    "PyTorch": ("out.pt", {"dtype": "f16"}),
+    "parts of a file": ("out.gguf", {"max_shard_size": "2MB", "names": "keep"}),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_an_output_has_the_bytes_of_a_local_one(
+    kind: str, bucket: Bucket, model: Path, tmp_path: Path
+) -> None:
+    name, options = OUTPUTS[kind]
+    (tmp_path / "here").mkdir()
+    convert(model, f"{tmp_path}/here/{name}", **options)
+    convert(model, f"{S3}/here/{name}", **options)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {*bucket} == files
+    for path in files:
+        assert bucket[path] == (tmp_path / path).read_bytes(), path
+    assert not bucket.uploads
+
+
+def test_shards_have_the_bytes_of_local_ones(
+    s3: S3Server, bucket: Bucket, tiny_llama: Path, tmp_path: Path
+) -> None:
+    source = put_files(s3, tiny_llama, "llama")
+    shard(tiny_llama, tmp_path / "ranks", tp=2)
+    shard(source, f"{S3}/ranks", tp=2)
+    files = [path for path in (tmp_path / "ranks").rglob("*") if path.is_file()]
+    assert len([key for key in bucket if key.startswith("ranks")]) == len(files)
+    for path in files:
+        if path.suffix == ".safetensors":
+            assert bucket[str(path.relative_to(tmp_path))] == path.read_bytes()
+    whole = open_weights(f"{S3}/ranks")
+    assert whole.header.tensors.keys() == open_weights(tiny_llama).header.tensors.keys()
+
+
+def test_an_object_is_not_replaced_without_force(
+    bucket: Bucket, model: Path, expected: bytes
+) -> None:
+    bucket.put("out.safetensors", b"mine")
+    with pytest.raises(OutputError, match="exists") as caught:
+        convert(model, f"{S3}/out.safetensors")
+    assert "--force" in caught.value.hint
+    assert bucket["out.safetensors"] == b"mine"
+    assert [*bucket] == ["out.safetensors"]
+    convert(model, f"{S3}/out.safetensors", force=True)
+    assert bucket["out.safetensors"] == expected
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "small.safetensors"])
+def test_an_object_that_appears_during_the_run_is_not_replaced(
+    name: str, s3: S3Server, bucket: Bucket, model: Path
+) -> None:
+    s3.inject(Call(lambda: bucket.put(name, b"mine")), "PUT", times=1)
+    with pytest.raises(OutputError, match="exists"):
+        convert(model, f"{S3}/{name}", include="*layers.1.*" if "small" in name else "*")
+    assert bucket[name] == b"mine"
+
+
+def test_the_old_index_goes_before_new_parts_come(
+    s3: S3Server, bucket: Bucket, model: Path
+) -> None:
+    out = f"{S3}/out/"
+    convert(model, out, max_shard_size="2MB")
+    old = {*bucket}
+    s3.forget()
+    convert(model, out, max_shard_size="1MB", force=True)
+    index = "out/model.safetensors.index.json"
+    order = [
+        (each.method, each.path) for each in s3.log if each.method in {"PUT", "POST", "DELETE"}
+    ]
+    gone = order.index(("DELETE", f"/{BUCKET}/{index}"))
+    back = order.index(("PUT", f"/{BUCKET}/{index}"))
+    completed = [
+        number
+        for number, each in enumerate(order)
+        if each[0] == "POST" and "uploads" not in each[1] and number > gone
+    ]
+    assert completed
+    assert all(gone < number < back for number in completed)
+    named = set(json.loads(bucket[index])["weight_map"].values())
+    assert {key for key in bucket if "-of-" in key} == {f"out/{name}" for name in named}
+    assert not {key for key in old if "-of-" in key} & {*bucket}
+
+
+FAULTS = {
+    "503": Answer(503),
+    "a reset": Reset(),
+    "a cut upload": CutUpload(100),
+    "a lost answer": LoseAnswer(),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_request_that_fails_is_repeated(
+    fault: str, s3: S3Server, bucket: Bucket, model: Path, expected: bytes
+) -> None:
+    s3.inject(FAULTS[fault], "PUT", nth={2, 5, 9})
+    convert(model, f"{S3}/out.safetensors")
+    assert bucket["out.safetensors"] == expected
+
+
+@pytest.mark.parametrize("nth", [0, 3, 11])
+def test_a_run_that_fails_leaves_nothing_visible_and_is_continued(
+    nth: int,
+    s3: S3Server,
+    bucket: Bucket,
+    model: Path,
+    expected: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
+    fault = s3.inject(Answer(403), "PUT", path="partNumber", nth=range(nth, 1000))
+    with pytest.raises(OutputError, match="access is denied") as caught:
+        convert(model, f"{S3}/out.safetensors", threads=1)
+    assert visible(bucket) == []
+    s3.faults.remove(fault)
+    sent = sum(upload.nbytes for upload in caught_parts(bucket))
+    s3.forget()
+    done = convert(model, f"{S3}/out.safetensors", threads=1)
+    assert bucket["out.safetensors"] == expected
+    assert [*bucket] == ["out.safetensors"]
+    assert not bucket.uploads
+    if nth:
+        assert "continues" in caught.value.hint
+        again = sum(each.received for each in s3.exchanges("PUT", "partNumber"))
+        # Parts that were under way may have arrived after the error.
+        assert again <= len(bucket["out.safetensors"]) - sent
+        assert done.saved is not None
+
+
+def caught_parts(bucket: Bucket) -> list[memoryview]:
+    return [
+        memoryview(bytes(part.body))
+        for upload in bucket.uploads.values()
+        for part in upload.parts.values()
+    ]
+
+
+def test_another_plan_starts_over_and_says_so(
+    s3: S3Server, bucket: Bucket, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    fault = s3.inject(Answer(403), "PUT", path="partNumber", nth=range(3, 1000))
+    with pytest.raises(OutputError):
+        convert(model, f"{S3}/out.safetensors", threads=1)
+    s3.faults.remove(fault)
+    done = convert(model, f"{S3}/out.safetensors", dtype="bf16")
+    assert done.saved is not None
+    assert done.saved.started_over == "the plan has changed"
+    assert [*bucket] == ["out.safetensors"]
+    assert not bucket.uploads
+    header = open_weights(f"{S3}/out.safetensors").header
+    assert {info.encoding.name for info in header.tensors.values()} == {"BF16"}
+
+
+def test_a_run_that_stopped_while_it_published_is_completed(
+    s3: S3Server, bucket: Bucket, model: Path
+) -> None:
+    fault = s3.inject(Answer(403), "PUT", path="index.json")
+    with pytest.raises(OutputError):
+        convert(model, f"{S3}/out/", max_shard_size="2MB")
+    s3.faults.remove(fault)
+    s3.forget()
+    convert(model, f"{S3}/out/", max_shard_size="2MB")
+    assert not s3.exchanges("PUT", "partNumber")
+    assert not bucket.uploads
+    assert not [key for key in bucket if "journal" in key]
+    assert open_weights(f"{S3}/out").header.tensors.keys() == SHAPES.keys()
+
+
+def test_a_final_error_leaves_nothing(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
+    rows = np.ones((64, 256), np.float32)
+    rows[63, 255] = np.inf
+    save_file({"model.layers.0.mlp.weight": rows}, tmp_path / "bad.safetensors")
+    with pytest.raises(WeightctlError, match="finite"):
+        convert(tmp_path / "bad.safetensors", f"{S3}/out.gguf", quant="Q4_K")
+    assert [*bucket] == []
+    assert not bucket.uploads
+    assert s3.failures == []
+
+
+EDITS: dict[str, dict[str, object]] = {
+    "renamed tensors": {"rename": r"^model\.=decoder."},
+    "changed metadata": {"metadata": {"license": "mit"}},
+    "fewer tensors": {"exclude": ["*layers.7.*"]},
+    "split into parts": {"max_shard_size": "2MB"},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_bytes_that_do_not_change_are_copied_by_the_store(
+    edit: str, s3: S3Server, bucket: Bucket, model: Path, tmp_path: Path
+) -> None:
+    source = put_files(s3, model, "model")
+    s3.forget()
+    convert(source, f"{S3}/out/", **EDITS[edit])
+    sent, read = s3.bytes_received, s3.bytes_sent
+    convert(model, tmp_path / "out", **EDITS[edit])
+    for path in (tmp_path / "out").iterdir():
+        assert bucket[f"out/{path.name}"] == path.read_bytes(), path.name
+    assert s3.exchanges("PUT", "partNumber")
+    # Each object begins with a part of a quarter of a mebibyte, which has its header.
+    objects = len(list((tmp_path / "out").glob("*.safetensors")))
+    assert sent < (objects + 1) * 300_000
+    assert read < (objects + 1) * 400_000
+
+
+def test_merged_parts_are_copied_by_the_store(
+    s3: S3Server, bucket: Bucket, model: Path, tmp_path: Path
+) -> None:
+    convert(model, tmp_path / "parts", max_shard_size="2MB")
+    source = put_files(s3, tmp_path / "parts", "parts")
+    s3.forget()
+    convert(source, f"{S3}/out/")
+    convert(tmp_path / "parts", tmp_path / "out")
+    name = "out/model.safetensors"
+    assert bucket[name] == (tmp_path / name).read_bytes()
+    assert s3.bytes_received < 600_000
+
+
+def test_a_source_that_changes_is_not_copied(s3: S3Server, bucket: Bucket, model: Path) -> None:
+    source = put_files(s3, model, "model")
+    content = bytearray(bucket["model/model.safetensors"])
+    content[-1] ^= 1
+    s3.inject(
+        Call(lambda: bucket.put("model/model.safetensors", content)),
+        "POST",
+        path="uploads",
+        times=1,
+    )
+    with pytest.raises(WeightctlError, match="changed"):
+        convert(source, f"{S3}/out/")
+    assert not [key for key in bucket if key.startswith("out")]
+
+
+def test_a_store_that_cannot_copy_gets_the_bytes(
+    s3: S3Server, bucket: Bucket, model: Path, expected: bytes
+) -> None:
+    source = put_files(s3, model, "model")
+    s3.inject(
+        Answer(501, "NotImplemented"), "PUT", when=lambda each: "x-amz-copy-source" in each.headers
+    )
+    convert(f"{source}/model.safetensors", f"{S3}/out.safetensors")
+    assert bucket["out.safetensors"] == expected
+
+
+def test_a_bucket_is_not_a_place_for_an_output(s3: S3Server, model: Path) -> None:
+    with pytest.raises(OutputError, match="whole bucket") as caught:
+        convert(model, S3)
+    assert f"{S3}/model" in caught.value.hint
+    assert s3.requests == 0
+
+
+def test_a_web_server_cannot_be_written(model: Path) -> None:
+    with pytest.raises(OutputError, match="cannot write to https:// URLs"):
+        convert(model, "https://127.0.0.1:1/out.gguf")
+
+
+def test_an_older_object_is_not_taken_for_one_that_was_published(
+    s3: S3Server, bucket: Bucket, model: Path
+) -> None:
+    convert(model, f"{S3}/out/", max_shard_size="2MB")
+    first = next(key for key in bucket if "00001-of" in key)
+    expected = bucket[first]
+    fault = s3.inject(Answer(403), "POST", path="uploadId")
+    with pytest.raises(OutputError):
+        convert(model, f"{S3}/out/", max_shard_size="2MB", force=True)
+    s3.faults.remove(fault)
+    # A rule of the bucket ends the uploads, and another object of the same size is there.
+    for upload in list(bucket.uploads.values()):
+        bucket.abort(upload)
+    bucket.put(first, bytes(len(expected)))
+    bucket.objects[first].modified -= 3600
+    convert(model, f"{S3}/out/", max_shard_size="2MB", force=True)
+    assert bucket[first] == expected
+
+
+def test_a_run_that_stopped_while_it_removed_its_journal_is_completed(
+    s3: S3Server, bucket: Bucket, model: Path
+) -> None:
+    fault = s3.inject(Answer(403), "DELETE", nth=range(1, 100))
+    convert(model, f"{S3}/out/", max_shard_size="2MB")
+    s3.faults.remove(fault)
+    assert [key for key in bucket if "journal" in key]
+    s3.forget()
+    convert(model, f"{S3}/out/", max_shard_size="2MB")
+    assert not s3.exchanges("PUT", "partNumber")
+    assert not [key for key in bucket if "journal" in key]

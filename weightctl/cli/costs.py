@@ -1,0 +1,51 @@
+"""What a command took: its time, and what went over the network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.cli.render import Cell
+from weightctl.storage.traffic import TRAFFIC, TrafficCounts
+from weightctl.system.elapsed import seconds_elapsed
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import pluralize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.write.save import Saved
+
+__all__ = ["document_network", "document_times", "list_costs"]
+
+_NOTHING = TrafficCounts()
+
+
+def list_costs(nbytes: int) -> list[list[Cell]]:
+    """Return lines with the traffic, if there was any, and the time and speed of writing."""
+    seconds = seconds_elapsed()
+    pace = f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
+    return [[Cell(text)] for text in (*_describe_traffic(), pace)]
+
+
+def _describe_traffic() -> Iterator[str]:
+    counts = TRAFFIC.counts
+    if counts.requests:
+        parts = [f"{format_size(counts.bytes_read)} read over the network"]
+        parts += [f"{format_size(counts.bytes_sent)} sent"] if counts.bytes_sent else []
+        parts += [pluralize(counts.requests, "request")]
+        parts += [f"{counts.retries:,} repeated"] if counts.retries else []
+        yield ", ".join(parts)
+
+
+def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
+    """Return the time and the speed of writing the bytes, as JSON has them."""
+    if saved is None:
+        return {"seconds": None, "bytes_per_second": None}
+    seconds = seconds_elapsed()
+    return {"seconds": seconds, "bytes_per_second": nbytes / max(seconds, 1e-3)}
+
+
+def document_network(before: TrafficCounts = _NOTHING) -> dict[str, Any]:
+    """Return the traffic since `before` as JSON has it; nothing if no request was made."""
+    counts = TRAFFIC.counts.since(before)
+    return {"network": counts._asdict()} if counts.requests else {}

@@ -1,0 +1,96 @@
+"""Files of any storage: questions about paths and URLs, and opening for reading."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.storage.location import is_remote, parse_location, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.storage.base import Reader, Store
+
+__all__ = [
+    "exists",
+    "file_size",
+    "is_directory",
+    "is_file",
+    "list_names",
+    "open_reader",
+    "prepare",
+    "refresh",
+]
+
+
+def _at(path: str) -> tuple[Store | None, str]:
+    """Return the storage of a path or URL, and its name, which has no signature or password."""
+    return store_of(path), parse_location(path).name
+
+
+def open_reader(path: str) -> Reader:
+    """Open the file at a path or URL for reading; raises `FormatError` if it cannot be opened."""
+    store, path = _at(path)
+    if store is not None:
+        return store.open(path)
+    from weightctl.storage.local import FileReader
+
+    return FileReader(path)
+
+
+def exists(path: str) -> bool:
+    """Whether anything is at a path or URL; a broken symbolic link counts."""
+    store, path = _at(path)
+    return os.path.lexists(path) if store is None else store.find(path) is not None
+
+
+def is_file(path: str) -> bool:
+    """Whether a path or URL is that of a file."""
+    store, path = _at(path)
+    if store is None:
+        return os.path.isfile(path)
+    entry = store.find(path)
+    return entry is not None and not entry.is_directory
+
+
+def is_directory(path: str) -> bool:
+    """Whether a path or URL is that of a directory, or of a prefix that objects have."""
+    store, path = _at(path)
+    if store is None:
+        return os.path.isdir(path)
+    entry = store.find(path)
+    return entry is not None and entry.is_directory
+
+
+def list_names(directory: str) -> list[str]:
+    """Return the sorted names in a directory, the current one if it is empty.
+
+    Raises `OSError` for a local directory, and `FormatError` for a URL that cannot be listed.
+    """
+    store, directory = _at(directory)
+    return sorted(os.listdir(directory or ".") if store is None else store.list_names(directory))
+
+
+def file_size(path: str) -> int:
+    """Return the bytes of a file; raises `OSError` or `FormatError` if it does not exist."""
+    store, path = _at(path)
+    if store is None:
+        return os.path.getsize(path)
+    entry = store.find(path)
+    return store.open(path).size if entry is None else entry.size
+
+
+def prepare(paths: Sequence[str]) -> None:
+    """Request the starts of remote files together; nothing is done about local files."""
+    store = store_of(paths[0]) if paths else None
+    if store is not None:
+        store.prepare([parse_location(path).name for path in paths])
+
+
+def refresh(path: str) -> None:
+    """Forget what is known about a URL, which may have changed; nothing is kept about paths."""
+    if is_remote(path):
+        store, path = _at(path)
+        if store is not None:
+            store.refresh(path)

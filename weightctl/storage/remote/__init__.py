@@ -1,0 +1,1 @@
+"""Files on web servers, in object stores and on the Hugging Face Hub."""

@@ -1,0 +1,186 @@
+"""Reads ahead: several requests at a time fetch what will be read next."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.storage.base import Bytes
+
+__all__ = ["CHUNK", "ReadAhead", "set_read_ahead"]
+
+# One request fetches no more than this.
+CHUNK = 8 << 20
+# How many requests are under way at a time, for all files together.
+_REQUESTS = 16
+_DEFAULT_LIMIT = 64 << 20
+
+
+class _Limit:
+    """The bytes that all files may fetch ahead."""
+
+    def __init__(self) -> None:
+        self.most = _DEFAULT_LIMIT
+        self._used = 0
+        self._lock = Lock()
+
+    def take(self, nbytes: int, *, is_needed: bool) -> bool:
+        """Reserve bytes; False if there is no room, and they are not needed at once."""
+        with self._lock:
+            if self._used + nbytes > self.most and not is_needed:
+                return False
+            self._used += nbytes
+            return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Return reserved bytes."""
+        with self._lock:
+            self._used -= nbytes
+
+
+_LIMIT = _Limit()
+
+
+def set_read_ahead(nbytes: int) -> None:
+    """Set how many bytes of all files together are fetched before they are read."""
+    _LIMIT.most = nbytes
+
+
+class _Workers:
+    """Threads that carry out requests; they end with the process."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_AheadChunk] = SimpleQueue()
+        self._begun = 0
+        self._lock = Lock()
+
+    def put(self, piece: _AheadChunk) -> None:
+        """Have a piece fetched."""
+        with self._lock:
+            if self._begun < _REQUESTS:
+                Thread(target=self._run, name="weightctl-fetch", daemon=True).start()
+                self._begun += 1
+        self._queue.put(piece)
+
+    def _run(self) -> None:
+        while True:
+            self._queue.get().fetch()
+
+
+_WORKERS = _Workers()
+
+
+class _AheadChunk:
+    """A range that is being fetched, or has been; `left` counts the bytes not yet taken."""
+
+    def __init__(self, start: int, stop: int, request: Callable[[int, int], Bytes]) -> None:
+        self.start = start
+        self.stop = stop
+        self.left = stop - start
+        self.is_dropped = False
+        self._request = request
+        self._done = Event()
+        self._data: Bytes = b""
+        self._error: Exception | None = None
+
+    def fetch(self) -> None:
+        """Request the bytes; any error is raised where they are taken."""
+        try:
+            if not self.is_dropped:
+                self._data = self._request(self.start, self.stop)
+        except Exception as error:  # noqa: BLE001
+            self._error = error
+        self._done.set()
+
+    def data(self) -> memoryview:
+        """Wait for the bytes."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return memoryview(self._data)
+
+
+class ReadAhead:
+    """The pieces of one file that are fetched before they are read.
+
+    Each piece is dropped when all of it was taken, so that memory is bounded by what is expected
+    and not yet read.
+    """
+
+    def __init__(self, request: Callable[[int, int], Bytes], size: int) -> None:
+        self._request = request
+        self._size = size
+        self._pieces: list[_AheadChunk] = []  # in order, without overlap
+        self._lock = Lock()
+
+    def expect(self, offset: int, nbytes: int, *, is_needed: bool = False) -> bool:
+        """Begin to fetch what is not fetched yet; return False where there is no room for all.
+
+        What is needed at once is fetched in any case.
+        """
+        stop = min(offset + nbytes, self._size)
+        with self._lock:
+            for start, end in self._list_gaps(offset, stop):
+                for begin in range(start, end, CHUNK):
+                    piece = _AheadChunk(begin, min(begin + CHUNK, end), self._request)
+                    if not _LIMIT.take(piece.left, is_needed=is_needed):
+                        return False
+                    place = bisect_right(self._pieces, begin, key=lambda each: each.start)
+                    self._pieces.insert(place, piece)
+                    _WORKERS.put(piece)
+        return True
+
+    def _list_gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
+        gaps: list[tuple[int, int]] = []
+        for piece in self._pieces:
+            if piece.stop <= start:
+                continue
+            if piece.start >= stop:
+                break
+            if piece.start > start:
+                gaps.append((start, piece.start))
+            start = piece.stop
+        if start < stop:
+            gaps.append((start, stop))
+        return gaps
+
+    def take(self, start: int, stop: int, use: Callable[[int, memoryview], object]) -> bool:
+        """Have a range used, piece by piece: `use` gets offsets and bytes, which are then dropped.
+
+        Returns False, and uses nothing, if some of it is not expected. Raises the error of a
+        request, and those of `use`.
+        """
+        with self._lock:
+            if self._list_gaps(start, stop):
+                return False
+            pieces = [each for each in self._pieces if each.start < stop and each.stop > start]
+        for piece in pieces:
+            begin, end = max(start, piece.start), min(stop, piece.stop)
+            try:
+                use(begin, piece.data()[begin - piece.start : end - piece.start])
+            except Exception:
+                self._drop(piece)
+                raise
+            with self._lock:
+                piece.left -= end - begin
+            if piece.left <= 0:
+                self._drop(piece)
+        return True
+
+    def _drop(self, piece: _AheadChunk) -> None:
+        with self._lock:
+            if piece.is_dropped:
+                return
+            piece.is_dropped = True
+            self._pieces.remove(piece)
+        _LIMIT.give_back(piece.stop - piece.start)
+
+    def close(self) -> None:
+        """Drop all pieces."""
+        for piece in list(self._pieces):
+            self._drop(piece)

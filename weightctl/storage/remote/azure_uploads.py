@@ -1,0 +1,259 @@
+"""Writing to Azure Blob Storage: blocks with ids, and lists of blocks that make objects.
+
+An upload has no id there. Each blob has blocks that no list has named yet, for a week. The ids of
+blocks therefore begin with a token of their upload, and end with the number of the part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from azure.core import MatchConditions
+from azure.core.credentials import AccessToken, AzureSasCredential
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
+from azure.storage.blob import BlobBlock, BlobServiceClient, ExponentialRetry
+
+from weightctl.errors import FormatError, OutputError
+from weightctl.storage.base import StoredObject, UploadedPart
+from weightctl.storage.location import split_url
+from weightctl.storage.remote.accounts import azure_account
+from weightctl.storage.remote.requests import (
+    LOGIN_HINTS,
+    NETWORK_HINT,
+    ExistingObjectError,
+    MissingObjectError,
+    cloud_environment,
+    read_timeout,
+    wait_before,
+)
+from weightctl.storage.traffic import TRAFFIC
+from weightctl.system.temporary import new_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from azure.storage.blob import BlobClient
+
+    from weightctl.storage.base import Bytes
+    from weightctl.storage.byte_range import FileRange
+
+__all__ = ["AzureUploads"]
+
+_ATTEMPTS = 8
+_LARGEST_PUT = 256 << 20
+# All block ids of a blob have the same length.
+_DIGITS = 5
+
+
+class AzureUploads:
+    """Writes objects of `az://` URLs. All methods raise `OutputError`; threads may share it."""
+
+    # The limits of Azure: blocks may be small.
+    least_part = 1
+    most_parts = 50_000
+
+    def create(self, path: str) -> str:
+        """Choose the id of an upload in parts; the store has none, and is not asked."""
+        del path
+        return new_token()
+
+    def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
+        """Upload part `number`, from 1; a part of this number is replaced."""
+        name = _block(upload, number)
+        _call(path, lambda blob: blob.stage_block(name, bytes(data), validate_content=True))
+        TRAFFIC.count(sent=len(data))
+        return UploadedPart(name, len(data))
+
+    def can_copy(self, source: str) -> bool:
+        """Return False: the store copies only what it is given a signed URL of."""
+        del source
+        return False
+
+    def copy_part(
+        self, path: str, upload: str, number: int, source: FileRange
+    ) -> UploadedPart | None:
+        """Return None, for the same reason."""
+        del path, upload, number, source
+        return None
+
+    def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
+        """Return the parts that were uploaded, by number; None if there are none."""
+        try:
+            _, blocks = _call(path, lambda blob: blob.get_block_list("uncommitted"))
+        except MissingObjectError:
+            return None
+        found = {
+            int(block.id[-_DIGITS:]): UploadedPart(block.id, block.size)
+            for block in blocks
+            if block.id.startswith(f"{upload}-")
+        }
+        return found or None
+
+    def complete(
+        self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
+    ) -> None:
+        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        names = [_block(upload, number) for number in sorted(parts)]
+        blocks = list(map(BlobBlock, names))
+        try:
+            _call(path, lambda blob: blob.commit_block_list(blocks, **_condition(force=force)))
+        except ExistingObjectError:
+            # A repeated request finds the object that the first one made.
+            committed, _ = _call(path, lambda blob: blob.get_block_list("committed"))
+            if [block.id for block in committed] != names:
+                raise
+
+    def abort(self, path: str, upload: str) -> None:
+        """Do nothing: the store removes blocks after a week, or when the object is written."""
+
+    def put(self, path: str, content: Bytes, *, force: bool) -> None:
+        """Write a small object; it appears whole. Without `force` nothing is replaced."""
+        data = bytes(content)
+        try:
+            _call(path, lambda blob: blob.upload_blob(data, overwrite=force, validate_content=True))
+        except ExistingObjectError:
+            found = _call(path, lambda blob: blob.get_blob_properties())
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            if bytes(found.content_settings.content_md5 or b"") != digest:
+                raise
+        TRAFFIC.count(sent=len(content))
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a small object."""
+        content: bytes = _call(path, lambda blob: blob.download_blob().readall())
+        TRAFFIC.count(read=len(content))
+        return content
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Remove objects; what does not exist is left out."""
+        for path in paths:
+            try:
+                _call(path, lambda blob: blob.delete_blob())
+            except MissingObjectError:
+                continue
+
+    def list_objects(self, prefix: str) -> dict[str, StoredObject]:
+        """Return the objects whose URLs begin with `prefix`, by URL."""
+        scheme, container, key = split_url(prefix)
+
+        def request() -> dict[str, StoredObject]:
+            listed = _client(cloud_environment()).get_container_client(container)
+            return {
+                f"{scheme}://{container}/{blob.name}": StoredObject(
+                    blob.size, blob.etag, blob.last_modified.timestamp()
+                )
+                for blob in listed.list_blobs(name_starts_with=key)
+            }
+
+        found: dict[str, StoredObject] = _translating(prefix, request)
+        return found
+
+
+class _GivenToken:
+    """A token of OAuth from the environment, which is not renewed."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def get_token(self, *_: str, **__: Any) -> AccessToken:
+        return AccessToken(self._token, int(time.time()) + 3600)
+
+
+class _Retries(ExponentialRetry):
+    """Repeats requests as often as those of the other stores."""
+
+    def __init__(self) -> None:
+        super().__init__(retry_total=_ATTEMPTS - 1)
+
+    def get_backoff_time(self, settings: dict[str, Any]) -> float:
+        TRAFFIC.count(retries=1)
+        return wait_before(int(settings["count"]))
+
+
+def _block(upload: str, number: int) -> str:
+    return f"{upload}-{number:0{_DIGITS}d}"
+
+
+def _condition(*, force: bool) -> dict[str, Any]:
+    return {} if force else {"match_condition": MatchConditions.IfMissing}
+
+
+def _call(path: str, request: Callable[[BlobClient], Any]) -> Any:
+    _, container, key = split_url(path)
+    return _translating(
+        path, lambda: request(_client(cloud_environment()).get_blob_client(container, key))
+    )
+
+
+def _translating(path: str, request: Callable[[], Any]) -> Any:
+    try:
+        return request()
+    except (AzureError, FormatError) as error:
+        raise _translate(error, path) from error
+
+
+def _translate(error: AzureError | FormatError, path: str) -> OutputError:
+    if isinstance(error, FormatError):
+        return OutputError(f"{path}: {error.reason}", hint=error.hint)
+    found: Any = getattr(error, "error_code", None)  # a code of the store, where it has answered
+    code = str(getattr(found, "value", found) or type(error).__name__)
+    kind: type[OutputError] = OutputError
+    reason, hint = f" cannot be written: {code}", NETWORK_HINT
+    if isinstance(error, (ResourceExistsError, ResourceModifiedError)):
+        kind, reason = ExistingObjectError, " exists"
+        hint = "to replace it, use --force (force=True in Python)"
+    elif code == "ContainerNotFound":
+        reason, hint = ": the container does not exist", "check the URL"
+    elif isinstance(error, ResourceNotFoundError):
+        kind, reason, hint = MissingObjectError, " does not exist", "check the URL"
+    elif isinstance(error, HttpResponseError) and error.status_code in {401, 403}:
+        reason, hint = f": access is denied ({code})", LOGIN_HINTS["az"]
+    elif isinstance(error, ClientAuthenticationError):
+        reason, hint = ": no credentials were found", LOGIN_HINTS["az"]
+    elif code in {"InvalidBlobOrBlock", "InvalidBlockId"}:
+        reason = " cannot be written: another tool has left blocks that do not fit"
+        hint = "use another name; the store removes the blocks after a week"
+    # Messages of other errors may have a URL with a signature.
+    return kind(f"{path}{reason}", hint=hint)
+
+
+@cache
+def _client(_: tuple[tuple[str, str], ...]) -> BlobServiceClient:
+    account = azure_account()
+    credential: Any = None
+    if account.is_anonymous:
+        credential = None
+    elif account.key:
+        credential = {"account_name": account.name, "account_key": account.key}
+    elif account.signature:
+        credential = AzureSasCredential(account.signature)
+    elif account.token:
+        credential = _GivenToken(account.token)
+    else:
+        from azure.identity import DefaultAzureCredential  # seldom needed
+
+        credential = DefaultAzureCredential()
+    return BlobServiceClient(
+        account.endpoint,
+        credential=credential,
+        connection_timeout=10,
+        read_timeout=read_timeout(),
+        retry_policy=_Retries(),
+        max_single_put_size=_LARGEST_PUT,
+        raw_request_hook=_count_request,
+        user_agent="weightctl",
+    )
+
+
+def _count_request(_: object) -> None:
+    TRAFFIC.count(requests=1)

@@ -1,0 +1,318 @@
+"""Requests to the API of the Hugging Face Hub, and what its refusals mean."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from http.client import HTTPException
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from urllib import request as urllib_request
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+
+from weightctl.errors import FormatError, MissingFileError
+from weightctl.storage.remote.requests import read_timeout, repeat
+from weightctl.storage.traffic import TRAFFIC
+from weightctl.text.untyped import is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from email.message import Message
+    from http.client import HTTPMessage
+
+    from weightctl.errors import WeightctlError
+    from weightctl.storage.remote.hub_url import HubPath
+
+__all__ = [
+    "LOGIN",
+    "HubError",
+    "Posted",
+    "ask",
+    "ask_hub",
+    "ask_pages",
+    "endpoint",
+    "explain",
+    "explain_gate",
+    "hub_home",
+    "is_set",
+    "quote_segment",
+    "read_token",
+    "unexpected_answer",
+]
+
+_ENDPOINT = "https://huggingface.co"
+_TRUE = {"1", "ON", "YES", "TRUE"}
+LOGIN = "set HF_TOKEN, or log in with `hf auth login`"
+# The largest answer that is read; a listing has some hundred bytes for each file.
+_MOST_READ = 100_000_000
+_MOST_PAGES = 1000
+_PASSING = (408, 429)
+_NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="next"')
+
+
+class HubError(Exception):
+    """The Hub refused a request: the status, the code that it gives, and its message."""
+
+    def __init__(self, status: int, headers: Message) -> None:
+        self.status = status
+        self.code = headers.get("X-Error-Code", "")
+        self.text = headers.get("X-Error-Message", "")
+        super().__init__(f"status {status}: {self.text or self.code}")
+
+
+class HubPassingError(HubError, ConnectionError):
+    """The Hub refused a request that may succeed later."""
+
+
+class Posted(NamedTuple):
+    """The body of a request, and its type."""
+
+    body: bytes
+    kind: str = "application/json"
+
+
+class _Answer(NamedTuple):
+    content: Any
+    following: str  # the URL of the next page, empty for the last
+
+
+def is_set(name: str) -> bool:
+    """Whether an environment variable of the Hub's tools is true."""
+    return os.environ.get(name, "").upper() in _TRUE
+
+
+def endpoint() -> str:
+    """Return the URL of the Hub; raises `FormatError` if `HF_ENDPOINT` is not a URL."""
+    url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+    if not url.startswith(("https://", "http://")):
+        raise FormatError(
+            "HF_ENDPOINT", None, "it is not a URL", hint=f"unset it, or use {_ENDPOINT}"
+        )
+    return url
+
+
+def hub_home() -> str:
+    """Return the directory in which the Hub's tools keep their files."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    return _expand(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface"))
+
+
+def _expand(path: str) -> str:
+    return os.path.expandvars(os.path.expanduser(path))
+
+
+def read_token() -> str:
+    """Return the token of the environment, or of the login; empty without one.
+
+    Raises `FormatError` if it is not a token; the message does not show it.
+    """
+    if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return ""
+    name = next(
+        (each for each in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(each)), ""
+    )
+    token, where = os.environ.get(name, ""), name
+    if not name:
+        where = _expand(os.environ.get("HF_TOKEN_PATH") or os.path.join(hub_home(), "token"))
+        try:
+            with open(where, encoding="utf-8", errors="replace") as file:
+                token = file.read(10_000)
+        except OSError:
+            return ""
+    token = token.strip()
+    # It becomes a line of a request.
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise FormatError(where, None, "it is not a token of the Hugging Face Hub", hint=LOGIN)
+    return token
+
+
+class _SameHostRedirects(urllib_request.HTTPRedirectHandler):
+    """Follows redirects; another host gets no token."""
+
+    def redirect_request(  # noqa: PLR0917  # the signature of the library
+        self,
+        req: urllib_request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib_request.Request | None:
+        """Return the request to send instead."""
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if made is not None and _origin(newurl) != _origin(req.full_url):
+            made.remove_header("Authorization")
+        return made
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    scheme = parts.scheme.lower()
+    return scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(scheme)
+
+
+def _open_network() -> urllib_request.OpenerDirector:
+    # `build_opener` would add handlers of files and FTP.
+    opener = urllib_request.OpenerDirector()
+    for handler in (
+        urllib_request.ProxyHandler(),
+        urllib_request.UnknownHandler(),
+        urllib_request.HTTPHandler(),
+        urllib_request.HTTPSHandler(),
+        urllib_request.HTTPDefaultErrorHandler(),
+        urllib_request.HTTPErrorProcessor(),
+        _SameHostRedirects(),
+    ):
+        opener.add_handler(handler)
+    opener.addheaders = [("User-Agent", "weightctl")]
+    return opener
+
+
+def explain(error: HubError, place: HubPath, url: str) -> FormatError:
+    """Return what a refusal means; the cases are those that the Hub's own client knows."""
+    if error.code == "GatedRepo":
+        return explain_gate(place, url)
+    model, code, status = f"the model {place.repository}", error.code, error.status
+    is_wrong_token = status == 401 and error.text.startswith("Invalid credentials")
+    has_token = bool(read_token())
+    checks = (
+        "check the name, and whether your token may read it"
+        if has_token
+        else f"check the name; for a private model, {LOGIN}"
+    )
+    later = "" if has_token else f"; a token allows more: {LOGIN}"
+    cases = (
+        (code == "RevisionNotFound", f"{model} has no revision `{place.revision}`",
+         f"check the revision; hf://{place.repository} is the main branch"),
+        (code == "EntryNotFound", "No such file or directory", "check the URL"),
+        (is_wrong_token, "the Hugging Face Hub did not accept the token",
+         f"{LOGIN}; for a public model, use --anonymous"),
+        (code == "RepoNotFound" or status in {401, 404},
+         f"{model} does not exist on the Hugging Face Hub, or is private", checks),
+        ("is disabled" in error.text, f"the Hugging Face Hub has disabled {model}",
+         f"its page says why: {_page(place)}"),
+        (status == 429, "the Hugging Face Hub allows no more requests for now",
+         f"try again in some minutes{later}"),
+        (status == 403, "access is denied", f"check the permissions of your token, or {LOGIN}"),
+    )  # fmt: skip
+    for applies, reason, hint in cases:
+        if applies:
+            is_missing = status in {401, 404} and not is_wrong_token
+            kind = MissingFileError if is_missing else FormatError
+            return kind(url, None, reason, hint=hint)
+    return FormatError(
+        url, None, f"the Hugging Face Hub answered with status {status}", hint="try again later"
+    )
+
+
+def ask_hub(route: str, place: HubPath, url: str) -> Any:
+    """Return the JSON document at a route of the API about a repository.
+
+    Raises `FormatError` about `url` if the Hub refuses it.
+    """
+    return ask(f"{endpoint()}/api/models/{route}", place, url).content
+
+
+def ask_pages(route: str, place: HubPath, url: str) -> Iterator[Any]:
+    """Yield the entries of a list that has several pages; errors as for `ask_hub`."""
+    following = f"{endpoint()}/api/models/{route}"
+    for _ in range(_MOST_PAGES):
+        answer = ask(following, place, url)
+        if not is_list(answer.content):
+            raise unexpected_answer(url)
+        yield from answer.content
+        following = answer.following
+        if not following:
+            return
+    raise unexpected_answer(url)
+
+
+def ask(
+    address: str,
+    place: HubPath,
+    url: str,
+    posted: Posted | None = None,
+    meaning: Callable[[HubError, HubPath, str], WeightctlError] = explain,
+) -> _Answer:
+    """Return the answer to a request about a repository; with `posted`, it is a POST request.
+
+    Raises `FormatError` about `url` if no valid answer comes, and the `meaning` of a refusal. A
+    request is repeated after a passing failure, also if its answer was lost.
+    """
+    try:
+        return repeat(lambda: _send(address, posted), url)
+    except HubError as error:
+        raise meaning(error, place, url) from error
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise unexpected_answer(url) from error
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise FormatError(
+            url, None, f"the Hugging Face Hub cannot be reached: {reason}",
+            hint="check the network connection, and HF_ENDPOINT if it is set; HF_HUB_OFFLINE=1 "
+            "reads what is in the cache",
+        ) from error  # fmt: skip
+
+
+def _send(address: str, posted: Posted | None) -> _Answer:
+    """Send a request; raises `HubError`, and `OSError` if no answer comes."""
+    body = None if posted is None else posted.body
+    request = urllib_request.Request(address, body)  # noqa: S310  # the opener knows HTTP only
+    if posted is not None:
+        request.add_header("Content-Type", posted.kind)
+    token = read_token()
+    # The next page is where the answer says; it may name any host.
+    if token and _origin(address) == _origin(endpoint()):
+        request.add_header("Authorization", f"Bearer {token}")
+    # A commit of many files takes longer than an answer to a question.
+    seconds = read_timeout() * (1 if posted is None else 10)
+    try:
+        with _open_network().open(request, timeout=seconds) as response:
+            raw: bytes = response.read(_MOST_READ)
+            TRAFFIC.count(read=len(raw), sent=len(body or b""))
+            if response.length and len(raw) < _MOST_READ:
+                raise ConnectionError("the answer ends too early")
+            linked = _NEXT.search(response.headers.get("Link", ""))
+            return _Answer(json.loads(raw), linked[1] if linked else "")
+    except HTTPError as error:
+        error.close()
+        is_passing = error.code >= 500 or error.code in _PASSING
+        kind = HubPassingError if is_passing else HubError
+        raise kind(error.code, error.headers) from None
+    except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise
+        raise ConnectionError(str(error.reason)) from error
+    except HTTPException as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
+
+
+def unexpected_answer(url: str) -> FormatError:
+    """Return the error of an answer that is not one of the Hub."""
+    return FormatError(
+        url, None, "the answer of the Hugging Face Hub is not in the expected form",
+        hint="check HF_ENDPOINT, if it is set",
+    )  # fmt: skip
+
+
+def explain_gate(place: HubPath, url: str) -> FormatError:
+    """Return the error of a model whose conditions the user has not accepted."""
+    login = "" if read_token() else f"; then {LOGIN}"
+    return FormatError(
+        url, None, f"the model {place.repository} requires that you accept its conditions",
+        hint=f"accept them on its page, {_page(place)}{login}",
+    )  # fmt: skip
+
+
+def _page(place: HubPath) -> str:
+    parts = urlsplit(endpoint())
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}/{place.repository}"
+
+
+def quote_segment(text: str) -> str:
+    """Return text as one segment of a URL."""
+    return quote(text, safe="")

@@ -1,0 +1,243 @@
+"""Commits to models on the Hugging Face Hub, which are made if they do not exist."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.errors import FormatError, MissingFileError, OutputError
+from weightctl.storage.location import store_of
+from weightctl.storage.remote.hub import HubStore
+from weightctl.storage.remote.hub_api import (
+    LOGIN,
+    Posted,
+    ask,
+    endpoint,
+    explain,
+    is_set,
+    quote_segment,
+    read_token,
+    unexpected_answer,
+)
+from weightctl.storage.remote.hub_cache import is_commit, offline_variable
+from weightctl.storage.remote.hub_url import MAIN, parse_hub_url
+from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.storage.base import CommitOptions
+    from weightctl.storage.remote.hub import HubCommit
+    from weightctl.storage.remote.hub_api import HubError
+    from weightctl.storage.remote.hub_url import HubPath
+    from weightctl.storage.remote.xet import XetFile
+
+__all__ = ["CommitContent", "ModelRepository"]
+
+# The Hub decides by the start of a file, too, how it is stored.
+_SAMPLE = 512
+_LONGEST = 300
+_ANONYMOUS = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+
+
+class CommitContent(NamedTuple):
+    """What a commit changes, by path: files that were uploaded, small files, and deleted ones."""
+
+    uploaded: Mapping[str, XetFile]
+    small: Mapping[str, bytes]
+    deleted: Iterable[str]
+
+
+class ModelRepository:
+    """A model on the Hub that an output is committed to, at the revision of a URL."""
+
+    def __init__(self, url: str, options: CommitOptions) -> None:
+        self.url = url
+        self.place = parse_hub_url(url)
+        self.options = options
+
+    def find_commit(self) -> HubCommit | None:
+        """Return the files of the revision, None if the model does not exist.
+
+        Raises `OutputError` if the revision does not exist, and `FormatError` if the Hub does not
+        answer.
+        """
+        store = store_of(self.url)
+        if not isinstance(store, HubStore):
+            raise TypeError("only URLs of the Hub have commits")
+        try:
+            return store.find_commit(self.url)
+        except MissingFileError as error:
+            raise OutputError(
+                f"{self.url}: {error.reason}",
+                hint="create the branch first, or leave out the revision",
+            ) from error
+
+    def refuse(self) -> None:
+        """Raise `OutputError` if nothing can be committed: no token, or not to a branch."""
+        revision = self.place.revision
+        if variable := offline_variable():
+            raise OutputError(
+                f"{self.url} cannot be written: {variable} allows no requests",
+                hint=f"unset {variable}",
+            )
+        if is_commit(revision):
+            raise OutputError(
+                f"{self.url} is a commit, which cannot be changed",
+                hint="use a branch, such as hf://OWNER/NAME@main",
+            )
+        if self.options.pull_request and revision != MAIN:
+            raise OutputError(
+                f"a pull request is for the main branch, and not for `{revision}`",
+                hint=f"remove --pr (pr in Python) or @{revision}",
+            )
+        if not read_token():
+            unwanted = is_set(_ANONYMOUS)
+            raise OutputError(
+                f"{self.url} cannot be written without a token of the Hugging Face Hub",
+                hint=f"remove --anonymous, or unset {_ANONYMOUS}" if unwanted else LOGIN,
+            )
+
+    def create(self) -> None:
+        """Make the model; nothing is done if it exists. Raises `OutputError`."""
+        owner, _, name = self.place.repository.partition("/")
+        asked: dict[str, Any] = {"name": name, "organization": owner, "type": "model"}
+        if self.options.private:
+            asked |= {"private": True, "visibility": "private"}
+        self._post(f"{endpoint()}/api/repos/create", asked)
+
+    def check_access(self, route: str) -> None:
+        """Raise `OutputError` if the token may not write; `route` is what a writer may ask."""
+        self._ask(f"{endpoint()}/api/models/{route}")
+
+    def find_large(self, files: Mapping[str, bytes]) -> set[str]:
+        """Return which files are to be uploaded, and not part of the commit itself."""
+        if not files:
+            return set()
+        asked = [
+            {"path": path, "size": len(raw), "sample": _base64(raw[:_SAMPLE])}
+            for path, raw in files.items()
+        ]
+        found = self._post(self._route("preupload"), {"files": asked})
+        rows: Any = found.get("files") if is_object(found) else None
+        if not is_list(rows):
+            raise self._translate(unexpected_answer(self.url))
+        large = {row.get("path") for row in rows if row.get("uploadMode") == "lfs"}
+        return {path for path, raw in files.items() if raw and path in large}
+
+    def commit(self, parent: str, message: str, content: CommitContent) -> str:
+        """Commit changes to what `parent` has; return the URL of the pull request, if any.
+
+        Raises `OutputError`, also if there is a newer commit than the parent.
+        """
+        header = {"summary": message, "description": "", "parentCommit": parent}
+        lines = [{"key": "header", "value": header}, *_list_operations(content)]
+        body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        try:
+            found = self._ask(self._route("commit"), Posted(body, "application/x-ndjson"))
+        except _NewerCommitError:
+            # The answer to the first request may be lost: the newer commit is then this one.
+            if self.options.pull_request or not self._has(content):
+                raise
+            return ""
+        link = found.get("pullRequestUrl") if is_object(found) else None
+        return link if isinstance(link, str) and self.options.pull_request else ""
+
+    def _has(self, content: CommitContent) -> bool:
+        """Whether the newest commit has the content."""
+        store = store_of(self.url)
+        if store is not None:
+            store.refresh(self.url)
+        newest = self.find_commit()
+        tags = {} if newest is None else {path: each.tag for path, each in newest.files.items()}
+        expected = {path: file.sha256 for path, file in content.uploaded.items()}
+        expected |= {path: _hash_blob(raw) for path, raw in content.small.items()}
+        is_there = all(tags.get(path) == tag for path, tag in expected.items())
+        return is_there and not any(path in tags for path in content.deleted)
+
+    def _route(self, action: str) -> str:
+        revision = quote_segment(self.place.revision)
+        query = "?create_pr=1" * self.options.pull_request
+        return f"{endpoint()}/api/models/{self.place.repository}/{action}/{revision}{query}"
+
+    def _post(self, address: str, content: Any) -> Any:
+        try:
+            return self._ask(address, Posted(json.dumps(content).encode()))
+        except _ExistsError:
+            return None
+
+    def _ask(self, address: str, posted: Posted | None = None) -> Any:
+        try:
+            return ask(address, self.place, self.url, posted, _explain).content
+        except FormatError as error:
+            raise self._translate(error) from error
+
+    @staticmethod
+    def _translate(error: FormatError) -> OutputError:
+        return OutputError(error.message, hint=error.hint)
+
+
+class _ExistsError(OutputError):
+    """There is a model of this name."""
+
+
+class _NewerCommitError(OutputError):
+    """The parent of a commit is not the newest commit."""
+
+
+def _explain(error: HubError, place: HubPath, url: str) -> OutputError:
+    """Return what a refusal of a change means."""
+    model = f"the model {place.repository}"
+    if error.status == 412:
+        return _NewerCommitError(
+            f"{url} cannot be written: {model} was changed during the run",
+            hint="run the command again; what was uploaded is not sent again",
+        )
+    if error.status == 409:
+        return _ExistsError(f"{model} exists")
+    if error.status == 401 and error.text.startswith("Invalid credentials"):
+        return OutputError(
+            f"{url}: the Hugging Face Hub did not accept the token", hint=f"{LOGIN} again"
+        )
+    if error.status in {400, 422} and error.text:
+        return OutputError(
+            f"{url}: the Hugging Face Hub refused the commit: {printable(error.text)[:_LONGEST]}",
+            hint="change what it names, and run the command again",
+        )
+    if error.status == 403 and error.code != "GatedRepo":
+        return OutputError(
+            f"{url}: the token may not write to {model}",
+            hint="check the name, and use a token with the permission to write",
+        )
+    found = explain(error, place, url)
+    return OutputError(found.message, hint=found.hint)
+
+
+def _list_operations(content: CommitContent) -> list[dict[str, Any]]:
+    deleted: list[dict[str, Any]] = [
+        {"key": "deletedFile", "value": {"path": path}} for path in content.deleted
+    ]
+    small: list[dict[str, Any]] = [
+        {"key": "file", "value": {"path": path, "encoding": "base64", "content": _base64(raw)}}
+        for path, raw in content.small.items()
+    ]
+    uploaded: list[dict[str, Any]] = [
+        {
+            "key": "lfsFile",
+            "value": {"path": path, "algo": "sha256", "oid": file.sha256, "size": file.nbytes},
+        }
+        for path, file in content.uploaded.items()
+    ]
+    return [*deleted, *small, *uploaded]
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _hash_blob(raw: bytes) -> str:
+    """Return the hash by which Git names a file."""
+    return hashlib.sha1(b"blob %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()

@@ -1,0 +1,228 @@
+"""Remote files that are read by ranges."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from weightctl.errors import FormatError
+from weightctl.storage.byte_range import FileRange
+from weightctl.storage.files import open_reader
+from weightctl.storage.pipe import wait_for_room
+from weightctl.storage.remote.ahead import CHUNK, ReadAhead
+from weightctl.storage.remote.requests import ChangedObjectError, repeat, translate_error
+from weightctl.storage.traffic import TRAFFIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.storage.base import Bytes
+
+__all__ = ["FIRST_BLOCK", "Fetch", "RemoteObject", "RemoteReader"]
+
+# Headers are read in small steps; each request brings more than the one before.
+FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 21
+_END_BLOCK = 1 << 16
+_BLOCKS = 4
+
+
+class RemoteObject(NamedTuple):
+    """An object as it was when it was first seen; every read must find the same version.
+
+    `tag` is its ETag, and `written` the second of its last write; either can be empty.
+    """
+
+    size: int
+    tag: str = ""
+    written: float = 0.0
+
+    @property
+    def version(self) -> int:
+        """A number that differs for another version of the object."""
+        if self.tag:
+            from hashlib import sha256
+
+            return int.from_bytes(sha256(self.tag.encode()).digest()[:7], "big")
+        return int(self.written * 1_000_000_000)
+
+    def refuse_other(self, other: RemoteObject) -> None:
+        """Raise `ChangedObjectError` if another look at the object found another version."""
+        known = self.tag and other.tag
+        same = self.tag == other.tag if known else int(self.written) == int(other.written)
+        if self.size != other.size or not same:
+            raise ChangedObjectError
+
+
+class Fetch(Protocol):
+    """A request for a range of an object; it raises obstore's errors."""
+
+    def __call__(self, start: int, stop: int, /) -> tuple[Bytes, RemoteObject]:
+        """Return the bytes from `start` to `stop`, and the object that they are of."""
+        ...
+
+
+class RemoteReader:
+    """A remote file, read by ranges that are all of one version of the object.
+
+    Small reads, such as those of headers, get blocks that later reads use too. `known` is what was
+    found out about the object, and `first` the block at its start, if that was read. `check`
+    looks at the object again; it is None where an object never changes.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        fetch: Fetch,
+        known: RemoteObject,
+        check: Callable[[], RemoteObject] | None,
+        first: Bytes = b"",
+    ) -> None:
+        self.path = path
+        self.size = known.size
+        self.written = known.version
+        self.tag = known.tag
+        self._fetch = fetch
+        self._check = check
+        self._object = known
+        self._lock = Lock()
+        self._blocks: list[tuple[int, Bytes]] = [(0, first)] if first else []
+        self._next_block = 2 * FIRST_BLOCK if first else FIRST_BLOCK
+        self._ahead = ReadAhead(self._request, self.size)
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return (open_reader, (self.path,))
+
+    def __del__(self) -> None:
+        self._ahead.close()
+
+    def close(self) -> None:
+        """End reading ahead."""
+        self._ahead.close()
+
+    def read_first_block(self) -> Bytes:
+        """Return the start of the object, which headers fit into as a rule."""
+        return self._block(0, min(FIRST_BLOCK, self.size))[1] if self.size else b""
+
+    def _request(self, start: int, stop: int) -> Bytes:
+        """Request a range; raises `FormatError`."""
+
+        def fetch() -> Bytes:
+            data, found = self._fetch(start, stop)
+            self._object.refuse_other(found)
+            if len(data) != stop - start:
+                raise ConnectionError(f"{len(data)} of {stop - start} bytes were received")
+            TRAFFIC.count(read=len(data))
+            return data
+
+        try:
+            return repeat(fetch, self.path)
+        except Exception as error:
+            raise translate_error(error, self.path) from error
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return the bytes at `offset`: `nbytes`, or fewer where the object had fewer."""
+        wanted = min(nbytes, self.size - offset)
+        if wanted <= 0:
+            return b""
+        if wanted >= CHUNK:
+            made = bytearray(wanted)
+            self.read_into(offset, memoryview(made))
+            return bytes(made)
+        start, block = self._block(offset, wanted)
+        return bytes(memoryview(block)[offset - start : offset - start + wanted])
+
+    def _block(self, offset: int, nbytes: int) -> tuple[int, Bytes]:
+        """Return a block that contains a range, and where it starts."""
+        with self._lock:
+            for start, block in self._blocks:
+                if start <= offset and offset + nbytes <= start + len(block):
+                    return start, block
+            size = max(nbytes, self._next_block)
+            # Directories of zip files are at the end.
+            if offset + nbytes == self.size and not self._is_next(offset):
+                offset = max(min(offset, self.size - _END_BLOCK), 0)
+                size = self.size - offset
+            elif not self._is_next(offset):
+                size = max(nbytes, min(size, FIRST_BLOCK))
+            else:
+                self._next_block = min(2 * self._next_block, _LARGEST_BLOCK)
+            block = self._request(offset, min(offset + size, self.size))
+            self._blocks = [*self._blocks[-_BLOCKS + 1 :], (offset, block)]
+            return offset, block
+
+    def _is_next(self, offset: int) -> bool:
+        """Whether a read continues in, or right after, a block that was read before."""
+        ends = ((start, start + len(block)) for start, block in self._blocks)
+        return any(start <= offset <= end for start, end in ends)
+
+    def read_end(self, nbytes: int) -> bytes:
+        """Return the last `nbytes` of the object, or all of a smaller one."""
+        return self.read(max(self.size - nbytes, 0), nbytes)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes at `offset`, which may have been fetched ahead."""
+
+        def use(start: int, data: memoryview) -> None:
+            buffer[start - offset : start - offset + len(data)] = data
+
+        self._take(offset, len(buffer), use)
+
+    def _take(self, offset: int, nbytes: int, use: Callable[[int, memoryview], object]) -> None:
+        """Have a range used, which may have been fetched ahead; raises `FormatError`."""
+        stop = offset + nbytes
+        if stop > self.size:
+            raise FormatError(self.path, self.size, "the file ends here")
+        # Another thread may take, and so drop, what was there a moment ago.
+        while not self._ahead.take(offset, stop, use):
+            self._ahead.expect(offset, nbytes, is_needed=True)
+
+    def range(self, start: int = 0, stop: int | None = None) -> FileRange:
+        """Return a range of the file's bytes, which are read on demand."""
+        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
+
+    def private(self, offset: int, nbytes: int) -> memoryview:
+        """Return a range in memory."""
+        made = memoryview(bytearray(nbytes))
+        self.read_into(offset, made)
+        return made
+
+    def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
+        """Write what was received to a descriptor, without a copy in memory.
+
+        Returns how many bytes were written. It may write none. Raises `FormatError` if the range
+        cannot be read.
+        """
+        written = 0
+
+        def use(_: int, data: memoryview) -> None:
+            nonlocal written
+            while data:
+                try:
+                    if at is None:
+                        count = os.write(descriptor, data)
+                    else:
+                        count = os.pwrite(descriptor, data, at + written)
+                except BlockingIOError:
+                    wait_for_room(descriptor)
+                    continue
+                written, data = written + count, data[count:]
+
+        # The caller writes what is left, and says what prevents it.
+        with suppress(OSError):
+            self._take(offset, min(nbytes, CHUNK), use)
+        return written
+
+    def expect(self, offset: int, nbytes: int) -> bool:
+        """Fetch bytes ahead, as far as the limit of memory allows."""
+        return self._ahead.expect(offset, nbytes)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` if the object is not the one that was opened."""
+        if self._check is None:
+            return
+        try:
+            self._object.refuse_other(repeat(self._check, self.path))
+        except Exception as error:
+            raise translate_error(error, self.path) from error

@@ -1,0 +1,312 @@
+"""Writing to Amazon S3 and stores with its API: uploads in numbered parts, and conditional puts.
+
+Google Cloud Storage has most of this API too; `gcs_uploads` has what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import boto3  # type: ignore[import-untyped]  # it has no types
+from botocore import UNSIGNED  # type: ignore[import-untyped]  # it has no types
+from botocore.config import Config  # type: ignore[import-untyped]  # it has no types
+from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # it has no types
+
+from weightctl.errors import OutputError
+from weightctl.storage.base import StoredObject, UploadedPart
+from weightctl.storage.location import split_url
+from weightctl.storage.remote.requests import (
+    LOGIN_HINTS,
+    NETWORK_HINT,
+    ExistingObjectError,
+    MissingObjectError,
+    cloud_environment,
+    read_timeout,
+)
+from weightctl.storage.traffic import TRAFFIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightctl.storage.base import Bytes
+    from weightctl.storage.byte_range import FileRange
+
+__all__ = ["PartUploads", "S3Uploads", "connect"]
+
+_ATTEMPTS = 8
+_CONNECTIONS = 16
+# Codes of S3's errors, by what they mean.
+_DENIED = {"AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch",
+           "ExpiredToken", "InvalidToken"}  # fmt: skip
+_EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
+_UNSUPPORTED = {"NotImplemented", "501", "MethodNotAllowed", "405"}
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+
+
+class PartUploads(ABC):
+    """Writes objects by the API of Amazon S3, with the client that a subclass makes.
+
+    All methods raise `OutputError`; threads may share it.
+    """
+
+    # The limits of S3: the bytes of each part but the last, and the number of parts.
+    least_part = 5 << 20
+    most_parts = 10_000
+    # The scheme of the URLs, and the errors of the client.
+    scheme: ClassVar = "s3"
+    errors: ClassVar[tuple[type[Exception], ...]] = (ClientError, BotoCoreError)
+
+    @abstractmethod
+    def client(self) -> Any:
+        """Return a client of boto3, which has no types; raises one of `errors`."""
+
+    def create(self, path: str) -> str:
+        """Begin an upload in parts; return its id."""
+        found = self._call(path, "create_multipart_upload")
+        return str(found["UploadId"])
+
+    def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
+        """Upload part `number`, from 1; a part of this number is replaced."""
+        found = self._call(
+            path, "upload_part", UploadId=upload, PartNumber=number, Body=_body(data)
+        )
+        TRAFFIC.count(sent=len(data))
+        return UploadedPart(str(found["ETag"]), len(data))
+
+    def can_copy(self, source: str) -> bool:
+        """Return False: parts can be copied on Amazon S3 only."""
+        del source
+        return False
+
+    def copy_part(
+        self, path: str, upload: str, number: int, source: FileRange
+    ) -> UploadedPart | None:
+        """Return None: parts can be copied on Amazon S3 only."""
+        del path, upload, number, source
+        return None
+
+    def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
+        """Return the parts that were uploaded, by number; None if the upload does not exist."""
+        parts: dict[int, UploadedPart] = {}
+        marker = 0
+        while True:
+            try:
+                page = self._call(path, "list_parts", UploadId=upload, PartNumberMarker=marker)
+            except _MissingUploadError:
+                return None
+            for part in page.get("Parts", ()):
+                parts[int(part["PartNumber"])] = UploadedPart(str(part["ETag"]), int(part["Size"]))
+            if not page.get("IsTruncated"):
+                return parts
+            marker = int(page["NextPartNumberMarker"])
+
+    def complete(
+        self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
+    ) -> None:
+        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        listed = [{"PartNumber": number, "ETag": parts[number].tag} for number in sorted(parts)]
+        try:
+            self._call(
+                path,
+                "complete_multipart_upload",
+                UploadId=upload,
+                MultipartUpload={"Parts": listed},
+                **_condition(force=force),
+            )
+        except (ExistingObjectError, _MissingUploadError):
+            if not self._is_complete(path, parts):
+                raise
+
+    def _is_complete(self, path: str, parts: Mapping[int, UploadedPart]) -> bool:
+        """Whether the object is made of these parts: the answer to the request may be lost."""
+        digests = (bytes.fromhex(parts[number].tag.strip('"')) for number in sorted(parts))
+        return self._has_tag(path, f"{_md5(b''.join(digests))}-{len(parts)}")
+
+    def abort(self, path: str, upload: str) -> None:
+        """End an upload, and remove its parts; do nothing if it has ended."""
+        try:
+            self._call(path, "abort_multipart_upload", UploadId=upload)
+        except _MissingUploadError:
+            return
+
+    def put(self, path: str, content: Bytes, *, force: bool) -> None:
+        """Write a small object; it appears whole. Without `force` nothing is replaced."""
+        try:
+            self._call(path, "put_object", Body=_body(content), **_condition(force=force))
+        except ExistingObjectError:
+            if not self._has_tag(path, _md5(content)):
+                raise
+        TRAFFIC.count(sent=len(content))
+
+    def _has_tag(self, path: str, tag: str) -> bool:
+        """Whether the object is what was just sent: the answer to the request may be lost."""
+        found = self._call(path, "head_object")
+        return str(found["ETag"]).strip('"') == tag
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a small object."""
+        found = self._call(path, "get_object")
+        content: bytes = found["Body"].read()
+        TRAFFIC.count(read=len(content))
+        return content
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Remove objects; what does not exist is left out."""
+        for path in paths:
+            with suppress(MissingObjectError):
+                self._call(path, "delete_object")
+
+    def list_objects(self, prefix: str) -> dict[str, StoredObject]:
+        """Return the objects whose URLs begin with `prefix`, by URL."""
+        scheme, bucket, key = split_url(prefix)
+        found: dict[str, StoredObject] = {}
+        more: dict[str, str] = {}
+        while True:
+            page = self._request(prefix, bucket, "list_objects_v2", Prefix=key, **more)
+            for each in page.get("Contents", ()):
+                modified = float(each["LastModified"].timestamp())
+                url = f"{scheme}://{bucket}/{each['Key']}"
+                found[url] = StoredObject(int(each["Size"]), str(each["ETag"]), modified)
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": str(page["NextContinuationToken"])}
+
+    def _call(self, path: str, method: str, **arguments: Any) -> Mapping[str, Any]:
+        _, bucket, key = split_url(path)
+        return self._request(path, bucket, method, Key=key, **arguments)
+
+    def _request(self, path: str, bucket: str, method: str, **arguments: Any) -> Mapping[str, Any]:
+        try:
+            call: Callable[..., Mapping[str, Any]] = getattr(self.client(), method)
+            return call(Bucket=bucket, **arguments)
+        except self.errors as error:
+            raise _translate(error, path, LOGIN_HINTS[self.scheme]) from error
+
+
+class S3Uploads(PartUploads):
+    """Writes objects of `s3://` URLs."""
+
+    def client(self) -> Any:
+        """Return a client with the credentials and the endpoint of the environment."""
+        return _client(cloud_environment())
+
+    def can_copy(self, source: str) -> bool:
+        """Whether the store can copy bytes of the object at a URL."""
+        return source.startswith("s3://")
+
+    def copy_part(
+        self, path: str, upload: str, number: int, source: FileRange
+    ) -> UploadedPart | None:
+        """Have the store copy a range of another object as a part; None if it cannot."""
+        _, bucket, key = split_url(source.file.path)
+        last = source.offset + source.nbytes - 1
+        tag = source.file.tag
+        try:
+            found = self._call(
+                path,
+                "upload_part_copy",
+                UploadId=upload,
+                PartNumber=number,
+                CopySource={"Bucket": bucket, "Key": key},
+                CopySourceRange=f"bytes={source.offset}-{last}",
+                **({"CopySourceIfMatch": tag} if tag else {}),
+            )
+        except _UnsupportedError:
+            return None
+        except ExistingObjectError as error:  # the precondition is about the source here
+            raise OutputError(
+                f"{source.file.path} changed while it was copied",
+                hint="try again when nothing writes to it",
+            ) from error
+        return UploadedPart(str(found["CopyPartResult"]["ETag"]), source.nbytes)
+
+
+class _MissingUploadError(OutputError):
+    """There is no upload of this id."""
+
+
+class _UnsupportedError(OutputError):
+    """The store does not have this operation."""
+
+
+def _body(content: Bytes) -> bytes | bytearray:
+    """Return the body of a request, for which boto3 takes no view; a part is not copied."""
+    return bytes(content) if isinstance(content, memoryview) else content
+
+
+def _md5(content: Bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _condition(*, force: bool) -> dict[str, str]:
+    return {} if force else {"IfNoneMatch": "*"}
+
+
+def _translate(error: Any, path: str, login: str) -> OutputError:
+    """Return the error to raise; messages of the library may have URLs with signatures."""
+    response: dict[str, Any] = getattr(error, "response", {})
+    code = str(response.get("Error", {}).get("Code", ""))
+    is_denied = response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403}
+    kind = type(error).__name__
+    replace = "to replace it, use --force (force=True in Python)"
+    errors: list[tuple[bool, type[OutputError], str, str]] = [
+        (code == "NoSuchUpload", _MissingUploadError,
+         f"{path}: the upload does not exist any more", "run the command again"),
+        (code in _EXISTS, ExistingObjectError, f"{path} exists", replace),
+        (code in _UNSUPPORTED, _UnsupportedError,
+         f"{path} cannot be written: the store does not support {code}", "use another store"),
+        (code in _DENIED or is_denied, OutputError, f"{path}: access is denied ({code})", login),
+        (code == "NoSuchBucket", OutputError,
+         f"{path}: the bucket does not exist", "check the URL"),
+        (code in _MISSING, MissingObjectError, f"{path} does not exist", "check the URL"),
+        ("Credentials" in kind or kind == "RefreshError", OutputError,
+         f"{path}: no credentials were found", login),
+    ]  # fmt: skip
+    for applies, error_type, message, hint in errors:
+        if applies:
+            return error_type(message, hint=hint)
+    return OutputError(f"{path} cannot be written: {code or kind}", hint=NETWORK_HINT)
+
+
+@cache
+def _client(_: tuple[tuple[str, str], ...]) -> Any:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return connect(endpoint, is_signed=not os.environ.get("AWS_SKIP_SIGNATURE"))
+
+
+def connect(endpoint: str | None, *, is_signed: bool, region: str | None = None) -> Any:
+    """Return a client of boto3; `endpoint` is that of a store other than Amazon's."""
+    checksums = {
+        # Not all other stores know the checksums that Amazon's does.
+        "request_checksum_calculation": "when_required" if endpoint else "when_supported",
+        "response_checksum_validation": "when_required",
+    }
+    config = Config(
+        connect_timeout=10,
+        read_timeout=read_timeout(),
+        retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
+        max_pool_connections=_CONNECTIONS,
+        user_agent="weightctl",
+        **({} if is_signed else {"signature_version": UNSIGNED}),
+        **({"s3": {"addressing_style": "path"}} if endpoint else {}),
+        **checksums,
+    )
+    session: Any = boto3.Session(region_name=region)
+    client = session.client("s3", endpoint_url=endpoint, config=config)
+    client.meta.events.register("before-send.s3", _count_request)
+    client.meta.events.register("needs-retry.s3", _count_retry)
+    return client
+
+
+def _count_request(**_: object) -> None:
+    TRAFFIC.count(requests=1)
+
+
+def _count_retry(attempts: int = 1, **_: object) -> None:
+    if attempts > 1:
+        TRAFFIC.count(retries=1)

@@ -1,0 +1,50 @@
+"""Counts of what goes over the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+__all__ = ["TRAFFIC", "Traffic", "TrafficCounts"]
+
+
+class TrafficCounts(NamedTuple):
+    """The requests of this process, the bytes of their bodies, and how many were repeated."""
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    retries: int = 0
+
+    def since(self, before: TrafficCounts) -> TrafficCounts:
+        """Return what came after earlier counts."""
+        return TrafficCounts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+@dataclass
+class Traffic:
+    """The counts so far."""
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_sent: int = 0
+    retries: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def count(self, *, requests: int = 0, read: int = 0, sent: int = 0, retries: int = 0) -> None:
+        """Add to the counts; any thread may call it."""
+        with self._lock:
+            self.requests += requests
+            self.bytes_read += read
+            self.bytes_sent += sent
+            self.retries += retries
+
+    @property
+    def counts(self) -> TrafficCounts:
+        """The counts as they are now."""
+        with self._lock:
+            return TrafficCounts(self.requests, self.bytes_read, self.bytes_sent, self.retries)
+
+
+TRAFFIC = Traffic()

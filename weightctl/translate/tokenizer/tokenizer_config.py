@@ -1,0 +1,145 @@
+"""The settings of a tokenizer_config.json and the files beside it: special tokens, chat templates.
+
+Hugging Face's libraries have kept chat templates in several places over time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from weightctl.storage.files import is_directory, list_names
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.record import WORDS
+from weightctl.translate.tokenizer.surroundings import Surroundings, read_surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.translate.tokenizer.files import TokenizerFiles
+    from weightctl.translate.tokenizer.record import Tokenizer
+    from weightctl.translate.tokenizer.token_ids import TokenIds
+
+__all__ = [
+    "read_chat_templates",
+    "read_flags",
+    "read_special",
+    "special_entries",
+    "template_documents",
+    "template_entries",
+]
+
+_FILE = "chat_template.jinja"
+_FILE_JSON = "chat_template.json"
+_DIRECTORY = "additional_chat_templates"
+_MAX_COUNT = 100
+_DEFAULT = "default"
+
+
+def read_special(files: TokenizerFiles, ids: Mapping[str, int], given: TokenIds) -> dict[str, int]:
+    """Return the ids of a directory's special tokens by GGUF's names.
+
+    tokenizer_config.json names the tokens. `given` has the ids in the files of the model, which
+    count for tokens that it does not name.
+    """
+    texts = files.special_tokens()
+    made: dict[str, int] = {}
+    for name, word in WORDS.items():
+        token = ids.get(texts.get(f"{name}_token", ""))
+        token = given.first(name) if token is None else token
+        if token is not None and token < len(ids):
+            made[word] = token
+    return made
+
+
+def read_flags(
+    files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]
+) -> dict[str, bool]:
+    """Return `add_bos_token`, `add_eos_token` and `add_sep_token` of a directory's files.
+
+    tokenizer.json's post_processor defines the flags. Flags in tokenizer_config.json take
+    precedence, as in transformers.
+    """
+    around = read_surroundings(files.tokenizer or {}) or Surroundings()
+    starts = {special.get(word) for word in ("bos", "cls")}
+    ends = {special.get(word) for word in ("eos", "seperator")}
+    made = {
+        "add_bos_token": around.first is not None and ids.get(around.first) in starts,
+        "add_eos_token": around.last is not None and ids.get(around.last) in ends,
+    }
+    for flag in made:
+        setting = files.config.get(flag)
+        if isinstance(setting, bool) and not around.is_separated:
+            made[flag] = setting
+    if around.is_separated:
+        made["add_sep_token"] = True
+    return made
+
+
+def special_entries(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the entries of tokenizer_config.json that name special tokens."""
+    made: dict[str, Any] = {}
+    for name, word in WORDS.items():
+        token = tokenizer.special.get(word)
+        made[f"{name}_token"] = None if token is None else tokenizer.tokens[token]
+    # If they were named twice, they would be added twice.
+    for name, same in (("bos", "cls"), ("eos", "sep")):
+        if tokenizer.model == "bert" and made[f"{name}_token"] == made[f"{same}_token"]:
+            made[f"{name}_token"] = None
+    return {key: value for key, value in made.items() if value is not None}
+
+
+def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
+    """Return a directory's chat templates by name, "" for the default one.
+
+    The files take precedence over tokenizer_config.json, as in transformers. Raises
+    `TokenizerError`.
+    """
+    made = _collect_templates(files.config.get("chat_template"))
+    if not made:
+        made = _collect_templates((files.document(_FILE_JSON) or {}).get("chat_template"))
+    default = files.text(_FILE)
+    if default is not None:
+        made[""] = default
+    for name in _additional(files):
+        template = files.text(os.path.join(_DIRECTORY, f"{name}.jinja"))
+        if template is not None:
+            made[name] = template
+    return made
+
+
+def template_entries(templates: Mapping[str, str]) -> list[dict[str, str]] | None:
+    """Return the entry of tokenizer_config.json for several chat templates, None for one."""
+    if not set(templates) - {""}:
+        return None
+    return [
+        {"name": name or _DEFAULT, "template": template} for name, template in templates.items()
+    ]
+
+
+def template_documents(templates: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the file of a single chat template; several are in tokenizer_config.json."""
+    if set(templates) != {""}:
+        return {}
+    return {_FILE: templates[""].encode("utf-8", "surrogateescape")}
+
+
+def _additional(files: TokenizerFiles) -> list[str]:
+    path = files.path(_DIRECTORY)
+    if not is_directory(path):
+        return []
+    names = list_names(path)[:_MAX_COUNT]
+    return [name.removesuffix(".jinja") for name in names if name.endswith(".jinja")]
+
+
+def _collect_templates(content: Any) -> dict[str, str]:
+    if isinstance(content, str):
+        return {"": content}
+    made: dict[str, str] = {}
+    for entry in content if is_list(content) else []:
+        name, template = (
+            (entry.get("name"), entry.get("template")) if is_object(entry) else (None, None)
+        )
+        if isinstance(name, str) and isinstance(template, str):
+            made["" if name == _DEFAULT else name] = template
+    return made

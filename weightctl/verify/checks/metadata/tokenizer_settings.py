@@ -1,0 +1,310 @@
+"""Comparison of two tokenizers' special tokens, flags, rules for texts and chat templates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import join_names
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
+from weightctl.translate.tokenizer.record import WORDS
+from weightctl.translate.tokenizer.token_ids import stops
+from weightctl.verify.checks.metadata.description import (
+    TOKENIZER_KEYS,
+    is_id,
+    quote,
+    read_ends,
+    show_token,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.translate.tokenizer import Tokenizer
+    from weightctl.verify.checks.metadata.description import Description, TokenizerPair
+    from weightctl.verify.results import Findings
+
+
+__all__ = [
+    "DEFAULTS",
+    "compare_chat_templates",
+    "compare_flags",
+    "compare_pre_tokenizers",
+    "compare_special",
+    "compare_stated_parts",
+]
+
+
+# The ids that llama.cpp uses if a file states none, by `tokenizer.ggml.model` (src/llama-vocab.cpp,
+# `llama_vocab::impl::load`).
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
+# The same for `tokenizer.ggml.FLAG`.
+_FLAGS: Mapping[str, Mapping[str, bool]] = {
+    "llama": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": True},
+    "gpt2": {"add_eos_token": False, "add_space_prefix": False},
+    "bert": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
+    "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
+}
+_END_WORDS = ("eos", "eot", "eom")
+# Special tokens that config.json states beside the tokenizer files, and that generation uses.
+_CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def compare_special(found: Findings, pair: TokenizerPair) -> None:
+    """Compare the ids of special tokens, and which of them end generation."""
+    # Tokens that only GGUF has a key for are compared as ends of generation.
+    words = (*WORDS.values(), *(() if pair.is_across else pair.reference.special))
+    for word in dict.fromkeys((*words, *pair.tokenizer.special)):
+        if word in words or not pair.is_across:
+            _compare_word(found, pair, word)
+    for key in _CONFIG_IDS:
+        _compare_config_id(found, pair, key)
+    _compare_ends(found, pair)
+
+
+def _compare_word(found: Findings, pair: TokenizerPair, word: str) -> None:
+    own, other = pair.tokenizer, pair.reference
+    token, wanted = own.special.get(word), other.special.get(word)
+    if token == wanted:
+        return
+    where, name = pair.own.token_key(word), word.replace("seperator", "separator")
+    if wanted is None:
+        if token is not None and token != _find_default(pair.other, other, word):
+            text = f"is {show_token(own, token)} here, and the reference has none"
+            found.notes.append(f"`{where}` {text}")
+        return
+    there = f"{show_token(other, wanted)} in the reference"
+    if token is not None:
+        found.add(where, f"the {name} token is {show_token(own, token)} here and {there}")
+        return
+    taken = _find_default(pair.own, own, word)
+    if taken == wanted:
+        return
+    if pair.is_across and word not in {"bos", "eos"}:  # other tools leave these out
+        found.notes.append(f"`{where}` is missing, and is {there}")
+        return
+    instead = "" if taken is None else f", for which llama.cpp uses {show_token(own, taken)}"
+    found.add(where, f"the {name} token is missing{instead}, and is {there}")
+
+
+def _find_default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
+    """Return the id that llama.cpp uses for a special token that a GGUF file does not state."""
+    return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
+
+
+def _compare_config_id(found: Findings, pair: TokenizerPair, key: str) -> None:
+    if pair.is_across or pair.own.is_gguf:
+        return
+    ids: tuple[Any, Any] = (pair.own.text_config.get(key), pair.other.text_config.get(key))
+    token, wanted = ids
+    if is_id(token) and is_id(wanted) and token != wanted:
+        if any(problem.where == key.removesuffix("_id") for problem in found.problems):
+            return  # the tokenizer files state the same
+        found.add(
+            key,
+            f"is {show_token(pair.tokenizer, token)} here and "
+            f"{show_token(pair.reference, wanted)} in the reference's config.json",
+        )
+
+
+def _compare_ends(found: Findings, pair: TokenizerPair) -> None:
+    """Compare which tokens end generation.
+
+    If the model lacks an end token of the reference, it does not stop there: a problem. An
+    additional end token is a problem if both have transformers configs; otherwise llama.cpp may add
+    it itself.
+    """
+    own, other = _list_ends(pair.own, pair.tokenizer), _list_ends(pair.other, pair.reference)
+    where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
+    if not other or any(problem.where == where for problem in found.problems):
+        return
+    implied = _list_implied_ends(pair.own, pair.tokenizer)
+    may_have = implied | _list_implied_ends(pair.other, pair.reference)
+    missing = [token for token in other if token not in {*own} | implied]
+    more = [token for token in own if token not in {*other} | may_have]
+    text = (
+        f"generation ends with {_show_ends(pair.tokenizer, own)} here and with "
+        f"{_show_ends(pair.reference, other)} in the reference"
+    )
+    are_configs = not pair.is_across and not pair.own.is_gguf
+    # A config without an end token uses the default of its class, which the files do not contain.
+    is_stated = bool(own) or pair.own.is_gguf or are_configs
+    if (missing and is_stated) or (more and are_configs):
+        found.add(where, text)
+    elif missing or more:
+        found.notes.append(text)
+
+
+def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
+    """Return the ids that a checkpoint states as ends of generation."""
+    if not description.is_gguf:
+        return read_ends(description)
+    if tokenizer.ends:
+        return tokenizer.ends
+    words = () if tokenizer.model == "bert" else _END_WORDS
+    ids = (tokenizer.special.get(word) for word in words)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _list_implied_ends(description: Description, tokenizer: Tokenizer) -> set[int]:
+    """Return the tokens that end generation in llama.cpp although the file does not state them."""
+    if not description.is_gguf:
+        return set()
+    return set(stops(tokenizer))
+
+
+def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
+    return " or ".join(show_token(tokenizer, token) for token in ends) or "no token"
+
+
+def compare_flags(found: Findings, pair: TokenizerPair) -> None:
+    """Compare the flags for what is added to texts, such as `add_bos_token`."""
+    own, other = pair.tokenizer, pair.reference
+    for flag in dict.fromkeys((*own.flags, *other.flags)):
+        value, wanted = _read_flag(own, flag), _read_flag(other, flag)
+        if value == wanted:
+            continue
+        where = pair.own.place(flag) if pair.own.is_gguf else flag
+        if value is None or wanted is None:
+            missing = "missing" if value is None else _show_flag(value)
+            there = "missing" if wanted is None else _show_flag(wanted)
+            found.notes.append(f"`{where}` is {missing}, and {there} in the reference")
+        else:
+            found.add(
+                where, f"is {_show_flag(value)} here and {_show_flag(wanted)} in the reference"
+            )
+
+
+def _read_flag(tokenizer: Tokenizer, flag: str) -> bool | None:
+    value = tokenizer.flags.get(flag)
+    if value is not None:
+        return value
+    if flag == "add_bos_token" and tokenizer.model == "gpt2":
+        pre = PRES.get(tokenizer.pre or DEFAULT)
+        return None if pre is None else pre.adds_bos
+    return _FLAGS.get(tokenizer.model, {}).get(flag)
+
+
+def _show_flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_TEMPLATE = "tokenizer.chat_template"
+_MOST_NAMED = 3
+
+
+def compare_pre_tokenizers(found: Findings, pair: TokenizerPair) -> None:
+    """Compare the rules that split a text before its tokens are looked up."""
+    own, other = pair.tokenizer, pair.reference
+    if own.model == other.model == "gpt2" and not _cuts_alike(own, other):
+        found.add(
+            pair.own.place("pre"),
+            f"the pre-tokenizer is {_show_rules(own)} here and {_show_rules(other)} in the "
+            "reference",
+        )
+    if own.charsmap != other.charsmap:
+        what = "is missing" if own.charsmap is None else "differs from the reference"
+        if other.charsmap is None:
+            what = "is not in the reference"
+        found.add(pair.own.place("precompiled_charsmap"), f"the text normalization {what}")
+    if None not in {own.token_type_count, other.token_type_count} and (
+        own.token_type_count != other.token_type_count
+    ):
+        found.add(
+            pair.own.place("token_type_count"),
+            f"there are {own.token_type_count} token types here and {other.token_type_count} "
+            "in the reference",
+        )
+
+
+def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
+    """Whether llama.cpp treats two names of rules in the same way."""
+    names = [each.pre or DEFAULT for each in (own, other)]
+    if names[0] == names[1]:
+        return True
+    one, two = (PRES.get(name) for name in names)
+    if one is None or two is None:
+        return False
+    return (one.rule.steps, one.ignores_merges) == (two.rule.steps, two.ignores_merges)
+
+
+def _show_rules(tokenizer: Tokenizer) -> str:
+    return "missing" if tokenizer.pre is None else quote(tokenizer.pre)
+
+
+def compare_chat_templates(found: Findings, pair: TokenizerPair) -> None:
+    """Compare the chat templates by name."""
+    own, other = pair.tokenizer.chat_templates, pair.reference.chat_templates
+    for name in dict.fromkeys((*own, *other)):
+        where = _name_template(pair, name)
+        if name not in other:
+            found.notes.append(f"the chat template `{where}` is not in the reference")
+        elif name not in own:
+            found.add(where, "the chat template is missing, and the reference has one")
+        elif _split_lines(own[name]) != _split_lines(other[name]):
+            found.add(where, _show_first_line(_split_lines(own[name]), _split_lines(other[name])))
+
+
+def _name_template(pair: TokenizerPair, name: str) -> str:
+    key = _TEMPLATE if pair.own.is_gguf else "chat_template"
+    return f"{key}.{name}" if name else key
+
+
+def _split_lines(template: str) -> list[str]:
+    # Jinja ignores a line break at the very end.
+    return template.removesuffix("\n").split("\n")
+
+
+def _show_first_line(own: list[str], other: list[str]) -> str:
+    pairs = enumerate(zip(own, other, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(own), len(other)))
+    shown = [
+        quote(_show_around(lines, place, rest)) if place < len(lines) else "missing"
+        for lines, rest in ((own, other), (other, own))
+    ]
+    return (
+        f"the chat template differs from line {place + 1} on: {shown[0]} here and {shown[1]} "
+        "in the reference"
+    )
+
+
+def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
+    """Return a line from shortly before the difference, if it is too long to show whole."""
+    line = lines[place]
+    other = rest[place] if place < len(rest) else ""
+    pairs = enumerate(zip(line, other, strict=False))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(line), len(other)))
+    start = max(0, first - 20)
+    return f"…{line[start:]}" if start else line
+
+
+def compare_stated_parts(pair: TokenizerPair) -> list[str]:
+    """Return the parts of two tokenizer.json that differ: rules, and the flags of added tokens."""
+    own, other = (
+        None if each.files is None else each.files.tokenizer for each in (pair.own, pair.other)
+    )
+    if own is None or other is None:
+        return []
+    found = [f"`{part}`" for part in _PARTS if own.get(part) != other.get(part)]
+    flags, wanted = _list_flags(own), _list_flags(other)
+    tokens = [token for token in flags if token in wanted and flags[token] != wanted[token]]
+    if tokens:
+        found.append(f"flags of added tokens {join_names(tokens, _MOST_NAMED)}")
+    return found
+
+
+def _list_flags(document: Mapping[str, Any]) -> dict[int, tuple[bool, ...]]:
+    added: Any = document.get("added_tokens")
+    entries: list[Any] = added if is_list(added) else []
+    return {
+        entry["id"]: tuple(bool(entry.get(flag)) for flag in _ADDED_FLAGS)
+        for entry in entries
+        if is_object(entry) and type(entry.get("id")) is int
+    }

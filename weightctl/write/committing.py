@@ -1,0 +1,191 @@
+"""Outputs in repositories of the Hugging Face Hub: all files appear in one commit.
+
+The files are sent while they are made. Nothing is kept to continue a run that was stopped, since
+only those chunks are sent that the Hub does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from weightctl.errors import OutputError
+from weightctl.formats.huggingface import open_companion
+from weightctl.plan.plan import Plan
+from weightctl.storage.files import refresh
+from weightctl.storage.remote.hub_commits import CommitContent, ModelRepository
+from weightctl.storage.remote.hub_url import parse_hub_url
+from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
+from weightctl.system.interrupts import defer_signals
+from weightctl.text.wording import printable
+from weightctl.write.object_parts import list_gaps
+from weightctl.write.repository import is_kept, list_replaced_files
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from weightctl.formats.base import Layout
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.remote.hub import HubCommit
+    from weightctl.storage.remote.xet import XetFile, XetUpload
+    from weightctl.write.journal import OpenJournal, Purpose, Record
+    from weightctl.write.outcome import Outcome
+
+__all__ = ["CommitRun", "hold_commit"]
+
+_TITLES = {"gguf": "GGUF", "pytorch": "PyTorch"}
+_LONGEST = 60
+
+
+class CommitRun:
+    """The uploads of a run, and the commit that makes them visible.
+
+    After an error there is no commit. `pull_request` is the URL of the one that was opened.
+    """
+
+    # There is no journal.
+    kept: tuple[Record, ...] = ()
+    lost = ""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        repository: ModelRepository,
+        parent: HubCommit,
+        upload: XetUpload,
+        *,
+        message: str,
+        memory: int,
+    ) -> None:
+        self._outcome = outcome
+        self._repository = repository
+        self._parent = parent
+        self._upload = upload
+        self._message = message
+        self._held = HeldMemory(memory)
+        self._uploaded: dict[str, XetFile] = {}
+        self._small: dict[str, bytes] = {}
+        self._is_committed = False
+        self.is_resumable = False
+        self.files: list[OrderedWriter] = []
+        self.pull_request = ""
+
+    def open_files(self) -> list[OrderedWriter]:
+        """Begin all files, with their headers; raises `OutputError`."""
+        self.files = [self._open(*item) for item in self._outcome.parts.items()]
+        for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
+            file.write(0, layout.header)
+        return self.files
+
+    def _open(self, name: str, layout: Layout) -> OrderedWriter:
+        url = self._outcome.path_of(name)
+        stream = self._upload.begin(url)
+
+        def end() -> None:
+            # An open file takes memory.
+            self._uploaded[parse_hub_url(url).path] = stream.finish()
+
+        return OrderedWriter(
+            url, layout.nbytes, send=stream.write, end=end, held=self._held, gaps=list_gaps(layout)
+        )
+
+    def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> OpenJournal:
+        """Raise `TypeError`: a commit has no journal."""
+        del purpose, records
+        return self._refuse_journal()
+
+    @staticmethod
+    def _refuse_journal() -> NoReturn:
+        raise TypeError("a commit has no journal")
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep a small file of the output until it is committed."""
+        path = parse_hub_url(self._outcome.path_of(name)).path
+        if not is_kept(path, self._parent.files):
+            self._small[path] = content
+
+    def copy(self, name: str, path: str) -> None:
+        """Keep a copy of a small file of the input until it is committed."""
+        source = open_companion(path)
+        self.put(name, source.read(0, source.size))
+        source.refuse_change()
+
+    def publish(self, *, force: bool) -> None:
+        """Commit all files; with `force`, parts of an earlier output are deleted.
+
+        Raises `OutputError`; nothing has changed then.
+        """
+        for file in self.files:
+            file.finish()
+        large = self._repository.find_large(self._small)
+        for path in sorted(large):
+            self._uploaded[path] = self._upload.put(path, self._small.pop(path))
+        self._upload.finish()
+        old = list_replaced_files(self._outcome, self._parent.files) if force else []
+        content = CommitContent(self._uploaded, self._small, old)
+        with defer_signals():
+            self.pull_request = self._repository.commit(self._parent.commit, self._message, content)
+            self._is_committed = True
+        refresh(self._outcome.path)
+
+    def discard(self) -> None:
+        """End all uploads, unless they were committed."""
+        if not self._is_committed:
+            self._upload.abort()
+
+
+@contextmanager
+def hold_commit(
+    plan: Plan | ShardPlan, outcome: Outcome, *, force: bool, memory: int
+) -> Generator[CommitRun, None, None]:
+    """Begin the uploads of an output; `memory` is the limit for bytes that wait for others.
+
+    The model is made if it does not exist. Raises `OutputError` if the output is refused.
+    """
+    try:
+        from weightctl.storage.remote.xet import XetUpload, token_route
+    except ModuleNotFoundError as error:
+        raise OutputError(
+            f"writing {outcome.path} needs the package {error.name}, which is not installed",
+            hint="install it: `pip install 'weightctl[hub]'`",
+        ) from error
+    refresh(outcome.path)
+    outcome.refuse(force=force)
+    options = outcome.where.commit
+    repository = ModelRepository(outcome.path, options)
+    parent = repository.find_commit()
+    if parent is None:
+        repository.create()
+        refresh(outcome.path)
+        parent = repository.find_commit()
+    if parent is None:
+        raise OutputError(
+            f"{outcome.path} cannot be written: the model {repository.place.repository} exists, "
+            "but the token may not read it",
+            hint="check the name, and use a token with the permission to write",
+        )
+    repository.check_access(token_route(repository.place, options))
+    upload = XetUpload(repository.place, outcome.path, options)
+    run = CommitRun(
+        outcome, repository, parent, upload, message=_describe(plan, outcome), memory=memory
+    )
+    try:
+        yield run
+    except BaseException:
+        run.discard()
+        raise
+
+
+def _describe(plan: Plan | ShardPlan, outcome: Outcome) -> str:
+    """Return the message of a commit: the recipe, or the type of most bytes, and the format."""
+    kind = plan.recipe if isinstance(plan, Plan) else ""
+    if not kind:
+        sizes: Counter[str] = Counter()
+        for info in outcome.tensors:
+            sizes[info.encoding.name] += info.nbytes
+        kind = sizes.most_common(1)[0][0] if sizes else ""
+    name = printable(os.path.basename(kind))[:_LONGEST]
+    title = _TITLES.get(outcome.where.format, outcome.where.format)
+    return f"{name} {title} converted with weightctl".lstrip()
