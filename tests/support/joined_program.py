@@ -185,6 +185,7 @@ def together() -> None:
 
 def failing() -> Any:
     with processes() as here:
+        allreduce(here)  # by then, the other process has joined
         if here.rank:
             raise ValueError("this one has failed by itself")
         return allreduce(here)
@@ -213,6 +214,7 @@ def killed() -> Any:
     # torchrun ends the others when one was killed; this one has something to write.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with processes() as here:
+        allreduce(here)  # by then, the other process has joined
         if here.rank:
             os.kill(os.getpid(), signal.SIGKILL)
         return allreduce(here)
