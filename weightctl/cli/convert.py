@@ -21,10 +21,13 @@ from weightctl.cli.options import (
     From,
     Include,
     Json,
+    Memory,
+    On,
     Path,
     Private,
     PullRequest,
     Quiet,
+    TaskSize,
     Threads,
     To,
     examples,
@@ -53,10 +56,11 @@ from weightctl.plan.metadata import Setting
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
-from weightctl.write.advice import notes_on
+from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.convert import convert as plan_conversion
+from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.targets import STDOUT
 
 if TYPE_CHECKING:
@@ -271,15 +275,9 @@ def convert(
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            "--mem",
-            metavar="SIZE",
-            help="Use at most SIZE of memory for the buffers of all threads. Most conversions need "
-            "less.",
-        ),
-    ] = f"{DEFAULT_MEMORY >> 20}MiB",
+    memory: Memory = f"{DEFAULT_MEMORY >> 20}MiB",
+    on: On = None,
+    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
     report: Annotated[
         str | None,
         typer.Option(
@@ -345,7 +343,12 @@ def convert(
             progress_bar(total, quiet=quiet) as advance,
         ):
             conversion = conversion.save(
-                force=force, threads=threads, memory=memory, progress=advance
+                force=force,
+                threads=threads,
+                memory=memory,
+                progress=advance,
+                on=on,
+                task_size=task_size,
             )
         outcome, saved = conversion.outcome, conversion.saved
     made = document(path, plan, where, outcome, saved=saved)

@@ -24,13 +24,16 @@ __all__ = [
     "From",
     "Include",
     "Json",
+    "Memory",
     "MetaCommand",
+    "On",
     "Path",
     "Paths",
     "Private",
     "PullRequest",
     "Quiet",
     "Sort",
+    "TaskSize",
     "Threads",
     "To",
     "examples",
@@ -140,6 +143,27 @@ PullRequest = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option("--threads", "-j", metavar="N", min=1, help="Use N threads. [default: all cores]"),
+]
+Memory = Annotated[
+    str,
+    typer.Option(
+        "--mem",
+        metavar="SIZE",
+        help="Use at most SIZE of memory for the buffers of all threads. Most conversions need "
+        "less.",
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="EXECUTOR",
+        help="Run the work in other processes, such as processes:4. -j is then the number of "
+        "threads of each process (1 by default), and --mem the memory of each.",
+    ),
+]
+TaskSize = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="With --on, give a process at most SIZE of work at a time."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[

@@ -16,8 +16,8 @@ from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
-from weightctl.write.advice import notes_on
 from weightctl.write.claims import find_journal
+from weightctl.write.conversion import notes_on
 from weightctl.write.describe import input_files
 from weightctl.write.targets import (
     check_place,

@@ -205,17 +205,18 @@ _COPY = 1 << 20
 class FileWriter:
     """A local file of `nbytes`: its room is reserved, and it has zeros until they are overwritten.
 
-    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`.
+    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`,
+    also if there is no file and it is not to be created.
     """
 
-    def __init__(self, path: str, nbytes: int) -> None:
+    def __init__(self, path: str, nbytes: int, *, create: bool = True) -> None:
         self.path = path
         self._not_begun = 0
         # The kernel lets one thread at a time copy into a file, and the others spin.
         self._copying = Lock()
         try:
             self.descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+                path, os.O_RDWR | os.O_CREAT * create | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
             )
         except OSError as error:
             raise cannot_write(path, error) from error

@@ -18,7 +18,7 @@ from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
-from weightctl.write.tasks import MAX_COPY, cut_chunks, cut_tasks
+from weightctl.write.tasks import MAX_COPY, KeyedTask, count_work, cut_chunks, cut_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +98,7 @@ class ConversionWork:
         self._memory = Memory()
         self._ahead = threads * _AHEAD
         self._tasks: Sequence[Task] = ()
+        self._all: Mapping[int, Task] = {}
         self._numbers: Mapping[int, int] = {}
         self._remote: RemoteReads | None = None
         self._lock = Lock()
@@ -137,6 +138,20 @@ class ConversionWork:
         tasks = self._tasks or list(cut_tasks(self._plan, self._layouts))
         self._tasks = [task for task in tasks if (task.file, str(task.number)) not in records]
         self._numbers = {task.number: place for place, task in enumerate(self._tasks)}
+        self._remote = None
+        return list(self._tasks)
+
+    def measure(self, task: Task) -> KeyedTask:
+        """Return the number of a task, with its bytes."""
+        made = sum(map(_count_made, task.portions))
+        return KeyedTask(task.number, sum(map(count_work, task.portions)), made)
+
+    def assign(self, keys: Sequence[int]) -> list[Task]:
+        """Return the tasks with these numbers, which are the next to be done."""
+        if not self._all:
+            self._all = {task.number: task for task in cut_tasks(self._plan, self._layouts)}
+        self._tasks = [self._all[key] for key in keys]
+        self._numbers = {key: place for place, key in enumerate(keys)}
         self._remote = None
         return list(self._tasks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,25 +29,20 @@ from weightctl.text.sizes import parse_size
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
-from weightctl.write.advice import notes_on
-from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
-from weightctl.write.describe import describe
-from weightctl.write.digests import refuse_altered
-from weightctl.write.save import count_kept_bytes, save
+from weightctl.write.conversion import Conversion
+from weightctl.write.conversion_tasks import memory_budget
+from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from weightctl.codecs.loss import Loss
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
-    from weightctl.weights.source import Source
-    from weightctl.write.outcome import Outcome
-    from weightctl.write.save import Saved
 
-__all__ = ["Conversion", "NonFinite", "convert"]
+__all__ = ["NonFinite", "convert"]
 
 
 _LEAST_MEMORY = 4_000_000
@@ -65,74 +60,6 @@ class NonFinite(Enum):
 
     ERROR = "error"
     ZERO = "zero"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Conversion:
-    """A conversion that is planned or done; `saved` is None until it is done.
-
-    `opened` is the source before renaming and joining; the tensors of the plan's source can have
-    other names.
-    """
-
-    plan: Plan
-    target: Target
-    opened: Source
-    saved: Saved | None = None
-
-    def __repr__(self) -> str:
-        state = "planned" if self.saved is None else "done"
-        return f"<Conversion to {self.target.path} by {self.plan!r}, {state}>"
-
-    @property
-    def notes(self) -> list[str]:
-        """Messages for the user: what is not kept, and which programs cannot load the output."""
-        return notes_on(self.plan, self.target)
-
-    @property
-    def outcome(self) -> Outcome:
-        """The files of the output, with names and sizes, before they are written.
-
-        Raises `ConversionError` if the format cannot store the plan.
-        """
-        return describe(self.plan, self.target) if self.saved is None else self.saved.outcome
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the output's files; the index, or the first part, is the first."""
-        return self.outcome.files
-
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
-        if self.saved is not None:
-            return self.saved.kept_bytes
-        layouts = list(self.outcome.parts.values())
-        work = ConversionWork(self.plan, layouts, threads=1, memory=DEFAULT_MEMORY)
-        return count_kept_bytes(self.plan, self.outcome, work)
-
-    @property
-    def losses(self) -> Mapping[str, Loss]:
-        """The rounding errors of each converted tensor, by name; empty before the conversion."""
-        return {} if self.saved is None else self.saved.losses
-
-    def save(
-        self,
-        *,
-        force: bool = False,
-        threads: int | None = None,
-        memory: int | str | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> Conversion:
-        """Write the output; the arguments and errors are those of `save`.
-
-        Files of a sharded checkpoint that were altered since they were written are a `FormatError`.
-        """
-        refuse_altered(self.opened, threads=threads)
-        saved = save(
-            self.plan, self.target, force=force, threads=threads, memory=memory, progress=progress
-        )
-        return replace(self, saved=saved)
 
 
 def convert(
@@ -165,6 +92,8 @@ def convert(
     threads: int | None = None,
     memory: int | str | None = None,
     progress: Callable[[int], object] | None = None,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
 ) -> Conversion:
     """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
 
@@ -187,11 +116,16 @@ def convert(
     or the keys that match patterns. Sizes are bytes, or text such as "5GB". Of an output in a
     repository, `private` makes the repository private if it is new, and `pr` opens a pull request.
 
+    `on` has workers do the work: a `concurrent.futures.Executor`, or text such as "processes:4".
+    `threads`, by default one, and `memory` are then those of each worker, which takes at most
+    `task_size` bytes of work at a time. All workers must see the source and the output.
+
     Returns the finished conversion. With `dry_run` nothing is written: `plan`, `outcome` and
     `notes` of the result describe the conversion, and its `save` writes the output. Raises
     `ConversionError`, `FormatError` and `OutputError`, which are `WeightctlError`s with a hint;
     after an error the target is unchanged.
     """
+    given = dict(locals())
     # What a dry run is given is checked too.
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
@@ -245,10 +179,17 @@ def convert(
         plan = aligned(plan, _nbytes(align, unit="B"))
     if max_shard_size is not None:
         plan = _split(plan, max_shard_size)
-    conversion = Conversion(plan, where, opened)
+    conversion = Conversion(plan, where, opened, request=PlanRequest.of(convert, given))
     if dry_run:
         return conversion
-    return conversion.save(force=force, threads=count, memory=budget, progress=progress)
+    return conversion.save(
+        force=force,
+        threads=count if on is None else threads,
+        memory=budget,
+        progress=progress,
+        on=on,
+        task_size=task_size,
+    )
 
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:

@@ -18,6 +18,7 @@ from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scat
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
+from weightctl.write.tasks import KeyedTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -167,9 +168,18 @@ class RankWork:
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
         """Return the passes that make the tensors that are not recorded."""
         passes = _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
+        return [*self.assign(passes)]
+
+    def measure(self, task: Pass) -> KeyedTask:
+        """Return the pass itself, which has no bytes of tensors, with the bytes that it writes."""
+        made = sum(content.nbytes * len(content.places) for content in task.contents)
+        return KeyedTask(task, made, made)
+
+    def assign(self, keys: Sequence[Pass]) -> Sequence[Pass]:
+        """Return the passes that a worker does next."""
         if any(is_remote(file.path) for file in self._source.files):
-            self._remote = RemoteReads(chain.from_iterable(map(self._list_reads, passes)))
-        return passes
+            self._remote = RemoteReads(chain.from_iterable(map(self._list_reads, keys)))
+        return keys
 
     def do(
         self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]

@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
     from weightctl.write.committing import CommitRun
+    from weightctl.write.executors.distribution import Distribution
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
     from weightctl.write.partial import Partial
+    from weightctl.write.tasks import KeyedTask
     from weightctl.write.uploading import UploadRun
 
 __all__ = ["Saved", "Work", "Written", "count_kept_bytes", "save", "write_output"]
@@ -102,6 +104,7 @@ def save(
     threads: int | None = None,
     memory: int | str | None = None,
     progress: Callable[[int], object] | None = None,
+    distribution: Distribution | None = None,
 ) -> Saved:
     """Write a plan; the target is then the complete output, or is unchanged after an error.
 
@@ -109,7 +112,8 @@ def save(
     unchanged, in the format that the target selects. `where` is a `Target`, or a path that selects
     the format of the plan. `threads` work at the same time, by default one for each core, within
     `memory` bytes, which can be text such as "512MiB"; neither changes the output. `progress` is
-    called with the number of bytes of each chunk written, by one thread at a time.
+    called with the number of bytes of each chunk written, by one thread at a time. With a
+    `distribution`, its workers do the work.
 
     A run that is stopped by Ctrl-C, by kill -9, or by an error of the disk or the source leaves its
     temporary files and a journal. The same plan for the same input continues it. Nothing is left
@@ -131,7 +135,14 @@ def save(
         losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
     written = write_output(
-        plan, outcome, work, force=force, threads=count, progress=progress, memory=budget
+        plan,
+        outcome,
+        work,
+        force=force,
+        threads=count,
+        progress=progress,
+        memory=budget,
+        distribution=distribution,
     )
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started
@@ -151,6 +162,10 @@ class Work(Protocol):
 
     def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
         """Return the tasks that are not recorded."""
+        ...
+
+    def measure(self, task: Any, /) -> KeyedTask:
+        """Return a key by which workers find the task, and its bytes."""
         ...
 
     def do(
@@ -184,6 +199,7 @@ def write_output(
     threads: int,
     progress: Callable[[int], object] | None,
     memory: int = DEFAULT_MEMORY,
+    distribution: Distribution | None = None,
 ) -> Written:
     """Write all files of an outcome, and give them their names.
 
@@ -205,7 +221,14 @@ def write_output(
             seams = SeamWriter(outcome, files)
             seams.advance(recorder.records.values())
             with recorder.begin(files):
-                _fill(work, recorder, files, seams, threads=threads, progress=progress)
+                if distribution is None:
+                    _fill(work, recorder, files, seams, threads=threads, progress=progress)
+                else:
+                    purpose = identify_run(plan, outcome)
+                    _distribute(
+                        distribution, work, recorder, files, seams, purpose=purpose,
+                        progress=progress,
+                    )  # fmt: skip
             records = recorder.records
             for name, content in work.list_documents(outcome, records).items():
                 partial.put(name, content)
@@ -298,6 +321,29 @@ def _fill(
             file.stop()
 
     run_all(do, work.list_tasks(recorder.records), threads=threads, release=stop)
+
+
+def _distribute(
+    distribution: Distribution,
+    work: Work,
+    recorder: Recorder,
+    files: Sequence[Writer],
+    seams: SeamWriter,
+    *,
+    purpose: Purpose,
+    progress: Callable[[int], object] | None,
+) -> None:
+    """Have workers do all tasks that are not recorded, and record them."""
+    from weightctl.write.executors.distribution import distribute
+
+    def record(records: list[Record], nbytes: int) -> None:
+        seams.advance(records)
+        recorder.add(records)
+        if progress is not None:
+            progress(nbytes)
+
+    tasks = [work.measure(task) for task in work.list_tasks(recorder.records)]
+    distribute(distribution, purpose, tasks, files, record)
 
 
 def _put_beside(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import lcm, prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["MAX_COPY", "Chunk", "Portion", "Task", "cut_chunks", "cut_tasks"]
+__all__ = [
+    "MAX_COPY",
+    "Chunk",
+    "KeyedTask",
+    "Portion",
+    "Task",
+    "count_work",
+    "cut_chunks",
+    "cut_tasks",
+]
 
 # Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
 _WORKING = 64
@@ -49,6 +58,17 @@ class Task(NamedTuple):
     number: int
     file: int
     portions: tuple[Portion, ...]
+
+
+class KeyedTask(NamedTuple):
+    """A task, by a key that each worker knows it by.
+
+    `cost` is the bytes that it reads or writes, whichever is more, and `made` those that it writes.
+    """
+
+    key: Any
+    cost: int
+    made: int
 
 
 class Chunk(NamedTuple):
@@ -95,7 +115,7 @@ def cut_tasks(
             for start in range(0, whole, step):
                 stop = min(start + step, whole)
                 portions.append(Portion(item, start, stop, offset))
-                size += _count_work(item) * (stop - start) // whole
+                size += count_work(portions[-1])
                 if size >= nbytes or layout.between is not None:
                     yield Task(number, file, tuple(portions))
                     number, portions, size = number + 1, [], 0
@@ -107,6 +127,11 @@ def cut_tasks(
 def _count_work(item: Item) -> int:
     """Return the bytes read or written for a tensor, whichever is more."""
     return max(item.source.nbytes, item.info.nbytes)
+
+
+def count_work(portion: Portion) -> int:
+    """Return the bytes that are read or written for a portion, whichever is more."""
+    return _count_work(portion.item) * (portion.stop - portion.start) // _count_units(portion.item)
 
 
 def _count_units(item: Item) -> int:

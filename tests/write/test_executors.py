@@ -1,0 +1,255 @@
+"""A conversion that workers carry out has the bytes of one that this process carries out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from weightctl import convert
+from weightctl.errors import ConversionError, OutputError
+from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors.processes import ProcessExecutor
+from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
+from weightctl.write.journal import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KINDS = {
+    "gguf": ("out.gguf", {"quant": "Q4_K"}),
+    "parts": ("out", {"dtype": "bf16", "max_shard_size": "3MB", "to": "safetensors"}),
+    "pytorch": ("out.pt", {"dtype": "f16"}),
+    "copy": ("out.safetensors", {}),
+}
+
+
+def make_model(path: Path, *, count: int = 8, rows: int = 512) -> Path:
+    random = np.random.default_rng(7)
+    tensors = {
+        f"layer.{number}.weight": random.standard_normal((rows, 512), np.float32)
+        for number in range(count)
+    }
+    save_file({**tensors, "norm.bias": np.ones(3, np.float32)}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "model.safetensors")
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the bytes of all files at a path, by their names below it."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_of_processes_has_the_same_bytes(kind: str, model: Path, tmp_path: Path) -> None:
+    name, options = KINDS[kind]
+    single, distributed = tmp_path / "single" / name, tmp_path / "distributed" / name
+    for each in (single, distributed):
+        each.parent.mkdir()
+    made: list[int] = []
+    one = convert(model, single, **options)
+    other = convert(model, distributed, **options, on="processes:2", progress=made.append)
+    assert contents(distributed) == contents(single)
+    assert other.losses == one.losses
+    assert sum(made) == sum(item.info.nbytes for item in other.plan.items)
+    assert os.listdir(distributed.parent) == [name]
+
+
+def test_any_executor_can_do_the_work(model: Path, tmp_path: Path) -> None:
+    convert(model, tmp_path / "single.gguf", quant="Q8_0")
+    with ThreadPoolExecutor(2) as executor:
+        convert(model, tmp_path / "other.gguf", quant="Q8_0", on=executor, task_size="1MB")
+        assert executor.submit(int, "3").result() == 3  # it has not been ended
+    assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
+
+
+def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model.safetensors", count=24)
+    convert(model, tmp_path / "single.gguf", quant="Q4_K")
+    killed: list[int] = []
+    with ProcessExecutor(2) as executor:
+
+        def kill(_: int) -> None:
+            if len(killed) < 3:
+                killed.append(executor.process_ids()[0])
+                os.kill(killed[-1], signal.SIGKILL)
+
+        convert(model, tmp_path / "other.gguf", quant="Q4_K", on=executor, progress=kill)
+        # The others are alive, so that they lost nothing.
+        assert not set(killed) & set(executor.process_ids())
+    assert len(killed) == 3
+    assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
+
+
+DRIVER = """
+import os, signal, sys
+from weightctl import convert
+from weightctl.write import journal
+from weightctl.write.executors.processes import ProcessExecutor
+
+journal.BEGIN_AFTER = 0.0
+made = []
+with ProcessExecutor(2) as executor:
+    def end(nbytes):
+        made.append(nbytes)
+        if len(made) == 10:
+            recorded = 0
+            while recorded < 4:
+                names = [name for name in os.listdir(sys.argv[3]) if name.endswith(".journal")]
+                for name in names:
+                    with open(os.path.join(sys.argv[3], name), "rb") as file:
+                        recorded = len(file.readlines())
+            print(*executor.process_ids(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    convert(sys.argv[1], sys.argv[2], quant="Q4_K", on=executor, progress=end, task_size="1MB")
+"""
+
+
+@pytest.mark.parametrize("on", ["processes:2", None])
+def test_a_run_that_is_killed_is_continued(on: str | None, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model.safetensors", count=32)
+    convert(model, tmp_path / "single.gguf", quant="Q4_K")
+    place = tmp_path / "place"
+    place.mkdir()
+    arguments = [str(model), str(place / "out.gguf"), str(place)]
+    ended = subprocess.run(
+        [sys.executable, "-c", DRIVER, *arguments], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    for number in map(int, ended.stdout.split()):
+        wait_until(lambda number=number: not is_running(number))
+    again = convert(model, place / "out.gguf", quant="Q4_K", on=on)
+    assert again.kept_bytes > 0
+    assert os.listdir(place) == ["out.gguf"]
+    assert (place / "out.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        with open(f"/proc/{process_id}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_error_of_a_worker_is_the_error_of_the_run(tmp_path: Path) -> None:
+    values = np.ones((512, 512), np.float32)
+    values[100, 5] = np.nan
+    save_file({"layer.weight": values}, tmp_path / "model.safetensors")
+    messages: list[str] = []
+    for on in (None, "processes:2"):
+        with pytest.raises(ConversionError) as caught:
+            convert(tmp_path / "model.safetensors", tmp_path / "out.gguf", quant="Q4_K", on=on)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "`layer.weight` has nan at element 51205" in messages[0]
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+class Doomed(Executor):
+    """An executor whose workers end with each call."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        del fn, args, kwargs
+        future: Future[Any] = Future()
+        future.set_exception(WorkerLostError("worker 1 has ended"))
+        return future
+
+
+def test_workers_that_always_end_are_an_error(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="5 workers have ended while they ran the same task"):
+        convert(model, tmp_path / "out.gguf", quant="Q4_K", on=Doomed())
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("on", "message"),
+    [
+        ("cluster:3", "`cluster:3` does not name a kind of executor"),
+        ("processes", "`processes:` has no number of processes from 1 to 1024"),
+        ("processes:0", "`processes:0` has no number of processes"),
+        ("processes:-1", "`processes:-1` has no number of processes"),
+    ],
+)
+def test_an_unknown_executor_is_refused(on: str, message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError) as caught:
+        convert(model, tmp_path / "out.gguf", quant="Q4_K", on=on)
+    assert message in str(caught.value)
+    assert not os.listdir(tmp_path)
+
+
+def test_arrays_in_memory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="workers need the path of a checkpoint"):
+        convert({"a": np.ones(3, np.float32)}, tmp_path / "out.gguf", on="processes:2")
+
+
+def test_a_pipe_is_refused(model: Path) -> None:
+    with pytest.raises(ConversionError, match="workers cannot write to -"):
+        convert(model, "-", to="gguf", on="processes:2")
+
+
+def test_a_task_without_bytes_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="a task cannot have 0 bytes"):
+        convert(model, tmp_path / "out.gguf", on="processes:2", task_size=0)
+
+
+def job(model: Path, out: Path, **changes: Any) -> Job:
+    """Return the job of a conversion whose output is there already."""
+    from weightctl import __version__
+    from weightctl.write.describe import identify_run
+
+    planned = convert(model, out, quant="Q4_K", dry_run=True)
+    request = PlanRequest.of(convert, {"source": model, "out": out, "quant": "Q4_K"})
+    assert request is not None
+    purpose = identify_run(planned.plan, planned.outcome)
+    codecs = digest_codecs(planned.plan)
+    made = Job("a", request, purpose, (str(out),), __version__, codecs, 1, 1 << 28)
+    return made._replace(token=os.urandom(4).hex(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": "0.0.1"}, "but the run was started by 0.0.1"),
+        ({"codecs": "another"}, "a worker would write other bytes than this machine"),
+        ({"purpose": Purpose("", "")}, "the input that a worker reads differs"),
+    ],
+)
+def test_a_worker_that_would_write_other_bytes_refuses(
+    changes: dict[str, Any], message: str, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    convert(model, out, quant="Q4_K")
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        run_batch(job(model, out, **changes), [0])
+    assert out.read_bytes() == before
+
+
+def test_a_worker_creates_no_file(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with pytest.raises(OutputError, match="No such file"):
+        run_batch(job(model, out), [0])
+    assert not os.listdir(tmp_path)

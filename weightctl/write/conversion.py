@@ -1,0 +1,179 @@
+"""A conversion that is planned or done, and what there is to say about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from weightctl.formats.huggingface import companions
+from weightctl.plan.cast import is_unfit_for_llama_cpp
+from weightctl.text.sizes import parse_size
+from weightctl.text.wording import join_names
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
+from weightctl.write.describe import describe
+from weightctl.write.digests import refuse_altered
+from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest, digest_codecs
+from weightctl.write.save import count_kept_bytes, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Executor
+
+    from weightctl.codecs.loss import Loss
+    from weightctl.plan.plan import Item, Plan
+    from weightctl.weights.source import Source
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.save import Saved
+    from weightctl.write.targets import Target
+
+__all__ = ["Conversion", "notes_on"]
+
+# How many tensors are named before the rest is folded.
+_WORST = 5
+_LONGEST = 80
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion:
+    """A conversion that is planned or done; `saved` is None until it is done.
+
+    `opened` is the source before renaming and joining; the tensors of the plan's source can have
+    other names. Workers make the plan from the `request`, None if the source is not a path.
+    """
+
+    plan: Plan
+    target: Target
+    opened: Source
+    saved: Saved | None = None
+    request: PlanRequest | None = None
+
+    def __repr__(self) -> str:
+        state = "planned" if self.saved is None else "done"
+        return f"<Conversion to {self.target.path} by {self.plan!r}, {state}>"
+
+    @property
+    def notes(self) -> list[str]:
+        """Messages for the user: what is not kept, and which programs cannot load the output."""
+        return notes_on(self.plan, self.target)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The files of the output, with names and sizes, before they are written.
+
+        Raises `ConversionError` if the format cannot store the plan.
+        """
+        return describe(self.plan, self.target) if self.saved is None else self.saved.outcome
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the output's files; the index, or the first part, is the first."""
+        return self.outcome.files
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        if self.saved is not None:
+            return self.saved.kept_bytes
+        layouts = list(self.outcome.parts.values())
+        work = ConversionWork(self.plan, layouts, threads=1, memory=DEFAULT_MEMORY)
+        return count_kept_bytes(self.plan, self.outcome, work)
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """The rounding errors of each converted tensor, by name; empty before the conversion."""
+        return {} if self.saved is None else self.saved.losses
+
+    def save(
+        self,
+        *,
+        force: bool = False,
+        threads: int | None = None,
+        memory: int | str | None = None,
+        progress: Callable[[int], object] | None = None,
+        on: str | Executor | None = None,
+        task_size: int | str = DEFAULT_TASK,
+    ) -> Conversion:
+        """Write the output; the arguments and errors are those of `convert` and `save`.
+
+        Files of a sharded checkpoint that were altered since they were written are a `FormatError`.
+        """
+        refuse_altered(self.opened, threads=threads)
+        distribution = None
+        if on is not None:
+            from weightctl.write.executors.distribution import plan_distribution
+
+            size = parse_size(task_size) if isinstance(task_size, str) else task_size
+            distribution = plan_distribution(
+                on,
+                self.request,
+                self.target,
+                codecs=digest_codecs(self.plan),
+                threads=threads,
+                memory=memory_budget(memory),
+                task_size=size,
+            )
+        saved = save(
+            self.plan,
+            self.target,
+            force=force,
+            threads=threads,
+            memory=memory,
+            progress=progress,
+            distribution=distribution,
+        )
+        return replace(self, saved=saved)
+
+    def make_work(self, *, threads: int, memory: int) -> PlannedWork:
+        """Return the work of a worker with this many threads and bytes of memory."""
+        outcome = self.outcome
+        work = ConversionWork(
+            self.plan, list(outcome.parts.values()), threads=threads, memory=memory
+        )
+        return PlannedWork(self.plan, outcome, work, digest_codecs(self.plan))
+
+
+def notes_on(plan: Plan, where: Target) -> list[str]:
+    """Return the notes to read before a plan is carried out."""
+    return [*plan.source.header.notes, *plan.notes, *_advice(plan, where)]
+
+
+def _advice(plan: Plan, where: Target) -> Iterator[str]:
+    # Of tensors that cannot be read the refusal speaks.
+    known = {*plan.metadata, *plan.unread}
+    lost = [(name, leaf.kind) for name, leaf in plan.unkept.items() if name not in known]
+    if lost:
+        named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost]
+        yield f"not kept: {join_names(named, _WORST)}"
+    if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
+        yield (
+            "--nonfinite zero applies to block types only, and no tensor becomes one: NaN stays NaN"
+        )
+    count = sum(1 for item in plan.items if is_unfit_for_llama_cpp(plan, item))
+    if count:
+        yield (
+            f"{count} vectors are not F32, the only type that llama.cpp uses for vectors; to "
+            "convert them, use --dtype or --quant (dtype or quant in Python)"
+        )
+    if plan.source.header.missing:
+        yield "the output lacks the tensors of the missing parts, so it does not load as a model"
+        return
+    if plan.format == "gguf" and "general.architecture" not in plan.metadata:
+        yield (
+            "names and metadata are not translated to GGUF's (`general.architecture` and others), "
+            "so llama.cpp does not load the output; to translate them, put the config.json of a "
+            "supported model family beside the input, and do not use --names keep"
+        )
+    files = plan.source.header.files
+    if where.file_name is not None and not plan.documents and not companions(files):
+        why = "there is no config.json beside the input"
+        if "general.architecture" in plan.metadata:
+            why = "GGUF's names and metadata are kept without a config.json"
+        yield f"{why}, so transformers does not load the output"
+
+
+def _holds_no_nan(item: Item) -> bool:
+    return item.info.encoding.quantization is not None and not item.is_copy
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

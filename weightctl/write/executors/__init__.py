@@ -1,0 +1,63 @@
+"""Executors that run the tasks of a conversion, by the kind that `--on` names."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from weightctl.errors import ConversionError
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from concurrent.futures import Executor
+
+__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor"]
+
+
+class WorkerLostError(Exception):
+    """A worker has ended while it ran a batch; another worker can run the batch again."""
+
+
+class ExecutorLine(NamedTuple):
+    """A kind of executor: `kind:ADDRESS` in `--on`, and what the address is.
+
+    `start` is the path of a function that takes the address and returns an executor.
+    """
+
+    start: str
+    address: str
+    summary: str
+
+
+EXECUTORS = {
+    "processes": ExecutorLine(
+        "weightctl.write.executors.processes:start", "N", "N processes on this machine"
+    ),
+}
+
+
+@contextmanager
+def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
+    """Start the executor that `on` names, and end it after the block.
+
+    An executor that a caller made is used as it is, and not ended. Raises `ConversionError` if
+    the kind is unknown or the address is not valid.
+    """
+    if not isinstance(on, str):
+        yield on
+        return
+    kind, _, address = on.partition(":")
+    line = EXECUTORS.get(kind)
+    if line is None:
+        forms = ", ".join(f"{name}:{each.address}" for name, each in EXECUTORS.items())
+        raise ConversionError(
+            f"`{on}` does not name a kind of executor",
+            hint=f"choices: {forms}",
+        )
+    # The table has no other functions.
+    executor = cast("Callable[[str], Executor]", load(line.start))(address)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)

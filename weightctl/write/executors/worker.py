@@ -1,0 +1,228 @@
+"""What a worker does: it plans the conversion from the headers, and runs batches of its tasks.
+
+The files are those of the run that sends the batches. Only names, numbers and records go between
+the two; bytes of tensors do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError, FormatError
+from weightctl.storage.local import FileWriter
+from weightctl.storage.location import is_remote
+from weightctl.write.describe import identify_run
+from weightctl.write.targets import Target
+from weightctl.write.threads import StoppedError, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from threading import Event
+
+    from weightctl.plan.plan import Plan
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.outcome import Outcome
+
+__all__ = [
+    "DEFAULT_TASK",
+    "BatchWork",
+    "Job",
+    "PlanRequest",
+    "PlannedWork",
+    "digest_codecs",
+    "run_batch",
+]
+
+# Bytes of work that a worker takes at a time.
+DEFAULT_TASK = 2 << 30
+# Arguments that do not change what is written.
+_OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
+# Arguments that are a path, and those that may be one.
+_ALWAYS_PATHS = {"imatrix", "out", "source"}
+_PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
+
+_GOLDEN_ROWS = 2
+_GOLDEN_COLUMNS = 1024
+
+
+class BatchWork(Protocol):
+    """The part of `Work` that workers need."""
+
+    def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
+        """Return the tasks with these keys, which are the next to be done."""
+        ...
+
+    def do(self, task: Any, files: Any, report: Any, /) -> list[Record]:
+        """Carry out a task."""
+        ...
+
+
+class PlannedWork(NamedTuple):
+    """A plan, its outcome, the work on it, and the digest of what its codecs write here."""
+
+    plan: Plan | ShardPlan
+    outcome: Outcome
+    work: BatchWork
+    codecs: str = ""
+
+
+class PlannedOutput(Protocol):
+    """What `convert` and `shard` return for a dry run."""
+
+    def make_work(self, *, threads: int, memory: int) -> PlannedWork:
+        """Return the work that writes the output."""
+        ...
+
+
+class PlanRequest(NamedTuple):
+    """A function such as `convert` and its arguments, from which each worker makes the plan."""
+
+    function: Callable[..., PlannedOutput]
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., PlannedOutput], given: Mapping[str, Any]) -> Self | None:
+        """Return the request with absolute paths; None if the source is not a path.
+
+        `given` are all arguments of the function; those that do not change the plan are left out.
+        """
+        if not isinstance(given["source"], str | os.PathLike):
+            return None
+        arguments = {name: each for name, each in given.items() if name not in _OF_THE_RUN}
+        for name in _PATHS & arguments.keys():
+            value = arguments[name]
+            if isinstance(value, Target):
+                arguments[name] = value._replace(path=_make_absolute(value.path))
+            elif isinstance(value, str | os.PathLike):
+                path: str = os.fspath(value)
+                if name in _ALWAYS_PATHS or os.path.isfile(path):
+                    arguments[name] = _make_absolute(path)
+        return cls(function, arguments)
+
+    def make_work(self, *, threads: int, memory: int) -> PlannedWork:
+        """Plan from the headers of the source; raises what planning raises."""
+        planned = self.function(**self.arguments, dry_run=True)
+        return planned.make_work(threads=threads, memory=memory)
+
+
+def _make_absolute(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+class Job(NamedTuple):
+    """What all workers of a run need to know.
+
+    `paths` are those of the temporary files. `version` and `codecs` are those of the run:
+    a worker with others would write other bytes.
+    """
+
+    token: str
+    request: PlanRequest
+    purpose: Purpose
+    paths: tuple[str, ...]
+    version: str
+    codecs: str
+    threads: int
+    memory: int
+
+
+class _Prepared(NamedTuple):
+    token: str
+    planned: PlannedWork
+    files: list[FileWriter]
+
+
+# The plan of the job that this process works on; planning can take many seconds.
+_PREPARED: list[_Prepared] = []
+_LOCK = Lock()
+
+
+def run_batch(job: Job, keys: Sequence[Any]) -> list[Record]:
+    """Carry out tasks of a job; their bytes are on the disk when this returns.
+
+    Raises the errors of the work, and `ConversionError` if this worker would write other bytes.
+    """
+    # An executor of threads runs several batches at a time; they share the work.
+    with _LOCK:
+        planned, files = _prepare(job)
+        tasks = planned.work.assign(keys)
+        records: list[Record] = []
+
+        def do(task: Any, ended: Event) -> None:
+            def report(_: int) -> None:
+                if ended.is_set():
+                    raise StoppedError
+
+            records.extend(planned.work.do(task, files, report))
+
+        run_all(do, tasks, threads=job.threads)
+        planned.plan.source.refuse_change()
+        for file in sorted({record.file for record in records}):
+            files[file].sync()
+    return records
+
+
+def _prepare(job: Job) -> tuple[PlannedWork, list[FileWriter]]:
+    if _PREPARED and _PREPARED[0].token == job.token:
+        return _PREPARED[0].planned, _PREPARED[0].files
+    while _PREPARED:
+        for file in _PREPARED.pop().files:
+            file.close()
+    from weightctl import __version__
+
+    if job.version != __version__:
+        raise ConversionError(
+            f"a worker has weightctl {__version__}, but the run was started by {job.version}",
+            hint="install the same version on all machines",
+        )
+    planned = job.request.make_work(threads=job.threads, memory=job.memory)
+    _refuse_other(job, planned)
+    layouts = planned.outcome.parts.values()
+    files: list[FileWriter] = []
+    for path, layout in zip(job.paths, layouts, strict=True):
+        files.append(FileWriter(path, layout.nbytes, create=False))
+    _PREPARED.append(_Prepared(job.token, planned, files))
+    return planned, files
+
+
+def _refuse_other(job: Job, planned: PlannedWork) -> None:
+    purpose = identify_run(planned.plan, planned.outcome)
+    if purpose.input != job.purpose.input:
+        raise FormatError(
+            planned.plan.source.files[0].path,
+            None,
+            "the input that a worker reads differs from the input that was planned",
+            hint="use a path that has the same files on all machines, and do not change them",
+        )
+    if purpose.plan != job.purpose.plan or planned.codecs != job.codecs:
+        raise ConversionError(
+            "a worker would write other bytes than this machine",
+            hint="install the same versions of weightctl and its dependencies on all machines",
+        )
+
+
+def digest_codecs(plan: Plan) -> str:
+    """Return the SHA-256 of what this machine's codecs make of fixed values, for a plan's types."""
+    converted = [item for item in plan.items if not item.is_copy]
+    if not converted:
+        return ""
+    import numpy as np
+
+    from weightctl.codecs import transcode
+    from weightctl.codecs.definitions import can_encode
+
+    encodings = {each for item in converted for each in (item.source.encoding, item.info.encoding)}
+    plain = ENCODINGS["F32"]
+    values = np.random.default_rng(1).standard_normal((_GOLDEN_ROWS, _GOLDEN_COLUMNS), np.float32)
+    found = hashlib.sha256()
+    for encoding in sorted(encodings, key=lambda each: each.name):
+        if not encoding.is_real or not can_encode(encoding):
+            continue
+        made = transcode(values.view(np.uint8), plain, encoding).raw
+        found.update(made.tobytes() + transcode(made, encoding, plain).raw.tobytes())
+    return found.hexdigest()
