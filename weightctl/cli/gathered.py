@@ -29,6 +29,8 @@ def gather_into(
     force: bool,
     dry_run: bool,
     threads: int | None,
+    on: str | None,
+    task_size: str,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -48,7 +50,14 @@ def gather_into(
     saved = None
     if not dry_run:
         with progress_bar(described.nbytes, quiet=quiet) as advance:
-            saved = put_together(described, force=force, threads=threads, progress=advance)
+            saved = put_together(
+                described,
+                force=force,
+                threads=threads,
+                progress=advance,
+                on=on,
+                task_size=task_size,
+            )
     if as_json:
         show_text(json.dumps(_document(path, out, described, saved)) + "\n")
     elif not quiet:

@@ -157,13 +157,14 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Run the work in other processes, such as processes:4. -j is then the number of "
-        "threads of each process (1 by default), and --mem the memory of each.",
+        help="Have workers do the work: processes:N for N processes on this machine, or "
+        "dask://HOST:PORT for the workers of a Dask cluster. -j and --mem then apply to each "
+        "worker, and -j is 1 by default.",
     ),
 ]
 TaskSize = Annotated[
     str,
-    typer.Option(metavar="SIZE", help="With --on, give a process at most SIZE of work at a time."),
+    typer.Option(metavar="SIZE", help="With --on, give a worker at most SIZE of work at a time."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[

@@ -17,7 +17,9 @@ from weightctl.cli.options import (
     Force,
     From,
     Json,
+    On,
     Quiet,
+    TaskSize,
     Threads,
     examples,
     exit_codes,
@@ -35,6 +37,7 @@ from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid
 from weightctl.weights.tree import header_of
+from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.shard import shard as write_shards
 from weightctl.write.targets import is_stream, stream_name
 
@@ -178,6 +181,8 @@ def shard(
     force: Force = False,
     dry_run: DryRun = False,
     threads: Threads = None,
+    on: On = None,
+    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
     anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -201,6 +206,8 @@ def shard(
             force=force,
             dry_run=dry_run,
             threads=threads,
+            on=on,
+            task_size=task_size,
             as_json=as_json,
             quiet=quiet,
         )
@@ -232,7 +239,9 @@ def shard(
             note_when_stopped(sharded.outcome.where),
             progress_bar(sharded.outcome.tensor_bytes, quiet=quiet) as advance,
         ):
-            sharded = sharded.save(force=force, threads=threads, progress=advance)
+            sharded = sharded.save(
+                force=force, threads=threads, progress=advance, on=on, task_size=task_size
+            )
     plan, outcome, saved = sharded.plan, sharded.outcome, sharded.saved
     if as_json:
         show_text(json.dumps(document(path, target, plan, outcome, saved)) + "\n")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from weightctl.formats.huggingface import companions
 from weightctl.plan.cast import is_unfit_for_llama_cpp
-from weightctl.text.sizes import parse_size
 from weightctl.text.wording import join_names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.describe import describe
@@ -102,7 +101,6 @@ class Conversion:
         if on is not None:
             from weightctl.write.executors.distribution import plan_distribution
 
-            size = parse_size(task_size) if isinstance(task_size, str) else task_size
             distribution = plan_distribution(
                 on,
                 self.request,
@@ -110,7 +108,7 @@ class Conversion:
                 codecs=digest_codecs(self.plan),
                 threads=threads,
                 memory=memory_budget(memory),
-                task_size=size,
+                task_size=task_size,
             )
         saved = save(
             self.plan,

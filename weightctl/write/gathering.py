@@ -14,13 +14,16 @@ from weightctl.plan.plan import Plan
 from weightctl.storage.files import exists, refresh
 from weightctl.storage.location import parse_location
 from weightctl.weights.tree import Checkpoint
+from weightctl.write.conversion_tasks import ConversionWork, memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import count_checked_bytes, refuse_altered
+from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
 from weightctl.write.save import save
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.write.outcome import Outcome
@@ -33,12 +36,20 @@ __all__ = ["Gathering", "gather", "gathering", "put_together"]
 class Gathering:
     """What `gather` will do: the sharded checkpoint, the plan, and the output files.
 
-    `nbytes` counts the bytes that are read for the check, and the bytes that are written.
+    `nbytes` counts the bytes that are read for the check, and the bytes that are written. Workers
+    make the plan from the `request`.
     """
 
     gathered: GatheredSource
     plan: Plan
     outcome: Outcome
+    request: PlanRequest | None = None
+
+    def make_work(self, *, threads: int, memory: int) -> PlannedWork:
+        """Return the work of a worker with this many threads and bytes of memory."""
+        layouts = list(self.outcome.parts.values())
+        work = ConversionWork(self.plan, layouts, threads=threads, memory=memory)
+        return PlannedWork(self.plan, self.outcome, work)
 
     @property
     def nbytes(self) -> int:
@@ -57,6 +68,7 @@ def gathering(
     requested one, or if the output path is not valid, and `FormatError` if the sharded checkpoint
     is incomplete.
     """
+    request = PlanRequest.of(gathering, dict(locals()))
     if format_name is not None:
         format_module(format_name)
     path = parse_location(os.fspath(path)).name
@@ -83,7 +95,8 @@ def gathering(
             "does not change the format",
             hint=f"to write {asked}, use `weightctl convert {path} {named}`",
         )
-    return Gathering(gathered, plan, describe(plan, target(os.fspath(out), plan.format)))
+    outcome = describe(plan, target(os.fspath(out), plan.format))
+    return Gathering(gathered, plan, outcome, request)
 
 
 def gather(
@@ -94,15 +107,24 @@ def gather(
     threads: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
 ) -> Saved:
     """Write the whole tensors of a sharded checkpoint, with the bytes that they had before.
 
     All shards are checked first: if one is altered, nothing is written. `progress` is called with
-    the number of bytes of each chunk that is checked, and then of each chunk that is written.
+    the number of bytes of each chunk that is checked, and then of each chunk that is written. `on`
+    and `task_size` are those of `weightctl.convert`; the check runs in this process.
     Raises as `gathering` and `save` do, and `FormatError` that names each altered shard.
     """
     return put_together(
-        gathering(path, out), force=force, threads=threads, memory=memory, progress=progress
+        gathering(path, out),
+        force=force,
+        threads=threads,
+        memory=memory,
+        progress=progress,
+        on=on,
+        task_size=task_size,
     )
 
 
@@ -113,11 +135,31 @@ def put_together(
     threads: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
 ) -> Saved:
     """Gather what `gathering` has described; arguments and errors are those of `gather`."""
     described.outcome.refuse(force=force)
     refuse_altered(described.gathered, threads=threads, progress=progress)
     where = described.outcome.where
+    distribution = None
+    if on is not None:
+        from weightctl.write.executors.distribution import plan_distribution
+
+        distribution = plan_distribution(
+            on,
+            described.request,
+            where,
+            threads=threads,
+            memory=memory_budget(memory),
+            task_size=task_size,
+        )
     return save(
-        described.plan, where, force=force, threads=threads, memory=memory, progress=progress
+        described.plan,
+        where,
+        force=force,
+        threads=threads,
+        memory=memory,
+        progress=progress,
+        distribution=distribution,
     )

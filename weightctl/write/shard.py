@@ -18,15 +18,18 @@ from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.write.claims import refuse_other_runs
 from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
+from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
 from weightctl.write.rank_tasks import RankWork
 from weightctl.write.save import Saved, count_kept_bytes, write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.protocol import Weights
+    from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
 __all__ = ["ShardedOutput", "save_shards", "shard"]
@@ -39,13 +42,15 @@ def save_shards(
     force: bool = False,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
+    distribution: Distribution | None = None,
 ) -> Saved:
     """Write the files of all ranks; the directory is complete, or is unchanged after an error.
 
     A run that is stopped can be continued, as `save` describes. `threads` work at the same time, by
     default one for each core, and use about 2 MB each. `progress` is called with the number of
     bytes of each chunk written, by one thread at a time, and before that with the bytes that were
-    kept; the calls add up to `tensor_bytes` of the outcome. Raises as `describe_shards` and
+    kept; the calls add up to `tensor_bytes` of the outcome. With a `distribution`, its workers do
+    the work. Raises as `describe_shards` and
     `Outcome.refuse` do, before anything is written, `OutputError` if the directory cannot be
     written or another run is writing it, and `FormatError` if the source cannot be read, changes
     during the run, or is a sharded checkpoint with altered tensors.
@@ -58,17 +63,29 @@ def save_shards(
     # What is wrong in one set must not be right in the next.
     refuse_altered(plan.source, threads=threads)
     work = RankWork(plan, list(outcome.parts.values()))
-    written = write_output(plan, outcome, work, force=force, threads=count, progress=progress)
+    written = write_output(
+        plan,
+        outcome,
+        work,
+        force=force,
+        threads=count,
+        progress=progress,
+        distribution=distribution,
+    )
     return Saved(outcome, time.monotonic() - started, {}, written.kept_bytes, written.lost)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardedOutput:
-    """A sharded checkpoint that is planned or written; `saved` is None until it is written."""
+    """A sharded checkpoint that is planned or written; `saved` is None until it is written.
+
+    Workers make the plan from the `request`, None if the source is not a path.
+    """
 
     plan: ShardPlan
     outcome: Outcome
     saved: Saved | None = None
+    request: PlanRequest | None = None
 
     def __repr__(self) -> str:
         state = "planned" if self.saved is None else "written"
@@ -100,11 +117,32 @@ class ShardedOutput:
         force: bool = False,
         threads: int | None = None,
         progress: Callable[[int], object] | None = None,
+        on: str | Executor | None = None,
+        task_size: int | str = DEFAULT_TASK,
     ) -> ShardedOutput:
-        """Write the output; the arguments and errors are those of `save_shards`."""
-        out = self.outcome.where.path
-        saved = save_shards(self.plan, out, force=force, threads=threads, progress=progress)
+        """Write the output; the arguments and errors are those of `shard` and `save_shards`."""
+        distribution = None
+        if on is not None:
+            from weightctl.write.executors.distribution import plan_distribution
+
+            distribution = plan_distribution(
+                on, self.request, self.outcome.where, threads=threads, task_size=task_size
+            )
+        saved = save_shards(
+            self.plan,
+            self.outcome.where.path,
+            force=force,
+            threads=threads,
+            progress=progress,
+            distribution=distribution,
+        )
         return replace(self, saved=saved)
+
+    def make_work(self, *, threads: int, memory: int) -> PlannedWork:
+        """Return the work of a worker; its threads use about 2 MB each."""
+        del threads, memory
+        work = RankWork(self.plan, list(self.outcome.parts.values()))
+        return PlannedWork(self.plan, self.outcome, work)
 
 
 def shard(
@@ -122,6 +160,8 @@ def shard(
     dry_run: bool = False,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
 ) -> ShardedOutput:
     """Split a checkpoint for tp x ep x pp ranks, as `weightctl shard` does.
 
@@ -129,12 +169,14 @@ def shard(
     directory that gets a file for each rank. Layers are split across `tp` ranks, experts are
     divided among `ep` groups, and layers among `pp` stages. `rules` is the path of a plan file, or
     a dict with the content of its `[tensors]`, such as `{"o_proj": "columnwise"}`; the model family
-    decides for other tensors. `layout` is "ranks" or "vllm", and `to` the format of the files.
+    decides for other tensors. `layout` is "ranks" or "vllm", and `to` the format of the files. `on`
+    and `task_size` are those of `weightctl.convert`.
 
     Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of the result
     describe the files, and its `save` writes them. Raises `ShardingError`,
     `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint.
     """
+    request = PlanRequest.of(shard, dict(locals()))
     if isinstance(source, str | os.PathLike):
         weights = open_weights(source, source_format)
     elif source_format is not None:
@@ -151,8 +193,10 @@ def shard(
         layout=layout,
         format_name=to,
     )
-    planned = ShardedOutput(plan, describe_shards(plan, out))
-    return planned if dry_run else planned.save(force=force, threads=threads, progress=progress)
+    planned = ShardedOutput(plan, describe_shards(plan, out), request=request)
+    if dry_run:
+        return planned
+    return planned.save(force=force, threads=threads, progress=progress, on=on, task_size=task_size)
 
 
 def _parse_rules(

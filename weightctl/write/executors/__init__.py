@@ -34,6 +34,9 @@ EXECUTORS = {
     "processes": ExecutorLine(
         "weightctl.write.executors.processes:start", "N", "N processes on this machine"
     ),
+    "dask": ExecutorLine(
+        "weightctl.write.executors.dask:start", "//HOST:PORT", "the workers of a Dask cluster"
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.location import is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
+from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, run_batch
 
@@ -52,10 +53,10 @@ def plan_distribution(
     request: PlanRequest | None,
     where: Target,
     *,
-    codecs: str,
+    codecs: str = "",
     threads: int | None,
-    memory: int,
-    task_size: int,
+    memory: int = 0,
+    task_size: int | str,
 ) -> Distribution:
     """Return how a run is distributed; raises `ConversionError` if workers cannot do its work."""
     if request is None:
@@ -69,11 +70,12 @@ def plan_distribution(
             hint="use a path on this machine or on a shared file system, or remove --on (on in "
             "Python)",
         )
-    if task_size < 1:
+    size = parse_size(task_size) if isinstance(task_size, str) else task_size
+    if size < 1:
         raise ConversionError(
             f"a task cannot have {task_size} bytes", hint="write a size such as 2GB"
         )
-    return Distribution(on, request, codecs, thread_count(threads or 1), memory, task_size)
+    return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
 
 
 def cut_batches(tasks: Iterable[KeyedTask], most: int) -> Iterator[list[KeyedTask]]:

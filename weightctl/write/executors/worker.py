@@ -43,7 +43,7 @@ DEFAULT_TASK = 2 << 30
 # Arguments that do not change what is written.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
-_ALWAYS_PATHS = {"imatrix", "out", "source"}
+_ALWAYS_PATHS = {"imatrix", "out", "path", "source"}
 _PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
 
 _GOLDEN_ROWS = 2
@@ -72,7 +72,7 @@ class PlannedWork(NamedTuple):
 
 
 class PlannedOutput(Protocol):
-    """What `convert` and `shard` return for a dry run."""
+    """What `gathering` returns, and `convert` and `shard` for a dry run."""
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Return the work that writes the output."""
@@ -91,9 +91,11 @@ class PlanRequest(NamedTuple):
 
         `given` are all arguments of the function; those that do not change the plan are left out.
         """
-        if not isinstance(given["source"], str | os.PathLike):
+        if not isinstance(given.get("source", ""), str | os.PathLike):
             return None
         arguments = {name: each for name, each in given.items() if name not in _OF_THE_RUN}
+        if "dry_run" in given:
+            arguments["dry_run"] = True
         for name in _PATHS & arguments.keys():
             value = arguments[name]
             if isinstance(value, Target):
@@ -106,7 +108,7 @@ class PlanRequest(NamedTuple):
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Plan from the headers of the source; raises what planning raises."""
-        planned = self.function(**self.arguments, dry_run=True)
+        planned = self.function(**self.arguments)
         return planned.make_work(threads=threads, memory=memory)
 
 
