@@ -75,6 +75,8 @@ def test_any_executor_can_do_the_work(model: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         convert(model, tmp_path / "other.gguf", quant="Q8_0", on=executor, task_size="1MB")
         assert executor.submit(int, "3").result() == 3  # it has not been ended
+        opened = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+        assert not [each for each in opened if each.startswith(str(tmp_path))]
     assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 

@@ -196,7 +196,7 @@ def test_a_stopped_run_is_continued(
     store: TestedStore, model: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
-    fault = store.server.inject(Answer(403), "PUT", path=store.part, nth=range(5, 1000))
+    fault = store.server.inject(Answer(403, pause=0.5), "PUT", path=store.part, nth=range(5, 1000))
     with pytest.raises(OutputError, match="access is denied") as caught:
         convert(model, f"{store.url}/out.safetensors", threads=1)
     assert "continues" in caught.value.hint
@@ -214,7 +214,7 @@ def test_uploads_of_another_plan_are_ended(
     store: TestedStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
-    fault = store.server.inject(Answer(403), "PUT", path=store.part, nth=range(5, 1000))
+    fault = store.server.inject(Answer(403, pause=0.5), "PUT", path=store.part, nth=range(5, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{store.url}/out/", max_shard_size="1MB", threads=1)
     store.server.faults.remove(fault)

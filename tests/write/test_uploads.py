@@ -181,7 +181,8 @@ def test_a_run_that_fails_leaves_nothing_visible_and_is_continued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
-    fault = s3.inject(Answer(403), "PUT", path="partNumber", nth=range(nth, 1000))
+    # Until then, parts that have arrived are in the journal.
+    fault = s3.inject(Answer(403, pause=0.5), "PUT", path="partNumber", nth=range(nth, 1000))
     with pytest.raises(OutputError, match="access is denied") as caught:
         convert(model, f"{S3}/out.safetensors", threads=1)
     assert visible(bucket) == []
@@ -212,7 +213,7 @@ def test_another_plan_starts_over_and_says_so(
     s3: S3Server, bucket: Bucket, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
-    fault = s3.inject(Answer(403), "PUT", path="partNumber", nth=range(3, 1000))
+    fault = s3.inject(Answer(403, pause=0.5), "PUT", path="partNumber", nth=range(3, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{S3}/out.safetensors", threads=1)
     s3.faults.remove(fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,14 +48,17 @@ class Answer(Action):
     """The request is not done, and is answered with an error status.
 
     With status 200, the body is an error: S3 does so where a long request fails late. An expired
-    token is `Answer(400, "ExpiredToken")` on S3, and status 401 or 403 elsewhere.
+    token is `Answer(400, "ExpiredToken")` on S3, and status 401 or 403 elsewhere. The answer comes
+    after `pause` seconds.
     """
 
     status: int
     code: str = ""
     retry_after: float | None = None
+    pause: float = 0
 
     def before(self, request: Request) -> Request:
+        time.sleep(self.pause)
         after = self.retry_after
         headers = {} if after is None else {"Retry-After": f"{after:g}"}
         names = {503: "SlowDown", 500: "InternalError", 429: "TooManyRequests"}

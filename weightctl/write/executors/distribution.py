@@ -12,7 +12,7 @@ from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor
-from weightctl.write.executors.worker import DEFAULT_TASK, Job, run_batch
+from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -144,6 +144,7 @@ def distribute(
         finally:
             for future in running:
                 future.cancel()
+            release(job)  # an executor of threads has worked in this process
 
 
 def _refuse_more(count: int, error: WorkerLostError) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "PlanRequest",
     "PlannedWork",
     "digest_codecs",
+    "release",
     "run_batch",
 ]
 
@@ -169,12 +170,23 @@ def run_batch(job: Job, keys: Sequence[Any]) -> list[Record]:
     return records
 
 
-def _prepare(job: Job) -> tuple[PlannedWork, list[FileWriter]]:
-    if _PREPARED and _PREPARED[0].token == job.token:
-        return _PREPARED[0].planned, _PREPARED[0].files
+def release(job: Job) -> None:
+    """Close the files of a job that this process has worked on."""
+    with _LOCK:
+        if _PREPARED and _PREPARED[0].token == job.token:
+            _close_prepared()
+
+
+def _close_prepared() -> None:
     while _PREPARED:
         for file in _PREPARED.pop().files:
             file.close()
+
+
+def _prepare(job: Job) -> tuple[PlannedWork, list[FileWriter]]:
+    if _PREPARED and _PREPARED[0].token == job.token:
+        return _PREPARED[0].planned, _PREPARED[0].files
+    _close_prepared()
     from weightctl import __version__
 
     if job.version != __version__:
