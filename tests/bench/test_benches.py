@@ -35,6 +35,12 @@ def test_the_pytorch_bench_runs(tmp_path: Path) -> None:
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 2
 
 
+def test_the_bench_of_workers_runs() -> None:
+    done = run("workers.py", "--repeats", "1", "--size", "1MB")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("processes:2") == 3
+
+
 def test_the_conversion_bench_runs() -> None:
     done = run("conversion.py", "--seconds", "0")
     assert done.returncode == 0, done.stderr

@@ -304,7 +304,7 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
     assert request is not None
     purpose = identify_run(planned.plan, planned.outcome)
     codecs = digest_codecs(planned.plan)
-    made = Job("a", request, purpose, (str(out),), __version__, codecs, 1, 1 << 28)
+    made = Job("a", request, purpose, (str(out),), __version__, codecs, 1, 1 << 28, False)
     return made._replace(token=os.urandom(4).hex(), **changes)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor
 
-__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor"]
+__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor", "is_local"]
 
 
 class WorkerLostError(Exception):
@@ -22,22 +22,34 @@ class WorkerLostError(Exception):
 class ExecutorLine(NamedTuple):
     """A kind of executor: `kind:ADDRESS` in `--on`, and what the address is.
 
-    `start` is the path of a function that takes the address and returns an executor.
+    `start` is the path of a function that takes the address and returns an executor. Workers that
+    are all on this machine are local.
     """
 
     start: str
     address: str
     summary: str
+    is_local: bool = False
 
 
 EXECUTORS = {
     "processes": ExecutorLine(
-        "weightctl.write.executors.processes:start", "N", "N processes on this machine"
+        "weightctl.write.executors.processes:start", "N", "N processes on this machine", True
     ),
     "dask": ExecutorLine(
         "weightctl.write.executors.dask:start", "//HOST:PORT", "the workers of a Dask cluster"
     ),
 }
+
+
+def is_local(on: str | Executor) -> bool:
+    """Whether all workers are on this machine, as far as is known."""
+    if isinstance(on, str):
+        line = EXECUTORS.get(on.partition(":")[0])
+        return line is not None and line.is_local
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+    return isinstance(on, ProcessPoolExecutor | ThreadPoolExecutor)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from weightctl.storage.location import is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
-from weightctl.write.executors import WorkerLostError, hold_executor
+from weightctl.write.executors import WorkerLostError, hold_executor, is_local
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def distribute(
         distribution.codecs,
         distribution.threads,
         distribution.memory,
+        is_local(distribution.on),
     )
     lost: Counter[int] = Counter()
     batches = list(cut_batches(tasks, size))

@@ -121,7 +121,8 @@ class Job(NamedTuple):
     """What all workers of a run need to know.
 
     `paths` are those of the temporary files. `version` and `codecs` are those of the run:
-    a worker with others would write other bytes.
+    a worker with others would write other bytes. Where all workers are local,
+    the run itself waits for the disk.
     """
 
     token: str
@@ -132,6 +133,7 @@ class Job(NamedTuple):
     codecs: str
     threads: int
     memory: int
+    is_local: bool
 
 
 class _Prepared(NamedTuple):
@@ -146,7 +148,7 @@ _LOCK = Lock()
 
 
 def run_batch(job: Job, keys: Sequence[Any]) -> list[Record]:
-    """Carry out tasks of a job; their bytes are on the disk when this returns.
+    """Carry out tasks of a job; their bytes are on the disk, or in this machine's memory, then.
 
     Raises the errors of the work, and `ConversionError` if this worker would write other bytes.
     """
@@ -165,7 +167,7 @@ def run_batch(job: Job, keys: Sequence[Any]) -> list[Record]:
 
         run_all(do, tasks, threads=job.threads)
         planned.plan.source.refuse_change()
-        for file in sorted({record.file for record in records}):
+        for file in () if job.is_local else sorted({record.file for record in records}):
             files[file].sync()
     return records
 

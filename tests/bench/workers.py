@@ -1,0 +1,99 @@
+"""Conversions and shards by 2 workers of one thread each, against one process with 2 threads.
+
+Run with `python tests/bench/workers.py` (`--size 200MB` for less; `--dask` also starts a local Dask
+cluster). All take turns, each once without being counted; medians are printed, with the ratio to
+one process. Seconds are those of the calls: for `processes:2` with the start of the processes, for
+Dask without the start of its cluster. The outputs are compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llama import write_llama
+
+import weightctl
+from weightctl.text.sizes import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def list_works(model: Path) -> dict[str, Callable[..., object]]:
+    """Return what is measured, as functions of the output's path and the options of a run."""
+    return {
+        "Q4_K_M": lambda out, **run: weightctl.convert(model, f"{out}.gguf", quant="Q4_K_M", **run),
+        "BF16, parts of 100 MB": lambda out, **run: weightctl.convert(
+            model, out, to="safetensors", dtype="bf16", max_shard_size="100MB", **run
+        ),
+        "shards for 2 ranks": lambda out, **run: weightctl.shard(model, out, tp=2, **run),
+    }
+
+
+def measure(size: str, repeats: int, *, dask: bool) -> None:
+    """Print the medians of all works and ways."""
+    ways: dict[str, dict[str, Any]] = {
+        "1 process, 2 threads": {"threads": 2},
+        "processes:2": {"on": "processes:2"},
+    }
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        model = folder / "model.gguf"
+        write_llama(model, "gguf", parse_size(size))
+        if dask:
+            from distributed import LocalCluster
+
+            cluster = stack.enter_context(
+                LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+            )
+            ways["Dask, 2 workers"] = {"on": f"dask:{cluster.scheduler_address[len('tcp:') :]}"}
+        for work, run in list_works(model).items():
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for number in range(repeats + 1):
+                outs: list[Path] = []
+                for way, options in ways.items():
+                    out = folder / f"out-{len(outs)}"
+                    started = time.perf_counter()
+                    run(out, **options)
+                    took = time.perf_counter() - started
+                    seconds[way] += [took] if number else []
+                    outs.append(out)
+                compare(outs)
+                for path in folder.glob("out-*"):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            first = statistics.median(seconds[next(iter(ways))])
+            for way, taken in seconds.items():
+                median = statistics.median(taken)
+                print(f"{work:24} {way:24} {median:8.2f} s {median / first:8.2f}", flush=True)
+
+
+def compare(outs: list[Path]) -> None:
+    """Exit if the outputs are not the same."""
+    first, *others = ([path for path in out.parent.rglob("*") if is_of(path, out)] for out in outs)
+    for other in others:
+        for path, same in zip(sorted(first), sorted(other), strict=True):
+            if path.is_file() and not filecmp.cmp(path, same, shallow=False):
+                raise SystemExit(f"{same} differs from {path}")
+
+
+def is_of(path: Path, out: Path) -> bool:
+    """Whether a path is the output, or below it."""
+    return os.path.relpath(path, out.parent).partition(os.sep)[0].partition(".")[0] == out.name
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", default="1GB")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dask", action="store_true")
+    given = parser.parse_args()
+    measure(given.size, given.repeats, dask=given.dask)
