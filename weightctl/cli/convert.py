@@ -86,8 +86,9 @@ app = typer.Typer(add_completion=False)
             ),
             (
                 "Some names, such as Q4_0 and Q2_K, are both a recipe and a type. With --quant, "
-                "they mean the recipe if weightctl can detect the role of each tensor. The recipe "
-                "can store some tensors in another type. With --tensor-type, they mean the type."
+                "they mean the recipe if weightctl can detect the role of each tensor, and the "
+                "type otherwise. A recipe can store some tensors in another type. With "
+                "--tensor-type, they mean the type."
             ),
             (
                 "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
@@ -195,8 +196,8 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Naming convention of the tensor names, config and tokenizer. gguf: that of "
-            "GGUF; hf: that of Hugging Face; keep: that of MODEL; auto: gguf if OUT is a GGUF "
+            help="Naming convention of the tensor names, config and tokenizer. gguf: as in GGUF "
+            "files; hf: as in Hugging Face models; keep: as in MODEL; auto: gguf if OUT is a GGUF "
             "file, hf if OUT is a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),
