@@ -212,10 +212,9 @@ def test_gathered_shards_have_the_same_bytes(sharded: Path, tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def dask_address() -> Generator[str, None, None]:
     """Return what `--on` needs for a Dask cluster with two workers."""
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None
-    ) as cluster:
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield f"dask:{cluster.scheduler_address.removeprefix('tcp:')}"
 
 
@@ -254,7 +253,6 @@ def test_a_dask_worker_that_is_killed_is_replaced(dask_address: str, tmp_path: P
 
 @pytest.mark.long
 def test_a_dask_cluster_that_is_not_there_is_named(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
     with pytest.raises(ConversionError, match=r"the Dask scheduler at 127\.0\.0\.1:9 cannot be"):
         convert(model, tmp_path / "out.gguf", quant="Q4_K", on="dask://127.0.0.1:9")
     assert not os.listdir(tmp_path)
