@@ -66,6 +66,7 @@ class Server:
         self._threads = set[threading.Thread]()
         self._connections = set[socket.socket]()
         self._accepted = 0
+        self._acceptor: threading.Thread | None = None
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
 
@@ -122,7 +123,7 @@ class Server:
 
     def start(self) -> Self:
         """Accept connections, in a thread."""
-        self._run(self._accept)
+        self._acceptor = self._run(self._accept)
         return self
 
     def stop(self) -> None:
@@ -135,6 +136,9 @@ class Server:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        # After this thread has ended, no other thread is added, and each of them has started.
+        if self._acceptor is not None:
+            self._acceptor.join(10)
         with self.lock:
             for connection in self._connections:
                 with contextlib.suppress(OSError):
@@ -161,7 +165,7 @@ class Server:
             if error is None:
                 raise
 
-    def _run(self, target: Any, *arguments: Any) -> None:
+    def _run(self, target: Any, *arguments: Any) -> threading.Thread:
         def run() -> None:
             try:
                 target(*arguments)
@@ -173,6 +177,7 @@ class Server:
         with self.lock:
             self._threads.add(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
