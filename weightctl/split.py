@@ -294,7 +294,8 @@ def head_aware_columnwise(
             whole,
             ranks,
             axis,
-            f"it has {size} elements, but {heads} heads of {head_dim} need {heads * head_dim}",
+            f"the axis has {size} elements, but {heads} heads of size {head_dim} need "
+            f"{heads * head_dim}",
             None,
         )
 

@@ -373,7 +373,7 @@ def _refuse_loss(number: float, like: Value) -> None:
         )
     if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):
         raise GraphError(
-            f"{number} cannot be combined with {like.type}: its fraction would be lost",
+            f"the float {number} cannot be combined with {like.type}, which stores only integers",
             hint="cast the tensor to a float dtype first",
         )
 

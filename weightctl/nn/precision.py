@@ -29,6 +29,6 @@ def require_value(layer: object, given: Any) -> None:
         raise ArgumentTypeError(
             f"{type(layer).__name__} was called with {reprlib.repr(given)}, which is not "
             "a value of a graph",
-            hint="call it inside `with Graph(...)` on an input or a NumPy array, or use "
-            "`ops.constant(numbers)` to make a value",
+            hint="call the layer inside `with Graph(...)`, with an input of the graph, a NumPy "
+            "array or `ops.constant(numbers)`",
         )

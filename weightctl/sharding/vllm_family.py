@@ -22,7 +22,8 @@ __all__ = ["family_of"]
 _ENCODINGS = ("F32", "F16", "BF16")
 _RANKS = 'use --layout ranks (layout="ranks" in Python), which supports this checkpoint'
 _REPACKED = (
-    "vLLM packs quantized weights again when it loads them, but shards only contain copied bytes"
+    "the vLLM layout does not support quantized weights, because vLLM repacks them when it loads a "
+    "model, and weightctl only copies bytes"
 )
 _PLAIN = (
     'convert the checkpoint first: `weightctl convert IN OUT --dtype bf16` (dtype="bf16" in Python)'

@@ -119,8 +119,8 @@ def infer_call(
         )
     if len(types) != len(expected):
         raise GraphError(
-            f"subgraph `{subgraph.name}` has {pluralize(len(expected), 'input')}, but got "
-            f"{len(types)}"
+            f"subgraph `{subgraph.name}` takes {pluralize(len(expected), 'input')}, but was called "
+            f"with {len(types)}"
         )
     dims: dict[str, Dim] = {}
     for given, wanted in zip(types, expected, strict=True):

@@ -88,7 +88,8 @@ def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) ->
     if not fits:
         raise GraphError(
             f"{what} {Shape(shape).text} cannot be broadcast to {Shape(wanted).text}",
-            hint="counted from the last, each dimension must be 1 or the wanted size",
+            hint="shapes are aligned at their last dimension: there, each dimension must be 1 or "
+            "equal to the wanted size",
         )
 
 
