@@ -1,4 +1,4 @@
-"""References to devices, on which tensors are."""
+"""References to the devices that hold tensors."""
 
 from __future__ import annotations
 
