@@ -1,4 +1,4 @@
-"""The start of the command; `python -m weightctl` is `weightctl`."""
+"""The entry point of the command line, also for `python -m weightctl`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGE = 4 << 20
 
 
 def main() -> NoReturn:
-    """Run the command line as this process; Ctrl-C is answered from the first import on."""
+    """Run the command line as this process; Ctrl-C works from the first import."""
     start_clock()
     # Modules and large headers are many small objects, which are kept: looking for garbage among
     # them would take a tenth of a short command, and half of a long listing.
