@@ -17,7 +17,7 @@ enum {
     Q5_1_SIZE = 4 + NIBBLES_HIGH + NIBBLES_LOW,
 };
 
-/* The bits of a float as an integer in the order of floats, -0 below 0, and back. */
+/* The bits of a float as an integer that sorts as floats do, with -0 below 0; also the inverse. */
 INLINE int32_t affine_ordered(int32_t bits)
 {
     return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
@@ -43,7 +43,7 @@ INLINE void affine_round_block(const float *restrict x, int most, uint8_t *restr
     }
     float low = f32_from_bits((uint32_t)affine_ordered(least));
     float high = f32_from_bits((uint32_t)affine_ordered(greatest));
-    if (low == 0) { /* of a 0 and a -0 the first */
+    if (low == 0) { /* the first of a 0 and a -0 */
         int i = 0;
         while (i < 31 && x[i] != 0)
             i++;

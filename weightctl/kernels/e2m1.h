@@ -11,8 +11,8 @@
 
 static const int8_t e2m1_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* The codes nearest to x / scale. Of two as near it is the lesser magnitude, as float32 has their
-   distances; zero has no sign. */
+/* The codes nearest to x / scale, the smaller magnitude in a tie, with distances in float32. Zero
+   has no sign. */
 INLINE i32v e2m1_nearest(f32v x, float scale)
 {
     f32v magnitude = f32v_abs(x), least = magnitude;

@@ -11,8 +11,8 @@
 #define IQ4_XS_BLOCKS (LANES < 8 ? 1 : LANES / 8)
 #define IQ4_XS_VECTORS (IQ4_XS_BLOCKS * 8 / LANES)
 
-/* Store the scales of a block whose sub-blocks were fitted with scale[8], which become what their
-   numbers are to be multiplied with. */
+/* Store the scales of a block whose sub-blocks were fitted with scale[8], and set scale[8] to the
+   factors for the values of the sub-blocks. */
 INLINE void iq4_xs_store_scales(float *scale, uint8_t *block)
 {
     float greatest = 0, peak = 0;

@@ -6,8 +6,8 @@
 
 #define MXFP4_SIZE 17
 
-/* The floor of the binary logarithm of a normal number >= 0 as ggml has it: of a float32, which just
-   below a power of two has been rounded up to it. */
+/* The floor of the binary logarithm of a normal value >= 0 as ggml computes it: the logarithm is a
+   float32, which is rounded up to the next integer just below a power of two. */
 INLINE int mxfp4_floor_log2(float x)
 {
     uint32_t bits = bits_of_f32(x);
@@ -16,8 +16,8 @@ INLINE int mxfp4_floor_log2(float x)
     int magnitude = power > 0 ? power - 1 : -power;   /* of the logarithm's whole part */
     if (below > 44 || magnitude == 0)
         return power - 1;
-    /* The logarithm is below / ln 2 units of 2^-24 from `power`, and half the distance from `power`
-       to the next float32 is as many as this. */
+    /* The logarithm is below / ln 2 units of 2^-24 from `power`. Half the distance from `power` to
+       the next float32, in the same units: */
     double half = 1 << (31 - __builtin_clz((unsigned)magnitude));
     return below < half * 0.6931471805599453 ? power : power - 1;
 }

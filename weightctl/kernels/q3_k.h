@@ -29,14 +29,13 @@ INLINE void q3_k_unpack_scales(const uint8_t *from, int8_t *scales)
                               (from[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32);
 }
 
-/* Where the levels of a sub-block come from if its scale is rounded to 0. */
+/* The levels of the search, used for a sub-block whose scale is rounded to 0. */
 struct q3_k_search {
     const struct sub_blocks *weighted;
     const i32v (*lanes)[16];
 };
 
-/* Store the scale and the rounded scales of the sub-blocks, choose the levels at them, and store
-   these. */
+/* Store the scale and the rounded scales of the sub-blocks, and the levels at these scales. */
 INLINE void q3_k_finish(const float *x, float scale, const uint8_t *rounded,
                         struct q3_k_search search, uint8_t *block)
 {

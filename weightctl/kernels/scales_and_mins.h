@@ -16,8 +16,8 @@
 #include "transpose.h"
 #include "unsigned_search.h"
 
-/* The blocks whose sub-blocks are searched together. Their scales are half the lanes of a vector,
-   and their mins the other half. */
+/* The number of blocks whose sub-blocks are searched together. Their scales are in one half of the
+   lanes of a vector, and their mins in the other. */
 #define TILE (FIT_VECTORS * LANES / 8)
 
 INLINE void pack_scales_and_mins(const uint8_t *scale, const uint8_t *min, uint8_t *packed)
@@ -42,7 +42,7 @@ INLINE void load_scales_and_mins(const uint8_t *block, float *scale, float *min)
     }
 }
 
-/* ggml's weights where there is no importance: root mean square plus magnitude. */
+/* ggml's weights without importance: root mean square plus magnitude. */
 INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++, x += 32, weights += 32) {
@@ -85,8 +85,8 @@ INLINE f32v round_to_greatest(const f32v *values, i32v *levels)
     return greatest / 63.0f;
 }
 
-/* Levels 0 to 63 of the scales and the mins that were found, in vector j those of sub-block j; and
-   the scales of both. */
+/* Set levels 0 to 63 of the scales and mins of a fit, those of sub-block j in vector j; return the
+   scales of both. */
 INLINE f32v round_scales_and_mins(const struct fit *fit, int weighted, i32v *levels)
 {
     float value[8][LANES], weight[8][LANES];
@@ -104,7 +104,7 @@ INLINE f32v round_scales_and_mins(const struct fit *fit, int weighted, i32v *lev
     return fit_unsigned_scale(values, weights, 8, 63, levels);
 }
 
-/* The levels of x[32] at the scale and the min of their sub-block as they were rounded. */
+/* The levels of x[32] at the rounded scale and min of their sub-block. */
 INLINE void choose_levels_again(const float *x, float scale, float min, int most, uint8_t *levels)
 {
     i32v chosen[32 / LANES];
@@ -128,11 +128,11 @@ INLINE void choose_levels_of_search(const float *x, float inverse, float origin,
         bytes_from_i32v(levels + i, chosen + i / LANES);
 }
 
-/* How the blocks of an encoding are made. */
+/* The parameters of an encoding. */
 struct levels_with_mins {
     size_t size;
     int most;    /* the greatest level */
-    float first; /* without importance, the search begins so far from it */
+    float first; /* without importance, the search starts at this offset from it */
     int steps;
     void (*pack)(const uint8_t *levels, uint8_t *q);
 };

@@ -15,11 +15,11 @@ enum {
     Q5_0_SIZE = 2 + NIBBLES_HIGH + NIBBLES_LOW,
 };
 
-/* The first number of the largest magnitude; 0, and never -0, where all are zeros. */
+/* The first value of largest magnitude; 0, never -0, if all are zeros. */
 INLINE float symmetric_peak(const float *restrict x)
 {
-    /* As signed integers the bits of the greatest positive number are greatest, as unsigned ones
-       those of the least negative. */
+    /* The largest value has the greatest bits as a signed integer, the lowest negative value as an
+       unsigned one. */
     int32_t most = INT32_MIN;
     uint32_t least = 0;
     for (int i = 0; i < 32; i++) {
