@@ -1,4 +1,4 @@
-"""Exchange of tensors between ranks, some of which may be in other processes.
+"""Exchange of tensors between ranks, which may be in several processes.
 
 Every process has the same number of ranks; the ranks of the first process come first.
 """
