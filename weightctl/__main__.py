@@ -12,7 +12,7 @@ from weightctl.system.elapsed import start_clock
 
 __all__ = ["main"]
 
-# Parameters of glibc's mallopt. Requests are larger than this, and most other memory is smaller.
+# Parameters of glibc's mallopt. Network requests use more memory than this, most other code less.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGE = 4 << 20
 
@@ -43,9 +43,10 @@ def main() -> NoReturn:
 
 
 def _return_large_memory() -> None:
-    """Have the C library return chunks of megabytes to the system as soon as they are freed.
+    """Return large chunks of memory to the operating system as soon as they are freed.
 
-    By default glibc keeps them, for each of the threads that fetch and send, once some were freed.
+    Without this, glibc keeps such chunks for each downloading or uploading thread after the first
+    ones were freed.
     """
     import ctypes  # only for URLs
 

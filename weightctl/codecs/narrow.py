@@ -64,7 +64,7 @@ def _values(kind: np.dtype[Any]) -> F32:
     with np.errstate(invalid="ignore"):
         values: F32 = codes.view(kind).astype(np.float32)
     if kind == np.float16:
-        # This is what processors do; NumPy may leave a signalling NaN unchanged.
+        # This is what processors do; NumPy may leave a signaling NaN unchanged.
         values.view(np.uint32)[np.isnan(values)] |= np.uint32(1 << 22)
     return values
 

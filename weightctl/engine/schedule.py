@@ -1,4 +1,4 @@
-"""The schedule of a graph: operations in order, with calls expanded and unused ones removed."""
+"""The schedule of a graph: operations in order, with calls expanded and unused results removed."""
 
 from __future__ import annotations
 

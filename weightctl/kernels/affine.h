@@ -1,4 +1,4 @@
-/* Q4_1 and Q5_1: 32 numbers in a few bits each, one scale and one min.
+/* Q4_1 and Q5_1: 32 values in a few bits each, one scale and one min.
 
    Level 0 is the min, level `most`, 15 or 31, the greatest. */
 #ifndef WEIGHTCTL_AFFINE_H
@@ -77,11 +77,11 @@ INLINE void affine_decode_block(const uint8_t *restrict block, int most, float *
 }
 
 enum {
-    AFFINE_VECTORS = FIT_VECTORS, /* that are searched at a time */
+    AFFINE_VECTORS = FIT_VECTORS, /* searched at a time */
     AFFINE_BLOCKS = AFFINE_VECTORS * LANES,
 };
 
-/* The blocks from `first` on, at most AFFINE_BLOCKS; `size` is that of a block. */
+/* Encode the blocks from `first`, at most AFFINE_BLOCKS; `size` is the size of a block. */
 INLINE void affine_search_blocks(const struct weighted_rows *rows, size_t first, int most,
                                  size_t size, uint8_t *out)
 {

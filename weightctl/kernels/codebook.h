@@ -117,14 +117,14 @@ INLINE void pack_codebook_levels(const f32v *x, f32v inverse, uint8_t *out)
                 out[j] = (uint8_t)(words[i][lane] >> 8 * j);
 }
 
-/* Turn the importance of 32 numbers into ggml's weights; `variance` is twice the mean square. */
+/* Turn the importance of 32 values into ggml's weights; `variance` is twice the mean square. */
 INLINE void codebook_weights(const f32v *x, f32v variance, f32v *importance)
 {
     for (size_t i = 0; i < 32; i++)
         importance[i] *= f32v_sqrt(variance + x[i] * x[i]);
 }
 
-/* `from`, or a copy of its `count` numbers in `space`, with zeros up to `size`. */
+/* `from`, or a copy of its `count` values in `space`, with zeros up to `size`. */
 INLINE const float *padded(const float *from, size_t count, size_t size, float *space)
 {
     if (count == size)
@@ -134,7 +134,7 @@ INLINE const float *padded(const float *from, size_t count, size_t size, float *
     return space;
 }
 
-/* The importance of `count` numbers, from number `start` of all rows on; multiples of 32. */
+/* The importance of `count` values, from value `start` of all rows; both are multiples of 32. */
 INLINE const float *importance_from(const float *importance, size_t columns, size_t start,
                                     size_t count, float *space)
 {
@@ -146,7 +146,7 @@ INLINE const float *importance_from(const float *importance, size_t columns, siz
     return space;
 }
 
-/* Fill out[32] with the numbers that 16 bytes hold. */
+/* Fill out[32] with the values that 16 bytes hold. */
 INLINE void decode_codebook(const uint8_t *bytes, float scale, float *out)
 {
     int8_t values[32];

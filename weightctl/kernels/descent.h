@@ -14,9 +14,9 @@ INLINE f32v float_levels(f32v values, int half)
     return (f32v)(bits | 0x4B000000) - ROUNDER;
 }
 
-/* Find levels -half..half - 1, stored plus `half`, and a scale for the 16 numbers x in each lane.
-   Starts with the scale that puts the number of largest magnitude at -half, then changes single
-   levels as long as that raises the correlation, in at most five passes. Where numbers are
+/* Find levels -half..half - 1, stored plus `half`, and a scale for the 16 values x in each lane.
+   Starts with the scale that puts the value of largest magnitude at -half, then changes single
+   levels as long as that raises the correlation, in at most five passes. If values are
    negligible, the scale and what is stored for the levels are 0. */
 INLINE f32v descend(const f32v *x, int half, i32v *levels)
 {

@@ -1,4 +1,4 @@
-/* The searches for scales and mins that the K encodings share, one group of numbers in each lane.
+/* The searches for scales and mins that the K encodings share, one group of values in each lane.
 
    They compute the same as weightctl/codecs/scale_search.py: each lane does the same float
    operations in the same order. */
@@ -10,7 +10,7 @@
 
 /* The range of the quotients of a search, which are rounded to levels. */
 enum quotients {
-    BELOW_MOST, /* from -2^20 to less than the greatest level and a half */
+    BELOW_MOST, /* from -2^20 to less than the greatest level plus 0.5 */
     MODERATE,   /* from -2^20 to 2^20 */
     WRAPPING,   /* any; those beyond any integer wrap around, as in `nearest_int` */
     SATURATING, /* any; those beyond any integer have the nearest level, 0 for NaN */
@@ -48,15 +48,15 @@ struct fit {
     f32v inverse[FIT_VECTORS], origin[FIT_VECTORS];
     f32v sum_w[FIT_VECTORS]; /* of the weights */
 
-    f32v sum_x[FIT_VECTORS]; /* of the weighted numbers */
+    f32v sum_x[FIT_VECTORS]; /* of the weighted values */
     f32v least[FIT_VECTORS], greatest[FIT_VECTORS];
     f32v error[FIT_VECTORS];
     f32v next_inverse[FIT_VECTORS], next_scale[FIT_VECTORS], next_low[FIT_VECTORS];
     i32v solvable[FIT_VECTORS];
-    int moderate; /* the quotients that `next_inverse` makes */
+    int moderate; /* the range of quotients with `next_inverse` */
 };
 
-/* The extremes of groups of `count` numbers and their sums. */
+/* Sets the extremes and the sums of groups of `count` values. */
 INLINE void begin_fit(const f32v *x, const f32v *weights, size_t count, struct fit *fit)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++, x += count, weights += count) {
@@ -75,7 +75,7 @@ INLINE void begin_fit(const f32v *x, const f32v *weights, size_t count, struct f
     }
 }
 
-/* Sets the inverse scale that spreads the numbers over `numerator` levels. */
+/* Sets the inverse scale that spreads the values over `numerator` levels. */
 INLINE void spread(float numerator, struct fit *fit)
 {
     i32v moderate = i32v_all(-1);
@@ -117,7 +117,7 @@ INLINE void choose_next_levels(const f32v *x, const struct fit *fit, size_t coun
         round_quotients(x, fit, count, most, MODERATE, levels);
 }
 
-/* Sums over weight * level, weight * level * level and weight * level * number. */
+/* Sums over weight * level, weight * level * level and weight * level * value. */
 struct sums {
     f32v l[FIT_VECTORS], l2[FIT_VECTORS], xl[FIT_VECTORS];
 };
@@ -213,7 +213,7 @@ INLINE void fit_scale_and_min(const f32v *x, const f32v *weights, size_t count, 
     for (size_t v = 0; v < FIT_VECTORS; v++) {
         f32v inverse = (float)most / (fit->greatest[v] - fit->low[v]);
         fit->scale[v] = 1 / inverse;
-        /* Before the first trial, ggml's levels are 0 where the range is too near 0. */
+        /* Before the first trial, ggml's levels are 0 if the range is too near 0. */
         fit->inverse[v] = f32v_select(inverse == __builtin_inff(), (f32v){0}, inverse);
         fit->next_inverse[v] = fit->inverse[v];
     }

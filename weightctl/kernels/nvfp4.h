@@ -1,7 +1,7 @@
-/* NVFP4: 64 numbers as 4-bit floats, in four sub-blocks of 16 with 8-bit scales.
+/* NVFP4: 64 values as 4-bit floats, in four sub-blocks of 16 with 8-bit scales.
 
    The four scales, unsigned E4M3, are followed by eight bytes for each sub-block; byte i of them has
-   the code of number i in its low bits and that of number i + 8 in its high bits. */
+   the code of value i in its low bits and that of value i + 8 in its high bits. */
 #include "e2m1.h"
 
 #define NVFP4_SIZE 36

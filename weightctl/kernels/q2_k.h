@@ -1,4 +1,4 @@
-/* Q2_K: 256 numbers in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins.
+/* Q2_K: 256 values in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins.
 
    A block is scales[16], low[64] and the scales of the scales and of the mins, float16. Byte j of
    `scales` has the scale of sub-block j in its low bits, and its min in its high bits. */
@@ -11,7 +11,7 @@
 
 #define Q2_K_SIZE 84
 
-/* The sub-blocks, and the blocks, that are searched together. */
+/* The numbers of sub-blocks and of blocks that are searched together. */
 #define Q2_K_TOGETHER (FIT_VECTORS * LANES)
 #define Q2_K_TILE (Q2_K_TOGETHER / 16)
 
@@ -88,7 +88,7 @@ INLINE void q2_k_round(const struct q2_k_found *found, int weighted, uint8_t (*s
     }
     if (!weighted)
         return;
-    /* Scales and mins side by side. */
+    /* Scales and mins in adjacent lanes. */
     float value[16][LANES] = {{0}}, weight[16][LANES] = {{0}}, of[LANES];
     f32v values[16], weights[16];
     i32v levels[16];
@@ -111,7 +111,7 @@ INLINE void q2_k_round(const struct q2_k_found *found, int weighted, uint8_t (*s
     }
 }
 
-/* Encode the first `count` blocks of a tile of numbers. */
+/* Encode the first `count` blocks of a tile of values. */
 INLINE void q2_k_encode_tile(const float *x, const float *importance, size_t count, uint8_t *out)
 {
     const int weighted = importance != NULL;

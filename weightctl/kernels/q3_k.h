@@ -1,7 +1,7 @@
-/* Q3_K: 256 numbers in 3 bits each, in sixteen sub-blocks with 6-bit scales.
+/* Q3_K: 256 values in 3 bits each, in sixteen sub-blocks with 6-bit scales.
 
    A block is high[32], low[64], scales[12] and the scale of the scales, float16. Bit k of byte i of
-   `high` is the third bit of number 32 * k + i; `low` has the lower two as Q2_K has them. A level
+   `high` is the third bit of value 32 * k + i; `low` has the lower two bits as in Q2_K. A level
    of 4 is zero. Scales are stored plus 32. */
 #include "descent.h"
 #include "half.h"
@@ -87,7 +87,7 @@ INLINE void q3_k_encode_block(const float *x, uint8_t *block)
     q3_k_finish(x, largest != 0 ? 1 / inverse : 0, rounded, search, block);
 }
 
-/* Encode `count` blocks, at most LANES. Their scales are searched side by side. */
+/* Encode `count` blocks, at most LANES. Their scales are searched together, one block per lane. */
 INLINE void q3_k_encode_weighted(const float *x, const float *const *importance, size_t count,
                                  uint8_t *out)
 {

@@ -1,4 +1,4 @@
-/* Q4_K: 256 numbers in 4 bits each, in eight sub-blocks with 6-bit scales and mins.
+/* Q4_K: 256 values in 4 bits each, in eight sub-blocks with 6-bit scales and mins.
 
    After the scales, row j of 32 bytes has value 64 * j + i in the low bits of byte i, and value
    64 * j + i + 32 in the high bits. */

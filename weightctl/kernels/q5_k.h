@@ -1,4 +1,4 @@
-/* Q5_K: 256 numbers in 5 bits each, in eight sub-blocks with 6-bit scales and mins.
+/* Q5_K: 256 values in 5 bits each, in eight sub-blocks with 6-bit scales and mins.
 
    After the scales, bit j of high byte i is the fifth bit of value i of sub-block j (i < 32). Row
    j of 32 bytes then has value 64 * j + i in the low bits of byte i, and value 64 * j + i + 32 in

@@ -1,4 +1,4 @@
-/* Q8_0: 32 numbers as bytes and one scale. */
+/* Q8_0: 32 values as bytes and one scale. */
 #ifndef WEIGHTCTL_Q8_0_H
 #define WEIGHTCTL_Q8_0_H
 

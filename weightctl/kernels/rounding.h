@@ -1,4 +1,4 @@
-/* Rounding to levels, many numbers at a time. */
+/* Rounding to levels, many values at a time. */
 #ifndef WEIGHTCTL_ROUNDING_H
 #define WEIGHTCTL_ROUNDING_H
 
@@ -71,7 +71,7 @@ INLINE int32_t nearest_int(float value)
     return (bits & 0x7FFFFF) - 0x400000;
 }
 
-/* The nearest integers within `least` and `most`. */
+/* The nearest integers, clamped to `least` and `most`. */
 INLINE i32v nearest_levels(f32v values, int least, int most)
 {
     return i32v_max(i32v_min(nearest_ints(values), i32v_all(most)), i32v_all(least));

@@ -17,7 +17,7 @@ struct scale_fit {
     i32v negligible;
 };
 
-/* The first number of largest magnitude. */
+/* The first value of largest magnitude. */
 INLINE f32v first_peak(const f32v *x, size_t n)
 {
     f32v peak = {0}, greatest = {0};
@@ -34,7 +34,7 @@ INLINE f32v first_peak(const f32v *x, size_t n)
    -half..half - 1. */
 enum clamped { NEITHER, ABOVE, BOTH, ANYWHERE };
 
-/* Sums over the n numbers: weight * x * level and weight * level * level. */
+/* Set the sums of weight * x * level and of weight * level * level over the n values. */
 INLINE void correlate(const f32v *x, const f32v *w, const f32v *wx, size_t n, int half,
                       f32v inverse, enum clamped clamped, f32v *sum_lx, f32v *sum_l2)
 {
@@ -71,7 +71,7 @@ INLINE void try_scale(const f32v *x, const f32v *w, const f32v *wx, size_t n, in
     *best = f32v_select(better, scale * sum_lx, *best);
 }
 
-/* Find, in each lane, a scale such that the n numbers x are near scale * level, with levels
+/* Find, in each lane, a scale such that the n values x are near scale * level, with levels
    -half..half - 1. `w` are the weights and `wx` their products with x. `finite` says that no x is
    NaN or infinite. */
 INLINE struct scale_fit fit_scale(const f32v *x, const f32v *w, const f32v *wx, size_t n, int half,

@@ -1,10 +1,10 @@
-/* What Q4_K and Q5_K share: blocks of 256 numbers in eight sub-blocks, each with a 6-bit scale and
+/* What Q4_K and Q5_K share: blocks of 256 values in eight sub-blocks, each with a 6-bit scale and
    a 6-bit min.
 
    A block begins with the scale of the scales and the scale of the mins, float16, and twelve bytes
-   of scales and mins: of the first four sub-blocks, the low six bits of byte j and of byte j + 4;
-   of the others, the low and the high four bits of byte j + 4, whose upper two bits are the highest
-   of byte j - 4 and of byte j. */
+   of scales and mins. For sub-block j < 4, these are the low six bits of bytes j and j + 4. For
+   j >= 4, their low four bits are the low and the high half of byte j + 4, and their upper two bits
+   are the highest bits of bytes j - 4 and j. */
 #ifndef WEIGHTCTL_SCALES_AND_MINS_H
 #define WEIGHTCTL_SCALES_AND_MINS_H
 
@@ -55,7 +55,7 @@ INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
     }
 }
 
-/* ggml's weights from the importance of columns, of numbers in rows and in lanes. */
+/* ggml's weights from the importance of columns; `x` has the values in rows, `lanes` in lanes. */
 INLINE void weight_by_importance(const float *x, const f32v *lanes, const float *importance,
                                  f32v *weights)
 {
@@ -137,7 +137,7 @@ struct levels_with_mins {
     void (*pack)(const uint8_t *levels, uint8_t *q);
 };
 
-/* Encode the first `count` blocks of a tile of numbers. */
+/* Encode the first `count` blocks of a tile of values. */
 INLINE void encode_tile(const float *x, const float *importance, size_t count,
                         struct levels_with_mins as, uint8_t *out)
 {

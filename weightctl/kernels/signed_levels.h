@@ -1,4 +1,4 @@
-/* What Q3_K and Q6_K share: blocks of 256 numbers in sixteen sub-blocks with signed scales. */
+/* What Q3_K and Q6_K share: blocks of 256 values in sixteen sub-blocks with signed scales. */
 #ifndef WEIGHTCTL_SIGNED_LEVELS_H
 #define WEIGHTCTL_SIGNED_LEVELS_H
 

@@ -1,4 +1,4 @@
-/* Q4_0 and Q5_0: 32 numbers in a few bits each and one scale, with levels on both sides of 0.
+/* Q4_0 and Q5_0: 32 values in a few bits each and one scale, with levels on both sides of 0.
 
    Level `half`, 8 or 16, is zero. */
 #ifndef WEIGHTCTL_SYMMETRIC_H
@@ -76,7 +76,7 @@ INLINE void symmetric_decode_block(const uint8_t *restrict block, int half, floa
         f32v_store(out + LANES * v, __builtin_convertvector(levels[v] - half, f32v) * scale);
 }
 
-/* The blocks from `first` on, at most LANES; `size` is that of a block. */
+/* Encode the blocks from `first`, at most LANES; `size` is the size of a block. */
 INLINE void symmetric_search_blocks(const struct weighted_rows *rows, size_t first, int half,
                                     size_t size, uint8_t *out)
 {

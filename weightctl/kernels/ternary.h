@@ -1,4 +1,4 @@
-/* What TQ1_0 and TQ2_0 share: 256 numbers as -1, 0 or 1 times the largest magnitude. */
+/* What TQ1_0 and TQ2_0 share: 256 values as -1, 0 or 1 times the largest magnitude. */
 #ifndef WEIGHTCTL_TERNARY_H
 #define WEIGHTCTL_TERNARY_H
 

@@ -1,4 +1,4 @@
-/* TQ1_0: 256 numbers as -1, 0 or 1, five in a byte, times one scale.
+/* TQ1_0: 256 values as -1, 0 or 1, five in a byte, times one scale.
 
    Fields of 32, 16 and 4 bytes are followed by the float16 scale. In a field of n bytes, byte i has
    the values i, i + n, i + 2 * n ... of the field. They are five ternary digits, the first the most

@@ -203,7 +203,7 @@ static void transcode_in(float *space, size_t step, const struct task *task,
 /* Run a task; returns -1 if memory cannot be allocated. */
 static int transcode(const struct task *task, struct outcome *outcome)
 {
-    /* Weights of importance are computed from whole rows. */
+    /* Importance weights depend on whole rows. */
     size_t step = TRANSCODED, columns = task->columns;
     if (task->importance != NULL)
         step = columns > TRANSCODED ? columns : TRANSCODED / columns * columns;

@@ -45,7 +45,7 @@ INLINE f32v every_fourth_row(const float *from, size_t stride)
 #define LAST_TWO(a, b) __builtin_shuffle(a, b, (i32v){2, 6, 3, 7})
 #endif
 
-/* Fill to[i] with number i of each of LANES rows that begin `stride` numbers apart, for i < n;
+/* Fill to[i] with value i of each of LANES rows that begin `stride` values apart, for i < n;
    n is a multiple of 4. */
 INLINE void transpose_rows(const float *from, size_t stride, size_t n, f32v *to)
 {

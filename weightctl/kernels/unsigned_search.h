@@ -1,4 +1,4 @@
-/* The search for one unsigned scale, a group of numbers in each lane: ggml's `make_qp_quants`. */
+/* The search for one unsigned scale, a group of values in each lane: ggml's `make_qp_quants`. */
 #ifndef WEIGHTCTL_UNSIGNED_SEARCH_H
 #define WEIGHTCTL_UNSIGNED_SEARCH_H
 
@@ -6,7 +6,7 @@
 #include "rounding.h"
 #include "scale_search.h"
 
-/* Find levels 0 to `most` and a scale such that the n numbers x are near scale * level; return the
+/* Find levels 0 to `most` and a scale such that the n values x are near scale * level; return the
    scale. All weights are positive or 0. For negative x, a level wraps around like a byte. The same
    as `fit_unsigned_scale` in weightctl/codecs/scale_search.py. */
 INLINE f32v fit_unsigned_scale(const f32v *x, const f32v *w, size_t n, int most, i32v *levels)

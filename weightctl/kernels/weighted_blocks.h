@@ -7,7 +7,7 @@
 #include "nibbles.h"
 #include "transpose.h"
 
-/* At most LANES rows; `variance` has the mean of the squares of each. */
+/* At most LANES rows; `variance` has the mean square of each. */
 struct weighted_rows {
     const float *numbers, *importance;
     size_t blocks, blocks_per_row;
@@ -55,7 +55,7 @@ INLINE void weighted_blocks(const struct weighted_rows *rows, size_t first, f32v
         weights[i] *= f32v_sqrt(f32v_load(variance) + x[i] * x[i]);
 }
 
-/* Levels as `nibbles_pack` packs them: four words of low bits, and one of fifth bits. */
+/* Levels packed as by `nibbles_pack`: four words of low bits, and one of fifth bits. */
 struct packed_lanes {
     i32v low[4];
     i32v high;
