@@ -62,8 +62,8 @@ _Terms: TypeAlias = "dict[tuple[_Factor, ...], int]"
 class Dim:
     """A size, a name such as `batch`, or a sum of products of them: `2*batch + 1`.
 
-    It is equal to the number or name that it represents, and to every `Dim` with the same terms.
-    Raises `ValueError` if the size is negative or the name is not valid.
+    It is equal to the number or name that it represents, and to every `Dim` that expands to the
+    same sum. Raises `ValueError` if the size is negative or the name is not valid.
     """
 
     __slots__ = ("terms",)

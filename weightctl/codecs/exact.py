@@ -27,7 +27,7 @@ class _Range(NamedTuple):
 
 @cache
 def is_exact(source: Encoding, target: Encoding) -> bool:
-    """Whether a conversion changes no value: each is held exactly, or raises an error.
+    """Whether a conversion keeps all values exactly, or raises an error for those it cannot.
 
     The values of a block encoding are float32.
     """

@@ -155,8 +155,8 @@ def _unpack_five_bits(block: NDArray[np.void], level: F32) -> None:
     level[..., 1::2, :] = block["low"] >> 4 | high[..., 1::2, :]
 
 
-# ggml's `block_q4_K`. Byte i of row j of `low` has element 64 * j + i (low bits) and element 64 * j
-# + i + 32.
+# ggml's `block_q4_K`. Byte i of row j of `low` has elements 64 * j + i (low bits) and
+# 64 * j + i + 32 (high bits).
 Q4_K = _build_codec(
     np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", 12), ("low", "u1", (4, 32))]),
     _LevelRange(most=15, first=-1.0, steps=20),

@@ -181,9 +181,9 @@ def bind(
 ) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
-    Raises `EngineError` if `registry` is not a tree or a mapping. Raises one that names all weights
-    which are missing, have another shape, or are stored in a type that does not convert to the
-    graph's.
+    Raises `EngineError` if `registry` is neither a tree nor a mapping, or if weights are missing,
+    have another shape, or are stored in a type that does not convert to the graph's; that error
+    names all of these weights.
     """
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)

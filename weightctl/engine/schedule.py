@@ -1,4 +1,4 @@
-"""The schedule of a graph: operations in order, with calls expanded and unused results removed."""
+"""The schedule of a graph: operations in order, calls expanded, unused operations removed."""
 
 from __future__ import annotations
 

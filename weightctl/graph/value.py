@@ -47,7 +47,7 @@ class Value:
     graph: Graph | None
     number: int
 
-    def __new__(cls, value: ValueLike | Shape) -> Value:  # noqa: PYI034  # subclasses return a Value too
+    def __new__(cls, value: ValueLike | Shape) -> Value:  # noqa: PYI034  # in subclasses too
         """Return the argument as a value of the current graph; `GraphError` if it is another's."""
         return current_graph().value_of(value)
 

@@ -239,8 +239,8 @@ class Weight(Value):
     def quantization_encoding(self) -> QuantizationEncoding | None:
         """The encoding of the blocks that it is loaded as, None for values.
 
-        Setting an encoding keeps the shape, as that of the values; uint8 becomes the dtype of the
-        bytes, and the values are float32.
+        Setting an encoding keeps the shape as that of the values. If the dtype was uint8, it
+        becomes the dtype of the bytes, and the values are float32.
         """
         return self._quantization
 

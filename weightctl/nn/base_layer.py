@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 Hook: TypeAlias = "Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]"
-# Attributes that weightctl adds to layers: what named a layer's weights, and the weights that other
-# layers own. They are set in `vars`, since layers need not call `__init__` of `Layer`.
+# Attributes that weightctl adds to layers: `ROOT` is the layer that named the weights, `SHARED` the
+# weights that other layers own. They are in `vars`, since layers need not call an `__init__`.
 ROOT, SHARED = "_model_root", "_shared_weights"
 LayerT = TypeVar("LayerT", bound="Layer")
 OtherT = TypeVar("OtherT")

@@ -42,7 +42,7 @@ class Embedding(Divisible):
     ) -> None:
         self.replicated = replicated
         self.weight = Weight("weight", dtype, (count, features), device, quantization_encoding)
-        # The first and last row of a shard (exclusive), and the number of rows in the whole table.
+        # The first row of a shard, the row after its last, and the number of rows of the table.
         self.rows: tuple[int, int, int] | None = None
 
     def __call__(self, indices: Value, dtype: DType | None = None) -> Value:

@@ -57,7 +57,7 @@ class MixtureOfExperts(Divisible):
             )
         self.count = count
         self.used = used
-        # The number of the first expert in `experts`, which may be a part of all.
+        # The number of the first expert in `experts`, which may be only some of all experts.
         self.first = 0
         self.is_normalized = is_normalized
         self.router = Linear(features, count, dtype=dtype, device=device)

@@ -26,7 +26,7 @@ __all__ = ["CheckpointKnowledge", "gather_knowledge"]
 
 
 class CheckpointKnowledge(NamedTuple):
-    """The weights of a checkpoint by name, and its model; `checkpoint` is None without a family.
+    """A checkpoint's weights by name, and its model; `checkpoint` is None for unknown families.
 
     `notes` are messages for the user.
     """

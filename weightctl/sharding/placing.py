@@ -32,7 +32,7 @@ class PlacedWeight(NamedTuple):
     `strategy` is the name of the way to cut. `layers` are the layers that need the weight; None if
     all do. `experts` is the range of its experts, if any; if `is_stacked`, they are along its first
     axis. Weights with the same `group` are computed with together. `misfit` is the error if the
-    weight does not have the shape that the model requires.
+    weight cannot be cut as the model requires.
     """
 
     weight: WeightFootprint

@@ -28,12 +28,13 @@ def call(
 ) -> tuple[Value, ...]:
     """Return the outputs of a subgraph; `prefix` is put before the names of its weights.
 
-    Lists among the arguments are flattened. Inside a subgraph with a `weight_prefix`, a `prefix`
-    that starts with it is a placeholder too: each call of that subgraph replaces it. It is the
-    default for a subgraph with the same `weight_prefix`. Raises `GraphError` if the arguments do
-    not match the subgraph's input types, where each named dimension has one size; if the subgraph
-    was not built inside this graph, or calls it; if the weights are placeholders and there is no
-    prefix; or if there is a prefix and the weights have full names.
+    Lists among the arguments are flattened. If the current graph has a `weight_prefix` itself, a
+    `prefix` that starts with it is a placeholder too, which each call of the current graph
+    replaces. That `weight_prefix` is the default for a subgraph that has the same. Raises
+    `GraphError` if the arguments do not match the subgraph's input types, where each named
+    dimension has one size; if the subgraph was not built inside this graph, or calls it; if the
+    weights are placeholders and there is no prefix; or if there is a prefix and the weights have
+    full names.
     """
     graph = current_graph()
     given = _flatten(args)
