@@ -15,7 +15,7 @@ from weightctl.split import part_shape
 from weightctl.storage.location import is_remote
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
-from weightctl.weights.steps.sliced import runs
+from weightctl.weights.steps.sliced import runs, shortest_run
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
 from weightctl.write.tasks import KeyedTask
@@ -118,15 +118,7 @@ def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
 
 def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
     """Whether the bytes of a piece follow one another for long, or are all that there are."""
-    if not piece.part:
-        return True
-    info = tensors[piece.source]
-    shape, part = byte_shape(info), byte_part(info, piece.part)
-    axis, ranges = max(part)
-    inner = prod(shape[axis + 1 :])
-    # A tensor without elements has no ranges.
-    shortest = min((stop - start for start, stop in ranges), default=0)
-    return shortest * inner >= _LEAST_RUN
+    return not piece.part or shortest_run(tensors[piece.source], piece.part) >= _LEAST_RUN
 
 
 class RankWork:

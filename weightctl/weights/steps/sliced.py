@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["ByteRun", "Sliced", "read_part", "runs", "unfit"]
+__all__ = ["ByteRun", "Sliced", "read_part", "runs", "shortest_run", "unfit"]
 
 # Gaps of fewer bytes than this are read too, because the system reads whole pages.
 _PAGE = 4096
@@ -102,6 +102,16 @@ def read_part(
         for offset, nbytes in near:
             buffer[done : done + nbytes] = held[offset - first : offset - first + nbytes]
             done += nbytes
+
+
+def shortest_run(info: TensorInfo, part: Part) -> int:
+    """Return the bytes of the shortest run of a part, those of the tensor if it is all of it."""
+    if not part:
+        return info.nbytes
+    shape, cuts = byte_shape(info), byte_part(info, part)
+    axis, ranges = max(cuts)
+    # A tensor without elements has no ranges.
+    return min((stop - start for start, stop in ranges), default=0) * prod(shape[axis + 1 :])
 
 
 def runs(
