@@ -66,9 +66,9 @@ class Layout(NamedTuple):
     """The description of a file before its tensors are written.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
-    the file; `nbytes` is the length of the whole file. `between` takes the CRC-32 of each tensor
-    that was written and returns the bytes that follow them, without the zeros before the next
-    tensor; None if all these bytes are zeros.
+    the file; `nbytes` is the length of the whole file. `between` returns the bytes that follow the
+    tensors written so far, from the CRC-32 of each, without the zeros before the next tensor; None
+    if there are only zeros.
     """
 
     header: bytes
@@ -79,10 +79,7 @@ class Layout(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The position of a file in a set of parts; `number` starts at 0.
-
-    `parts` is the number of parts, and `tensors` that of all their tensors.
-    """
+    """The position of a file in a set; `number` starts at 0, `tensors` is the total count."""
 
     number: int
     parts: int
@@ -130,10 +127,9 @@ def is_alignment(value: MetadataValue) -> bool:
 
 
 def is_possible(shape: Sequence[int]) -> bool:
-    """Whether a shape is possible: no size is negative, and the product fits the address space.
+    """Whether a shape is possible: no negative sizes, and a product that fits the address space.
 
-    Sizes of 0 are not part of the product: a tensor without elements takes no bytes, so its other
-    sizes cannot be checked against the file.
+    Sizes of 0 are left out: a tensor without elements takes no bytes, whatever its other sizes.
     """
     return min(shape, default=0) >= 0 and prod(filter(None, shape)) < 1 << 60
 
