@@ -50,10 +50,10 @@ def is_optimizer_state(info: TensorInfo) -> bool:
 
 
 def is_buffer(info: TensorInfo) -> bool:
-    """Whether a tensor is not a trained weight: a cache, mask, schedule, statistic or optimizer's state.
+    """Whether a tensor is not a trained weight: a cache, mask, schedule, statistic, or the like.
 
-    The running statistics of batch norm are included, as in torch: a model needs them, but no
-    optimizer trains them, and published parameter counts do not include them.
+    The state of an optimizer and the running statistics of batch norm are included. A model needs
+    the latter, but no optimizer trains them, and published parameter counts do not include them.
     """
     name = info.name
     if name.endswith(".weight"):

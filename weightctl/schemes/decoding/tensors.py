@@ -183,8 +183,7 @@ class SchemeTensors:
         return np.frombuffer(self.raw(place), np.float32).copy()
 
     def table(self, place: int, columns: int | None = None) -> Table:
-        """Return a tensor as a table of unsigned words; by default, columns are its last dimension.
-        """
+        """Return a tensor as a table of unsigned words; columns default to its last dimension."""
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
