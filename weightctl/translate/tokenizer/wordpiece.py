@@ -80,10 +80,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
-    """Return the document of tokenizer.json.
-
-    Raises `TokenizerError` if a key is missing and llama.cpp's default id is not in the vocabulary.
-    """
+    """Return the document of tokenizer.json; raises `TokenizerError` if a special id is invalid."""
     del model_type
     tokens = [_to_hugging_face(tokenizer, token) for token in range(len(tokenizer.tokens))]
     vocabulary = {

@@ -52,8 +52,7 @@ class TokenTable:
         self._entries[index] = entry
 
     def add(self, index: object, text: str, *, special: bool) -> None:
-        """Set an added token of an id, special or user-defined; byte and unknown tokens keep their type.
-        """
+        """Set an added token of an id; byte tokens and the unknown token keep their type."""
         there = self._entries.get(index) if isinstance(index, int) else None
         if there is not None and there.type in {TokenType.UNKNOWN, TokenType.BYTE}:
             self.put(index, there._replace(text=text))
