@@ -83,7 +83,7 @@ def read_index(path: str) -> Index:
 def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
     """Return what is wrong with an index that is not JSON, and a hint.
 
-    If the file is not an index at all, this is what it is instead.
+    If the file is not an index at all, the first value says what it is instead.
     """
     if file.read(0, 64).lstrip().startswith((b"{", b"[")):
         return str(error), _HINT

@@ -137,7 +137,7 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 # Kinds of empty containers. Containers of other kinds are omitted if they have no entries.
 EMPTY: dict[str, Any] = {"{}": {}, "[]": [], "()": ()}
-# Kinds whose metadata value is the name of the kind; other content is a value that was changed.
+# Kinds whose metadata value is the name of the kind. If an entry has other content, it was changed.
 _WORDS = {"None", *EMPTY}
 _KINDS = {
     **dict.fromkeys(INTEGERS, "int"), "f32": "float", "f64": "float", "bool": "bool",

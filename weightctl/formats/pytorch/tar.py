@@ -31,7 +31,7 @@ _PLAIN = {b"0", b"\0", b"5"}
 
 
 def is_any_tar(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a tar file, by its first checksum."""
+    """Whether these bytes are the start of a tar file, by the checksum of its first header."""
     if len(head) < _BLOCK:
         return False
     stated = _number_of(head[148:156])

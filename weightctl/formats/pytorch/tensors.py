@@ -208,8 +208,8 @@ class Streams:
     def place(self, enclosed: Enclosed, tensor: TensorRecord | None = None) -> PlacedTensor | None:
         """Return the place of a tensor over a stream's storage, or of the whole storage.
 
-        Bytes that are encoded or swapped are kept in memory. Returns None and raises as
-        `place_tensor` does.
+        Bytes that are encoded or swapped are kept in memory. Returns None, or raises, in the same
+        cases as `place_tensor`.
         """
         opened = self._open(enclosed)
         if opened is None:

@@ -255,7 +255,7 @@ class Ternary:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A stored tensor with the group of each index of an axis (0 or 1), of `groups` groups."""
+    """A stored tensor with the group of each index of an axis (0 or 1), one of `groups` groups."""
 
     place: int
     axis: int

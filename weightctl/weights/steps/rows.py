@@ -75,7 +75,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The rows from `start` up to `stop`, excluded."""
+    """The rows from `start` to `stop`, without `stop` itself."""
 
     start: int
     stop: int
