@@ -1,4 +1,4 @@
-"""AWQ as AutoAWQ writes it: `[in, out]`, packed along the outputs; `[out, in]` for GEMV."""
+"""AWQ: `[in, out]`, packed along the outputs, as written by AutoAWQ; `[out, in]` for GEMV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NF4 and FP4 of bitsandbytes: two codes per byte; a tensor with JSON states the shape."""
+"""bitsandbytes' NF4 and FP4: two codes per byte; a tensor with JSON states the shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pack-quantized` of compressed-tensors: rows packed into I32; a tensor states the shape."""
+"""compressed-tensors' `pack-quantized`: rows packed into I32; a tensor states the shape."""
 
 from __future__ import annotations
 
