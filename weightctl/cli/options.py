@@ -157,8 +157,8 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Have workers do the work: processes:N for N processes on this machine, or "
-        "dask://HOST:PORT for the workers of a Dask cluster. -j and --mem then apply to each "
+        help="Divide the work among workers: processes:N for N processes on this machine, or "
+        "dask://HOST:PORT for the workers of a Dask cluster. Limits such as -j then apply to each "
         "worker, and -j is 1 by default.",
     ),
 ]

@@ -95,7 +95,8 @@ class Setting(NamedTuple):
         if not is_type(kind):
             raise ConversionError(
                 f"`{kind}` in `{written}` is not a metadata type",
-                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
+                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string (GGUF), text "
+                "(safetensors), and arrays such as array[i32]",
             )
         return cls(key, kind, content, path=path)
 
