@@ -1,4 +1,4 @@
-"""What `convert` says of a tokenizer that llama.cpp does not follow in everything."""
+"""The notes of `convert` on tokenizers that llama.cpp does not follow completely."""
 
 from __future__ import annotations
 
