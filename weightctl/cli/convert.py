@@ -196,9 +196,9 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Naming convention of the tensor names, config and tokenizer. gguf: as in GGUF "
-            "files; hf: as in Hugging Face models; keep: as in MODEL; auto: gguf if OUT is a GGUF "
-            "file, hf if OUT is a directory, keep otherwise.",
+            help="Naming convention of the output, for tensor names, config and tokenizer. gguf: "
+            "as in GGUF files; hf: as in Hugging Face models; keep: as in MODEL; auto: gguf if OUT "
+            "is a GGUF file, hf if OUT is a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,

@@ -108,9 +108,9 @@ Include = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GLOB",
-        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*'. The "
-        "wildcard * matches any characters, including dots. [0-27] matches any number from 0 to "
-        "27. Repeatable.",
+        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*' "
+        "('blk.[0-27].*' for GGUF). The wildcard * matches any characters, including dots. [0-27] "
+        "matches any number from 0 to 27. Repeatable.",
         autocompletion=complete_tensor_names,
     ),
 ]

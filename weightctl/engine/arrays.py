@@ -173,7 +173,7 @@ def _of_numpy(array: NDArray[Any]) -> Tensor:
         )
     if array.dtype.name not in DType.__members__:
         raise EngineError(
-            f"no DType matches arrays of {array.dtype}", hint="convert it with `.astype`"
+            f"no DType matches arrays of {array.dtype}", hint="convert the array with `.astype`"
         )
     shape = array.shape
     native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)

@@ -270,7 +270,6 @@ def _require_fitting(whole: Whole, sharding: Sharding) -> None:
             block = whole.blocks[axis]
             if any(end % block and end != whole.shape[axis] for each in ranges for end in each):
                 raise ShardingError(
-                    f"the ranges {list(ranges)} of device {rank} would split blocks of "
-                    f"`{whole.name}` of shape {list(whole.shape)}, which have {block} "
-                    f"elements along axis {axis}"
+                    f"the ranges {list(ranges)} of device {rank} would split blocks of {block} "
+                    f"elements along axis {axis} of `{whole.name}` of shape {list(whole.shape)}"
                 )

@@ -55,8 +55,8 @@ def _name_weights(layer: Layer, prefix: str) -> None:
     if not weights or any(weight.name.startswith(prefix) for weight in weights):
         return
     raise GraphError(
-        f"the names of the weights of {type(layer).__name__} do not start with "
-        f"`{prefix}`, for example `{weights[0].name}`",
+        f"no weight of {type(layer).__name__} has a name that starts with `{prefix}`: the first is "
+        f"`{weights[0].name}`",
         hint="weight_prefix must be the path of the layer in its model, with a dot at the end",
     )
 

@@ -64,7 +64,7 @@ class Setting(NamedTuple):
             raise ConversionError(
                 f"the metadata key `{key}` cannot be set to {value!r:.80}",
                 hint="values are text, numbers, booleans and lists of one of these types; "
-                "`MetadataValue('array[u8]', [1])` states a type",
+                "to choose the type, use `MetadataValue('array[u8]', [1])`",
             )
         return cls(key, None, _format_content(value), kind)
 

@@ -75,9 +75,10 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     checkpoint = recognize(weights)
     missing = checkpoint.missing
     if len(missing) > len(checkpoint.tensors):
-        more = f", and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        one = len(missing) == 1
         raise ArchitectureError(
-            f"`{missing[0]}` of {checkpoint.family.name} is missing{more}",
+            f"{pluralize(len(missing), 'tensor')} of {checkpoint.family.name} "
+            f"{'is' if one else 'are'} missing, such as `{missing[0]}`",
             hint="check that the config belongs to this checkpoint",
         )
     return checkpoint

@@ -216,7 +216,7 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
             raise GraphError(
                 f"cos and sin of dtype {table.dtype.value} cannot be used with a tensor of dtype "
                 f"{x.dtype.value}",
-                hint="use float32",
+                hint=f"use cos and sin of dtype float32 or {x.dtype.value}",
             )
     if cos.shape != sin.shape or not cos.rank:
         raise GraphError(

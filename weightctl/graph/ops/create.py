@@ -97,7 +97,11 @@ def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
             if isinstance(value, SupportsIndex) and not isinstance(value, bool)
             else value
         )
-    except (BufferError, EncodingError, ValueError) as error:
+    except (BufferError, EncodingError) as error:
+        raise GraphError(
+            str(error), hint="convert it to a dense array of a supported dtype first"
+        ) from error
+    except ValueError as error:
         raise GraphError(
             str(error), hint="all rows of a nested list must have the same length"
         ) from error

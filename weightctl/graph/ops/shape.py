@@ -51,8 +51,9 @@ def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
         if shape.count(-1) > 1:
             raise GraphError(f"[{wanted}] has more than one -1", hint="only one size can be -1")
         raise GraphError(
-            f"no size for -1 in [{wanted}] gives {x.shape.size} elements",
-            hint="the number of elements must be divisible by the other sizes, including names",
+            f"the size -1 in [{wanted}] cannot be computed: the tensor has {x.shape.size} elements",
+            hint="the number of elements must be divisible by the product of the other sizes, "
+            "including named dimensions",
         )
     result = Shape(shape)
     if result.size != x.shape.size:
