@@ -1,4 +1,4 @@
-"""Pipes that say at once that they are full, as event loops open them, instead of waiting."""
+"""Pipes that report that they are full instead of waiting, as event loops open them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help pages: how they are wrapped, what they list, and that their examples work."""
+"""Help pages: their wrapping, what they list, and that their examples work."""
 
 from __future__ import annotations
 

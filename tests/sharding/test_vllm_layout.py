@@ -1,4 +1,4 @@
-"""The files that vLLM's sharded-state loader reads: its names, its shapes, its padding."""
+"""The files for vLLM's sharded-state loader: its names, its shapes, its padding."""
 
 from __future__ import annotations
 

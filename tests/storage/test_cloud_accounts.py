@@ -1,4 +1,4 @@
-"""Accounts of Google Cloud Storage and Azure are found where the tools of each store look."""
+"""Accounts of Google Cloud Storage and Azure are found where the stores' own tools find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs in object stores: whole or not there, as local ones are, and continued after a stop."""
+"""Outputs in object stores: complete or absent, like local ones, and continued after a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a sharded checkpoint as JSON: written, and read as an untrusted file."""
+"""The manifest of a sharded checkpoint as JSON: writing, and reading of untrusted files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HINT = "create it again with `weightctl shard`; it cannot be edited by hand"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, one tensor a line; `read_manifest` returns the same manifest."""
+    """Return a manifest as JSON, one tensor per line; `read_manifest` returns the same manifest."""
     files, header = manifest.source
     grid = manifest.grid
     head = {
@@ -88,7 +88,7 @@ def _cuts(part: Part) -> list[dict[str, Any]]:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Read a manifest, and check that it is consistent and that no part of a tensor is missing.
+    """Read a manifest; check that it is consistent and that no part of a tensor is missing.
 
     In the manifest of an unfinished set, `sha256` is empty. Raises `FormatError` if the file is not
     a manifest, or is invalid.

@@ -1,6 +1,6 @@
-"""Steps that reorder or select whole rows; numbers and blocks are not changed.
+"""Steps that reorder or select whole rows; the bytes of rows are not changed.
 
-A row here is everything at one index of the first dimension.
+In this module, a row is everything at one index of the first dimension.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["RowOrder", "RowRange", "StackedEntry"]
 
 
-# Rows that are further apart than this, in bytes, are read one by one.
+# If the range that contains the needed rows has more bytes than this, rows can be read one by one.
 _MOST_BETWEEN = 1 << 26
 
 
@@ -28,14 +28,14 @@ _MOST_BETWEEN = 1 << 26
 class RowOrder:
     """Rows in another order: row i of the result is row `order[i]` of the input.
 
-    Nearby rows should come from nearby rows: the bytes between them are also read, up to a limit.
+    Nearby rows should come from nearby rows: the rows between them are also read, up to a limit.
     """
 
     order: tuple[int, ...]
     text: str = field(default="rows in another order", compare=False)
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return shape and encoding of the input."""
+        """Return the shape and encoding of the input."""
         (info,) = inputs
         if not info.shape or info.shape[0] != len(self.order):
             raise ConversionError(
@@ -48,7 +48,7 @@ class RowOrder:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the range that contains the rows, and select them from it."""
+        """Read the range that contains the rows and select them; far apart rows are read singly."""
         import numpy as np
 
         (tensor,) = inputs
@@ -75,7 +75,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The rows from `start` to after the last, `stop`."""
+    """The rows from `start` to `stop`, without `stop` itself."""
 
     start: int
     stop: int
@@ -94,7 +94,7 @@ class RowRange:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read those rows."""
+        """Read these rows."""
         (tensor,) = inputs
         tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
 
@@ -121,7 +121,7 @@ class StackedEntry:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read that one."""
+        """Read this entry."""
         (tensor,) = inputs
         tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)
 

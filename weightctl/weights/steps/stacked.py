@@ -1,4 +1,4 @@
-"""Tensors that are stacked in one tensor."""
+"""Stacking of tensors into one tensor."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Stacked"]
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Tensors of one shape along a new first dimension; `what` names them for users."""
+    """Tensors of one shape along a new first dimension; `what` names them in texts for users."""
 
     what: str = "tensors"
     count: int = 0
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape with another dimension in front."""
+        """Return the shape with a new first dimension."""
         first = _alike(inputs)
         for info in inputs:
             if info.shape != first.shape:
@@ -38,7 +38,7 @@ class Stacked:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read them one after the other."""
+        """Read the tensors one after another."""
         done = position = 0
         for tensor in inputs:
             nbytes = tensor.info.nbytes
