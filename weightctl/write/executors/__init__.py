@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor
 
-__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor", "is_local"]
+__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor", "is_local", "make_portable"]
 
 
 class WorkerLostError(Exception):
@@ -38,6 +39,11 @@ EXECUTORS = {
     ),
     "dask": ExecutorLine(
         "weightctl.write.executors.dask:start", "//HOST:PORT", "the workers of a Dask cluster"
+    ),
+    "ray": ExecutorLine(
+        "weightctl.write.executors.ray:start",
+        "//HOST:PORT",
+        "the workers of a Ray cluster, by default one on this machine",
     ),
 }
 
@@ -76,3 +82,12 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def make_portable(error: Exception) -> Exception:
+    """Return an error that another process can receive: the same, or one with the same text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 # made here
+    except Exception:  # noqa: BLE001 # an error of any library can be one that cannot be pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
