@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
 from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
 from weightctl.write.journal import Purpose
@@ -102,6 +103,7 @@ DRIVER = """
 import os, signal, sys
 from weightctl import convert, gather, shard
 from weightctl.write import journal
+from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
 
 journal.BEGIN_AFTER = 0.0
@@ -302,7 +304,9 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
     assert request is not None
     purpose = identify_run(planned.plan, planned.outcome)
     codecs = digest_codecs(planned.plan)
-    made = Job("a", request, purpose, (str(out),), __version__, codecs, 1, 1 << 28, False)
+    made = Job(
+        "a", request, purpose, TemporaryFiles((str(out),)), __version__, codecs, 1, 1 << 28, False
+    )
     return made._replace(token=os.urandom(4).hex(), **changes)
 
 
@@ -321,12 +325,12 @@ def test_a_worker_that_would_write_other_bytes_refuses(
     convert(model, out, quant="Q4_K")
     before = out.read_bytes()
     with pytest.raises(ValueError, match=message):
-        run_batch(job(model, out, **changes), [0])
+        run_batch(job(model, out, **changes), 0, [0])
     assert out.read_bytes() == before
 
 
 def test_a_worker_creates_no_file(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(OutputError, match="No such file"):
-        run_batch(job(model, out), [0])
+        run_batch(job(model, out), 0, [0])
     assert not os.listdir(tmp_path)

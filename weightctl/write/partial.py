@@ -35,12 +35,14 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
+from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.journal import Journal, read_journal
 from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
+    from weightctl.write.executors.places import Delivered
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
@@ -165,6 +167,13 @@ class Partial:
                 path = os.path.join(directory, name)
                 if path not in wanted:
                     remove_path(path)
+
+    def place(self) -> TemporaryFiles:
+        """Return where workers write."""
+        return TemporaryFiles(tuple(file.path for file in self.files))
+
+    def accept(self, delivered: Delivered) -> None:
+        """Do nothing: workers leave nothing beside the files."""
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> Journal:
         """Begin the journal of the run; raises `OutputError`."""

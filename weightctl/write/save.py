@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
     from weightctl.write.committing import CommitRun
-    from weightctl.write.executors.distribution import Distribution
+    from weightctl.write.executors.distribution import Distribution, WorkerCounts
+    from weightctl.write.executors.worker import BatchResult
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
     from weightctl.write.partial import Partial
@@ -205,6 +206,10 @@ def write_output(
 
     A quarter of `memory` is for parts that are uploaded.
     """
+    if distribution is not None:
+        from weightctl.write.executors.distribution import refuse_seams
+
+        refuse_seams(outcome)
     # Nothing of a commit can be continued: what was sent is found by its content.
     is_resumable = plan.source.files and not has_commits(outcome.path)
     identify = bind(identify_run, plan, outcome) if is_resumable else None
@@ -226,7 +231,7 @@ def write_output(
                 else:
                     purpose = identify_run(plan, outcome)
                     _distribute(
-                        distribution, work, recorder, files, seams, purpose=purpose,
+                        distribution, work, recorder, partial, seams, purpose=purpose,
                         progress=progress,
                     )  # fmt: skip
             records = recorder.records
@@ -327,7 +332,7 @@ def _distribute(
     distribution: Distribution,
     work: Work,
     recorder: Recorder,
-    files: Sequence[Writer],
+    partial: Partial | UploadRun | CommitRun,
     seams: SeamWriter,
     *,
     purpose: Purpose,
@@ -336,14 +341,15 @@ def _distribute(
     """Have workers do all tasks that are not recorded, and record them."""
     from weightctl.write.executors.distribution import distribute
 
-    def record(records: list[Record], nbytes: int) -> None:
-        seams.advance(records)
-        recorder.add(records)
+    def accept(result: BatchResult, nbytes: int, counts: WorkerCounts) -> None:
+        partial.accept(result.delivered)
+        seams.advance(result.records)
+        recorder.add(result.records)
         if progress is not None:
             progress(nbytes)
 
     tasks = [work.measure(task) for task in work.list_tasks(recorder.records)]
-    distribute(distribution, purpose, tasks, files, record)
+    distribute(distribution, purpose, tasks, partial.place(), accept)
 
 
 def _put_beside(

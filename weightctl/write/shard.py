@@ -16,6 +16,7 @@ from weightctl.split import Grid
 from weightctl.system.threads import thread_count
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.write.claims import refuse_other_runs
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
@@ -126,7 +127,12 @@ class ShardedOutput:
             from weightctl.write.executors.distribution import plan_distribution
 
             distribution = plan_distribution(
-                on, self.request, self.outcome.where, threads=threads, task_size=task_size
+                on,
+                self.request,
+                self.outcome.where,
+                threads=threads,
+                memory=DEFAULT_MEMORY,
+                task_size=task_size,
             )
         saved = save_shards(
             self.plan,

@@ -19,22 +19,31 @@ from weightctl.formats.huggingface import open_companion
 from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
-from weightctl.storage.location import store_of
-from weightctl.storage.remote.upload import PartLimit, UploadWriter, part_size
+from weightctl.storage.remote.part_limit import PartLimit
+from weightctl.storage.remote.upload import UploadWriter, part_size
 from weightctl.system.interrupts import defer_signals
-from weightctl.system.temporary import JOURNAL, JOURNAL_PART, new_token, temporary_name, token_of
-from weightctl.text.untyped import is_object
+from weightctl.system.temporary import (
+    JOURNAL,
+    JOURNAL_PART,
+    REST,
+    new_token,
+    temporary_name,
+    token_of,
+)
+from weightctl.text.untyped import is_list, is_object
+from weightctl.write.executors.places import ObjectUploads, Rest, RestRange, uploads_of
 from weightctl.write.journal import parse_journal
 from weightctl.write.object_journal import PUBLISHING, ObjectJournal
 from weightctl.write.object_parts import cut_object, list_copies, list_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import StoredObject, Uploads
+    from weightctl.write.executors.places import Delivered
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
@@ -58,7 +67,8 @@ class _StoppedUpload(NamedTuple):
     """What a stopped run has left: its token, its records, and uploads by the number of a file.
 
     `objects` are the URLs of its journal. `published` is the second, by the store's clock, when the
-    run began to publish; 0 if it had not.
+    run began to publish; 0 if it had not. `rests` are bytes of parts that its workers could not
+    complete.
     """
 
     token: str
@@ -67,6 +77,7 @@ class _StoppedUpload(NamedTuple):
     uploads: Mapping[int, _BegunUpload] = {}
     published: float = 0.0
     lost: str = ""
+    rests: tuple[Rest, ...] = ()
 
 
 class UploadRun:
@@ -101,8 +112,9 @@ class UploadRun:
         self.kept = stopped.records
         self.lost = stopped.lost
         self.files: list[UploadWriter] = []
-        prefix = f"{temporary_name(outcome.path, stopped.token)}{JOURNAL}-"
-        self._journal = ObjectJournal(uploads, prefix, stopped.objects)
+        name = temporary_name(outcome.path, stopped.token)
+        self._rest = f"{name}{REST}"
+        self._journal = ObjectJournal(uploads, f"{name}{JOURNAL}-", stopped.objects)
 
     def open_files(self) -> list[UploadWriter]:
         """Begin or continue the uploads, with the headers; raises `OutputError`."""
@@ -127,16 +139,46 @@ class UploadRun:
             self._journal.begin(self._identify())
         for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
             file.begin_copies()
-            file.write(0, layout.header)
+            file.hold_bytes(0, layout.header)
+        for rest in self._stopped.rests:
+            self._hold(rest, lost)
         return self.files
+
+    def _hold(self, rest: Rest, lost: Collection[int] = ()) -> None:
+        for number, offset, held in rest.list_held():
+            if number not in lost:
+                self.files[number].hold([(offset, held)])
+
+    def place(self) -> ObjectUploads:
+        """Return where workers write."""
+        layouts = self._outcome.parts.values()
+        return ObjectUploads(
+            tuple(file.path for file in self.files),
+            tuple(file.upload for file in self.files),
+            tuple(part_size(self._uploads, layout.nbytes) for layout in layouts),
+            tuple(self._least(layout) for layout in layouts),
+            self._rest,
+        )
+
+    def _least(self, layout: Layout) -> int:
+        """Return the least bytes of each part of an object but the last."""
+        return max(self._uploads.least_part, -(-2 * layout.nbytes // self._uploads.most_parts))
+
+    def accept(self, delivered: Delivered) -> None:
+        """Take what a worker has sent; its records are to be added after this."""
+        for number, parts in delivered.parts.items():
+            self.files[number].add_sent(parts)
+        if delivered.rest is not None:
+            self._journal.add_lines([_format_rest(delivered.rest)])
+            self._hold(delivered.rest)
 
     def _open(self, number: int, name: str, layout: Layout) -> tuple[UploadWriter, bool]:
         """Return the writer of a file, and whether the upload of a stopped run is continued."""
         path, size = self._outcome.path_of(name), part_size(self._uploads, layout.nbytes)
-        least = max(self._uploads.least_part, -(-2 * layout.nbytes // self._uploads.most_parts))
-        cuts = cut_object(layout.nbytes, self._copies[number], size=size, least=least)
+        cuts = cut_object(layout.nbytes, self._copies[number], size=size, least=self._least(layout))
         upload, parts = self._find_upload(number, path, size)
-        is_kept = bool(upload)
+        # Of an object without an upload, only what workers have left is kept.
+        is_kept = bool(upload) or layout.nbytes <= size
         is_published = not is_kept and self._has_published(path, layout.nbytes)
         if is_published:
             parts = {each: UploadedPart("", 0) for each in range(1, len(cuts) + 1)}
@@ -217,6 +259,7 @@ class UploadRun:
             self._uploads.delete(old)
             # The output is complete, whether or not the journal can be removed.
             with suppress(OutputError):
+                self._remove_rests()
                 self._journal.remove()
         refresh(outcome.path)
 
@@ -243,7 +286,11 @@ class UploadRun:
                     with suppress(OutputError):
                         self._uploads.abort(file.path, file.upload)
             with suppress(OutputError):
+                self._remove_rests()
                 self._journal.remove()
+
+    def _remove_rests(self) -> None:
+        self._uploads.delete([*self._uploads.list_objects(self._rest)])
 
     def close(self) -> None:
         """End the threads that send parts."""
@@ -264,7 +311,7 @@ def hold_upload(
     Uploads of runs that have ended, and cannot be continued, are removed. Raises `OutputError` if
     the output is refused.
     """
-    uploads = _uploads_of(outcome.path)
+    uploads = uploads_of(outcome.path)
     refresh(outcome.path)
     stopped = _find_stopped(outcome.path, uploads, identify)
     outcome.refuse(force=force or bool(stopped.published))
@@ -281,14 +328,7 @@ def hold_upload(
 
 def find_kept_uploads(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
     """Return the records of a stopped run that a run with this plan and input would continue."""
-    return _find_stopped(outcome.path, _uploads_of(outcome.path), identify, clear=False).records
-
-
-def _uploads_of(path: str) -> Uploads:
-    store = store_of(path)
-    if store is None:
-        raise TypeError("only URLs have uploads")
-    return store.uploads(path)
+    return _find_stopped(outcome.path, uploads_of(outcome.path), identify, clear=False).records
 
 
 def _find_stopped(
@@ -312,14 +352,18 @@ def _find_stopped(
         if now == before:
             began = (objects[each].written for each in contents if PUBLISHING in contents[each])
             published = next(began, 0.0)
-            return _StoppedUpload(token, tuple(contents), tuple(records), begun, published)
+            rests = tuple(filter(None, map(_parse_rest, others)))
+            return _StoppedUpload(
+                token, tuple(contents), tuple(records), begun, published, rests=rests
+            )
         lost = "the input has changed" if now is None or now.input != before.input else (
             "the plan has changed"
         )  # fmt: skip
         if clear and has_ended:
             for each in begun.values():
                 uploads.abort(each.path, each.id)
-            uploads.delete(list(objects))
+            left = uploads.list_objects(f"{temporary_name(path, token)}{REST}")
+            uploads.delete([*left, *objects])
     return _StoppedUpload(new_token(), lost=lost)
 
 
@@ -337,3 +381,20 @@ def _parse_upload(entry: Mapping[str, Any]) -> tuple[int, _BegunUpload] | None:
     if not is_object(entry) or type(number) is not int or type(size) is not int:
         return None
     return number, _BegunUpload(str(upload), size, str(entry.get("path")))
+
+
+def _format_rest(rest: Rest) -> dict[str, Any]:
+    """Return the entry of a journal for the bytes that a worker has left."""
+    return {"rest": rest.path, "ranges": [list(each) for each in rest.ranges]}
+
+
+def _parse_rest(entry: Mapping[str, Any]) -> Rest | None:
+    path, ranges = entry.get("rest"), entry.get("ranges")
+    if not isinstance(path, str) or not is_list(ranges):
+        return None
+    found: list[RestRange] = []
+    for each in ranges:
+        if not is_list(each) or len(each) != 4 or any(type(field) is not int for field in each):
+            return None
+        found.append(RestRange(*each))
+    return Rest(path, tuple(found))

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor
 
-__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor", "is_local", "make_portable"]
+__all__ = [
+    "EXECUTORS",
+    "ExecutorLine",
+    "WorkerLostError",
+    "hold_executor",
+    "is_local",
+    "make_portable",
+]
 
 
 class WorkerLostError(Exception):

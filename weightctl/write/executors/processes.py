@@ -183,4 +183,3 @@ def _receive(calls: BinaryIO, waiting: SimpleQueue[_ProcessCall]) -> None:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
