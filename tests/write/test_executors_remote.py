@@ -56,9 +56,7 @@ def objects(server: S3Server, prefix: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_workers_write_objects_with_the_same_bytes(
-    work: str, model: str, server: S3Server
-) -> None:
+def test_workers_write_objects_with_the_same_bytes(work: str, model: str, server: S3Server) -> None:
     WORKS[work](model, f"s3://{BUCKET}/one/out")
     WORKS[work](model, f"s3://{BUCKET}/two/out", on="processes:2")
     assert objects(server, "two/") == objects(server, "one/")

@@ -20,7 +20,7 @@ from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.text.wording import printable
-from weightctl.write.object_parts import list_gaps
+from weightctl.write.objects.object_parts import list_gaps
 from weightctl.write.repository import is_kept, list_replaced_files
 
 if TYPE_CHECKING:

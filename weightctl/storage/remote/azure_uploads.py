@@ -130,8 +130,10 @@ class AzureUploads:
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
         """Return the content of a small object, or `nbytes` of it from `start` on."""
-        part = {} if nbytes is None else {"offset": start, "length": nbytes}
-        content: bytes = _call(path, lambda blob: blob.download_blob(**part).readall())
+        offset = None if nbytes is None else start
+        content: bytes = _call(
+            path, lambda blob: blob.download_blob(offset=offset, length=nbytes).readall()
+        )
         TRAFFIC.count(read=len(content))
         return content
 

@@ -30,8 +30,8 @@ class WorkerLostError(Exception):
 class ExecutorLine(NamedTuple):
     """A kind of executor: `kind:ADDRESS` in `--on`, and what the address is.
 
-    `start` is the path of a function that takes the address and returns an executor. Workers that
-    are all on this machine are local.
+    `start` is the path of a function that takes the address and returns an executor; it is empty if
+    there is none. Workers that are all on this machine are local.
     """
 
     start: str
@@ -47,12 +47,21 @@ EXECUTORS = {
     "dask": ExecutorLine(
         "weightctl.write.executors.dask:start", "//HOST:PORT", "the workers of a Dask cluster"
     ),
+    "ranks": ExecutorLine(
+        "", "", "processes that torchrun, Slurm or Kubernetes start, each with this command"
+    ),
     "ray": ExecutorLine(
         "weightctl.write.executors.ray:start",
         "//HOST:PORT",
         "the workers of a Ray cluster, by default one on this machine",
     ),
 }
+
+
+def is_shared(on: str | Executor) -> bool:
+    """Whether several processes run the same command and share its work, without an executor."""
+    line = EXECUTORS.get(on) if isinstance(on, str) else None
+    return line is not None and not line.start
 
 
 def is_local(on: str | Executor) -> bool:
@@ -78,10 +87,15 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
     kind, _, address = on.partition(":")
     line = EXECUTORS.get(kind)
     if line is None:
-        forms = ", ".join(f"{name}:{each.address}" for name, each in EXECUTORS.items())
+        forms = [f"{name}:{each.address}".rstrip(":") for name, each in EXECUTORS.items()]
         raise ConversionError(
             f"`{on}` does not name a kind of executor",
-            hint=f"choices: {forms}",
+            hint=f"choices: {', '.join(forms)}",
+        )
+    if not line.start:
+        raise ConversionError(
+            f"`{on}` has no workers that a command can use: it shares an output between processes",
+            hint="use it to convert or to shard; here, use another kind, such as processes:4",
         )
     # The table has no other functions.
     executor = cast("Callable[[str], Executor]", load(line.start))(address)

@@ -42,8 +42,8 @@ _LEAST_BATCHES = 64
 _MOST_LOST = 5
 # When nothing has ended for this many times the longest batch, and for this many seconds, what is
 # left gets a second worker.
-_SLOW = 2.0
-_PATIENCE = 10.0
+SLOW = 2.0
+PATIENCE = 10.0
 
 
 class Distribution(NamedTuple):
@@ -157,9 +157,9 @@ def distribute(
     purpose: Purpose,
     tasks: Sequence[KeyedTask],
     place: Place,
-    accept: Callable[[BatchResult, int, WorkerCounts], object],
-) -> None:
-    """Have workers do all tasks; `accept` gets the result of each batch, its bytes, and counts.
+    accept: Callable[[BatchResult, int], object],
+) -> WorkerCounts:
+    """Have workers do all tasks; `accept` gets the result of each batch, and its bytes.
 
     A batch whose worker has ended is given to another. When nothing ends for long, all that is
     left is given to a second worker, and the first result counts. Raises the first error of a
@@ -169,7 +169,7 @@ def distribute(
     batches = cut_batches(tasks, batch_size(distribution, tasks))
     with hold_executor(distribution.on) as executor:
         try:
-            _Run(executor, job, batches, accept).wait()
+            return _Run(executor, job, batches, accept).wait()
         finally:
             release(job)  # an executor of threads has worked in this process
 
@@ -182,7 +182,7 @@ class _Run:
         executor: Executor,
         job: Job,
         batches: Sequence[tuple[KeyedTask, ...]],
-        accept: Callable[[BatchResult, int, WorkerCounts], object],
+        accept: Callable[[BatchResult, int], object],
     ) -> None:
         self._executor = executor
         self._job = job
@@ -195,13 +195,13 @@ class _Run:
         self._running: dict[Future[BatchResult], int] = {}
         self._longest = 0.0
 
-    def wait(self) -> None:
+    def wait(self) -> WorkerCounts:
         """Return when all batches are done."""
         for number in sorted(self._left):
             self._submit(number)
         try:
             while self._left:
-                most = max(_SLOW * self._longest, _PATIENCE) if self._longest else None
+                most = max(SLOW * self._longest, PATIENCE) if self._longest else None
                 done, _ = wait(self._running, most, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._end(future, self._running.pop(future))
@@ -210,6 +210,7 @@ class _Run:
         finally:
             for future in self._running:
                 future.cancel()
+        return self._counts
 
     def _submit(self, number: int) -> None:
         keys = tuple(task.key for task in self._batches[number])
@@ -239,7 +240,7 @@ class _Run:
             self._longest = max(self._longest, found.seconds)
             self._counts = self._counts._replace(done=self._counts.done + 1)
             made = sum(task.made for task in self._batches[number])
-            self._accept(found, made, self._counts)
+            self._accept(found, made)
 
 
 def _refuse_more(count: int, error: WorkerLostError) -> None:

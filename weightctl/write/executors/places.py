@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import OutputError
 from weightctl.storage.local import FileWriter
 from weightctl.storage.location import store_of
 from weightctl.storage.remote.part_limit import PartLimit
 from weightctl.storage.remote.upload import UploadWriter
-from weightctl.write.object_parts import cut_object, list_copies, list_gaps
+from weightctl.text.untyped import is_list
+from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ __all__ = [
     "Rest",
     "RestRange",
     "TemporaryFiles",
+    "format_rest",
+    "parse_rest",
     "uploads_of",
 ]
 
@@ -51,6 +54,24 @@ class Rest(NamedTuple):
         """Yield the file, the offset there, and the bytes of each range."""
         for file, offset, start, nbytes in self.ranges:
             yield file, offset, _RestBytes(self.path, start, nbytes)
+
+
+def format_rest(rest: Rest) -> dict[str, Any]:
+    """Return the entry of a journal for the bytes that a worker has left."""
+    return {"rest": rest.path, "ranges": [list(each) for each in rest.ranges]}
+
+
+def parse_rest(entry: Mapping[str, Any]) -> Rest | None:
+    """Return what an entry of a journal says that a worker has left; None for another entry."""
+    path, ranges = entry.get("rest"), entry.get("ranges")
+    if not isinstance(path, str) or not is_list(ranges):
+        return None
+    found: list[RestRange] = []
+    for each in ranges:
+        if not is_list(each) or len(each) != 4 or any(type(field) is not int for field in each):
+            return None
+        found.append(RestRange(*each))
+    return Rest(path, tuple(found))
 
 
 class _RestBytes:

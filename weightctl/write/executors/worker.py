@@ -37,6 +37,7 @@ __all__ = [
     "PlanRequest",
     "PlannedWork",
     "digest_codecs",
+    "do_batch",
     "release",
     "run_batch",
 ]
@@ -166,25 +167,32 @@ def run_batch(job: Job, number: int, keys: Sequence[Any]) -> BatchResult:
     # An executor of threads runs several batches at a time; they share the work.
     with _LOCK:
         _, planned, place = _prepare(job)
-        started = time.monotonic()
-        tasks = planned.work.assign(keys)
-        records: list[Record] = []
+        return do_batch(planned, place, job, number, keys)
 
-        def do(task: Any, ended: Event) -> None:
-            def report(_: int) -> None:
-                if ended.is_set():
-                    raise StoppedError
 
-            records.extend(planned.work.do(task, place.files, report))
+def do_batch(
+    planned: PlannedWork, place: OpenPlace, job: Job, number: int, keys: Sequence[Any]
+) -> BatchResult:
+    """Carry out the batch with a number, in files that are open; errors are those of the work."""
+    started = time.monotonic()
+    tasks = planned.work.assign(keys)
+    records: list[Record] = []
 
-        try:
-            run_all(do, tasks, threads=job.threads)
-            planned.plan.source.refuse_change()
-            files = {record.file for record in records}
-            delivered = place.deliver(f"{job.token}-{number}", files, is_local=job.is_local)
-        except BaseException:
-            place.drop()
-            raise
+    def do(task: Any, ended: Event) -> None:
+        def report(_: int) -> None:
+            if ended.is_set():
+                raise StoppedError
+
+        records.extend(planned.work.do(task, place.files, report))
+
+    try:
+        run_all(do, tasks, threads=job.threads)
+        planned.plan.source.refuse_change()
+        files = {record.file for record in records}
+        delivered = place.deliver(f"{job.token}-{number}", files, is_local=job.is_local)
+    except BaseException:
+        place.drop()
+        raise
     return BatchResult(records, delivered, time.monotonic() - started)
 
 
