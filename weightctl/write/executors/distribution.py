@@ -12,10 +12,11 @@ from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
+from weightctl.write.executors.batches import batch_size, cut_batches
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
     from weightctl.write.executors.places import Place
@@ -28,16 +29,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Distribution",
     "WorkerCounts",
-    "batch_size",
-    "cut_batches",
     "distribute",
     "make_job",
     "plan_distribution",
     "refuse_seams",
 ]
 
-# More batches than workers, so that all of them end at about the same time.
-_LEAST_BATCHES = 64
 # A batch whose workers end this often probably ends them.
 _MOST_LOST = 5
 # When nothing has ended for this many times the longest batch, and for this many seconds, what is
@@ -105,22 +102,6 @@ def refuse_seams(outcome: Outcome) -> None:
         )
 
 
-def cut_batches(tasks: Iterable[KeyedTask], most: int) -> list[tuple[KeyedTask, ...]]:
-    """Return tasks in batches of at most `most` bytes; a larger task is alone.
-
-    Tasks of a batch write to the same place, so that few parts of uploads are shared.
-    """
-    batches: list[list[KeyedTask]] = []
-    size = 0
-    for task in sorted(tasks, key=lambda each: each.place):
-        if not batches or size + task.cost > most:
-            batches.append([])
-            size = 0
-        batches[-1].append(task)
-        size += task.cost
-    return [tuple(batch) for batch in batches]
-
-
 def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, token: str) -> Job:
     """Return what workers need to know."""
     from weightctl import __version__
@@ -136,11 +117,6 @@ def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, toke
         distribution.memory,
         is_local(distribution.on),
     )
-
-
-def batch_size(distribution: Distribution, tasks: Iterable[KeyedTask]) -> int:
-    """Return the bytes of a batch of these tasks."""
-    return max(min(distribution.task_size, sum(task.cost for task in tasks) // _LEAST_BATCHES), 1)
 
 
 class WorkerCounts(NamedTuple):
@@ -166,7 +142,7 @@ def distribute(
     batch, and `OutputError` if workers end again and again.
     """
     job = make_job(distribution, purpose, place, token=new_token())
-    batches = cut_batches(tasks, batch_size(distribution, tasks))
+    batches = cut_batches(tasks, batch_size(tasks, distribution.task_size))
     with hold_executor(distribution.on) as executor:
         try:
             return _Run(executor, job, batches, accept).wait()

@@ -19,7 +19,7 @@ from weightctl.storage.base import cannot_write
 from weightctl.storage.location import is_remote
 from weightctl.system.temporary import RANKS, new_token, temporary_name
 from weightctl.text.untyped import is_object
-from weightctl.write.executors.places import Rest, format_rest, parse_rest, uploads_of
+from weightctl.write.executors.rests import Rest, format_rest, parse_rest, uploads_of
 from weightctl.write.journal import Record, format_line, format_record, parse_entries
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, refresh
+from weightctl.write.executors.batches import batch_size, cut_batches
 from weightctl.write.executors.distribution import (
     PATIENCE,
     SLOW,
     WorkerCounts,
-    batch_size,
-    cut_batches,
     make_job,
 )
 from weightctl.write.executors.markers import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["FoundRun", "RanksResult", "SharedRun", "share_run"]
+__all__ = ["FoundRun", "RankRun", "RanksResult", "share_run"]
 
 _BEGUN = "begun"
 _PUBLISHED = "published"
@@ -69,7 +68,7 @@ class FoundRun(NamedTuple):
         return sha256(repr([task.place for task in self.tasks]).encode()).hexdigest()
 
 
-class SharedRun(NamedTuple):
+class RankRun(NamedTuple):
     """A run, as far as processes that share it need it.
 
     `begin` creates the files and the journal, or continues those of a run that was stopped, and
@@ -95,7 +94,7 @@ class RanksResult(NamedTuple):
 
 
 def share_run(
-    distribution: Distribution, run: SharedRun, progress: Callable[[int], object] | None
+    distribution: Distribution, run: RankRun, progress: Callable[[int], object] | None
 ) -> RanksResult:
     """Do a share of the tasks of a run; return when its output is complete.
 
@@ -108,7 +107,7 @@ def share_run(
         if markers.read(_PUBLISHED) is not None and not _is_complete(outcome):
             markers.remove()  # of an earlier run, whose output was removed since
         with Membership(markers, identity) as member:
-            share = _Share(distribution, run, markers, member, progress)
+            share = _RankProcess(distribution, run, markers, member, progress)
             try:
                 result = share.run()
             except Exception as error:
@@ -133,13 +132,13 @@ def _is_complete(outcome: Outcome) -> bool:
     return all(exists(path) and file_size(path) == size for path, size in sizes.items())
 
 
-class _Share:
+class _RankProcess:
     """The work of this process on a shared run."""
 
     def __init__(
         self,
         distribution: Distribution,
-        run: SharedRun,
+        run: RankRun,
         markers: Markers,
         member: Membership,
         progress: Callable[[int], object] | None,
@@ -214,7 +213,7 @@ class _Share:
         old = [name for name in names if name.startswith((DONE, CLAIM))]
         begin = f"{CLAIM}{_BEGIN}-"
         self._markers.remove([_BEGUN, *(name for name in old if not name.startswith(begin))])
-        size = batch_size(self._distribution, found.tasks)
+        size = batch_size(found.tasks, self._distribution.task_size)
         self._markers.put(_BEGUN, format_json({"size": size, "tasks": found.digest()}))
 
     def _look(self) -> list[str]:

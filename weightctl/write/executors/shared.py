@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.storage.location import is_remote
 from weightctl.write.describe import identify_run
-from weightctl.write.executors.ranks import FoundRun, SharedRun, share_run
+from weightctl.write.executors.ranks import FoundRun, RankRun, share_run
 from weightctl.write.executors.worker import PlannedWork
 from weightctl.write.objects.uploading import UploadRun, find_shared_uploads
 from weightctl.write.partial import find_shared_files
@@ -70,7 +70,7 @@ def write_shared(
             raise _DiscardedError
 
     planned = PlannedWork(plan, outcome, work)
-    run = SharedRun(planned, identify(), begin, find, finish, discard)
+    run = RankRun(planned, identify(), begin, find, finish, discard)
     return share_run(distribution, run, progress)
 
 

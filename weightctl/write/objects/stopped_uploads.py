@@ -16,7 +16,7 @@ from weightctl.system.temporary import (
 )
 from weightctl.text.untyped import is_object
 from weightctl.write.executors.markers import markers_of, read_done
-from weightctl.write.executors.places import parse_rest
+from weightctl.write.executors.rests import parse_rest
 from weightctl.write.journal import parse_journal
 from weightctl.write.objects.object_journal import PUBLISHING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import StoredObject, Uploads
     from weightctl.write.executors.markers import DoneBatch, Markers
-    from weightctl.write.executors.places import Rest
+    from weightctl.write.executors.rests import Rest
     from weightctl.write.journal import Purpose, Record
 
 __all__ = ["StoppedUpload", "find_stopped_upload"]

@@ -24,7 +24,8 @@ from weightctl.system.temporary import (
     REST,
     temporary_name,
 )
-from weightctl.write.executors.places import ObjectUploads, format_rest, uploads_of
+from weightctl.write.executors.places import ObjectUploads
+from weightctl.write.executors.rests import format_rest, uploads_of
 from weightctl.write.objects.object_journal import ObjectJournal
 from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
 from weightctl.write.objects.stopped_uploads import find_stopped_upload
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import Uploads
-    from weightctl.write.executors.places import Delivered, Rest
+    from weightctl.write.executors.places import Delivered
+    from weightctl.write.executors.rests import Rest
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.objects.stopped_uploads import StoppedUpload
     from weightctl.write.outcome import Outcome
@@ -83,6 +85,7 @@ class UploadRun:
         self.files: list[UploadWriter] = []
         name = temporary_name(outcome.path, stopped.token)
         self._rest = f"{name}{REST}"
+        self._has_rests = False
         self._journal = ObjectJournal(uploads, f"{name}{JOURNAL}-", stopped.objects)
 
     def open_files(self) -> list[UploadWriter]:
@@ -115,6 +118,7 @@ class UploadRun:
         return self.files
 
     def _hold(self, rest: Rest, lost: Collection[int] = ()) -> None:
+        self._has_rests = True
         for number, offset, held in rest.list_held():
             if number not in lost:
                 self.files[number].hold([(offset, held)])
@@ -236,8 +240,8 @@ class UploadRun:
             self._uploads.delete(old)
             # The output is complete, whether or not the journal can be removed.
             with suppress(OutputError):
-                self._remove_rests()
                 self._journal.remove()
+                self._remove_rests()
         refresh(outcome.path)
 
     def _publish(self, items: Sequence[UploadWriter | str], *, force: bool) -> None:
@@ -269,7 +273,8 @@ class UploadRun:
                     self._markers.remove()
 
     def _remove_rests(self) -> None:
-        self._uploads.delete([*self._uploads.list_objects(self._rest)])
+        if self._has_rests:
+            self._uploads.delete([*self._uploads.list_objects(self._rest)])
 
     def close(self) -> None:
         """End the threads that send parts."""
