@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from rank_processes import end_ranks, run_ranks, start_rank
 from remote_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError
@@ -26,6 +28,12 @@ WORKS = {
     ),
     "copy": lambda source, out, **run: convert(source, f"{out}.safetensors", **run),
     "shards": lambda source, out, **run: shard(source, out, tp=2, rules=RULES, **run),
+}
+
+RANKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gguf": ("out.gguf", "convert", {"quant": "Q4_K"}),
+    "parts": ("out", "convert", {"to": "safetensors", "dtype": "bf16", "max_shard_size": "3MB"}),
+    "shards": ("out", "shard", {"tp": 2, "rules": RULES}),
 }
 
 
@@ -68,6 +76,46 @@ def test_workers_gather_shards_of_a_store(model: str, server: S3Server) -> None:
     shard(model, f"s3://{BUCKET}/tp2", tp=2, rules=RULES)
     gather(f"s3://{BUCKET}/tp2", f"s3://{BUCKET}/one/out.safetensors")
     gather(f"s3://{BUCKET}/tp2", f"s3://{BUCKET}/two/out.safetensors", on="processes:2")
+    assert objects(server, "two/") == objects(server, "one/")
+
+
+PART = 1 << 18
+
+
+@pytest.mark.parametrize("work", ["gguf", "parts", "shards"])
+def test_ranks_write_objects_with_the_same_bytes(work: str, model: str, server: S3Server) -> None:
+    name, command, options = RANKS[work]
+    WORKS[work](model, f"s3://{BUCKET}/one/out")
+    ended = run_ranks(
+        [2, 0, 3, 1], command, model, f"s3://{BUCKET}/two/{name}", part=PART, **options
+    )
+    assert [each["code"] for each in ended] == [0, 0, 0, 0], ended
+    assert objects(server, "two/") == objects(server, "one/")
+    assert not server.buckets[BUCKET].uploads
+
+
+def test_ranks_that_are_killed_leave_objects_to_others(model: str, server: S3Server) -> None:
+    convert(model, f"s3://{BUCKET}/one/out.gguf", quant="Q4_K")
+    out = f"s3://{BUCKET}/two/out.gguf"
+    for rank, kill_at in ((0, 3), (2, 2)):
+        killed = start_rank(
+            rank, "convert", model, out, ranks=3, kill_at=kill_at, part=PART, quant="Q4_K"
+        )
+        assert end_ranks([killed])[0]["code"] == -signal.SIGKILL
+    for rank in (1, 0, 2):
+        each = start_rank(rank, "convert", model, out, ranks=3, part=PART, quant="Q4_K")
+        ended = end_ranks([each])[0]
+        assert ended["code"] == 0, ended
+        assert ended["is_last"] == (rank == 1)
+    assert objects(server, "two/") == objects(server, "one/")
+
+
+def test_one_process_continues_the_objects_of_ranks(model: str, server: S3Server) -> None:
+    convert(model, f"s3://{BUCKET}/one/out.gguf", quant="Q4_K")
+    out = f"s3://{BUCKET}/two/out.gguf"
+    end_ranks([start_rank(0, "convert", model, out, kill_at=5, part=PART, quant="Q4_K")])
+    again = convert(model, out, quant="Q4_K")
+    assert again.kept_bytes > 0
     assert objects(server, "two/") == objects(server, "one/")
 
 
