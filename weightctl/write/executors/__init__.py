@@ -86,7 +86,7 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
         return
     kind, _, address = on.partition(":")
     line = EXECUTORS.get(kind)
-    if line is None:
+    if line is None or (address and not line.address):
         forms = [f"{name}:{each.address}".rstrip(":") for name, each in EXECUTORS.items()]
         raise ConversionError(
             f"`{on}` does not name a kind of executor",
