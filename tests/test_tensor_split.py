@@ -186,7 +186,7 @@ def test_what_is_whole_has_no_cuts() -> None:
         ),
         (
             lambda: head_aware_columnwise(matrix(2, 9), 2, heads=4, head_dim=2),
-            ("it has 9 elements, but 4 heads of 2 need 8"),
+            ("the axis has 9 elements, but 4 heads of size 2 need 8"),
             "",
         ),
         (lambda: rowwise(matrix(2, 2), 0), "0 is not a valid number of ranks", "1"),

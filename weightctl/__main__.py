@@ -1,4 +1,4 @@
-"""The start of the command; `python -m weightctl` is `weightctl`."""
+"""The entry point of the command line, also for `python -m weightctl`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weightctl.system.elapsed import start_clock
 
 __all__ = ["main"]
 
-# Parameters of glibc's mallopt. Requests are larger than this, and most other memory is smaller.
+# Parameters of glibc's mallopt. Network requests use more memory than this, most other code less.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGE = 4 << 20
 
 
 def main() -> NoReturn:
-    """Run the command line as this process; Ctrl-C is answered from the first import on."""
+    """Run the command line as this process; Ctrl-C works from the first import."""
     start_clock()
     # Modules and large headers are many small objects, which are kept: looking for garbage among
     # them would take a tenth of a short command, and half of a long listing.
@@ -43,9 +43,10 @@ def main() -> NoReturn:
 
 
 def _return_large_memory() -> None:
-    """Have the C library return chunks of megabytes to the system as soon as they are freed.
+    """Return large chunks of memory to the operating system as soon as they are freed.
 
-    By default glibc keeps them, for each of the threads that fetch and send, once some were freed.
+    Without this, glibc keeps such chunks for each downloading or uploading thread after the first
+    ones were freed.
     """
     import ctypes  # only for URLs
 

@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "more ranges than can be meant": (
         many_ranges,
-        "`w` on rank 0: `w` is split into too many pieces",
+        "`w` on rank 0: `w` is split into more than 16384 pieces",
     ),
     "a gap": (
         without("ranks", 1, "tensors", 1),

@@ -98,9 +98,11 @@ def model_type_of(family: Family, fields: Fields) -> str:
         ]
         if not differing:
             return name
-        wrong.append(f"`{name}` cannot have `{differing[0]}` {show_value(fields[differing[0]])}")
+        wrong.append(
+            f"`{name}` does not allow `{differing[0]}` = {show_value(fields[differing[0]])}"
+        )
     raise ArchitectureError(
-        f"transformers does not support this {family.name}: {', and '.join(wrong)}",
+        f"no `model_type` of transformers fits this {family.name}: {', and '.join(wrong)}",
         hint='to convert only its tensors, use --names keep (names="keep" in Python)',
     )
 

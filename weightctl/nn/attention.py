@@ -26,16 +26,16 @@ __all__ = ["Attention"]
 
 
 class Attention(Divisible):
-    """Scaled dot-product attention of several heads, between a projection in and one out.
+    """Multi-head scaled dot-product attention with input and output projections.
 
-    `kv_heads` keys and values are shared by groups of the `heads` queries; `head_dim` need not be
-    `features / heads`. `bias` is that of the projections in, `output_bias` (else the same) that of
-    the one out. `window` is how many positions back, itself included, a position sees; `softcap`
-    bounds the scores; `scale` multiplies them, `head_dim ** -0.5` where not given.
-    `norm_epsilon` gives queries and keys an RMSNorm over each head, whose offset is `norm_offset`.
-    `fused` has one projection `qkv` in the place of `q`, `k` and `v`; `transposed` is that of
-    `Linear`. `interleaved` rotates neighboring numbers as pairs, not each half's with the other's.
-    Raises `GraphError` for numbers of heads that do not go together.
+    Groups of the `heads` query heads share one of `kv_heads` KV heads; `head_dim` does not need to
+    be `features / heads`. `bias` is for the input projections, `output_bias` (default: the same)
+    for the output projection. With a `window`, a position sees that many positions: itself and
+    those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
+    -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
+    as its offset. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
+    passed to `Linear`. RoPE pairs neighboring elements if `interleaved`, otherwise elements of the
+    two halves. Raises `GraphError` if the numbers of heads do not match.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Attention(Divisible):
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
-        `cos` and `sin` are those of a `RotaryEmbedding`, none where positions are told otherwise.
-        `mask`, broadcast to `(batch, heads, positions, positions)`, is true where a position may
-        look, or is added to the scores.
+        `cos` and `sin` are from a `RotaryEmbedding`; leave them out if the model does not use RoPE.
+        `mask`, broadcast to `(batch, heads, positions, positions)`, is either true where a key is
+        visible, or added to the scores.
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
@@ -136,10 +136,11 @@ class Attention(Divisible):
         return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard has some of the heads.
+        """Return strategies with which each shard has some of the heads.
 
-        A rank has KV heads and all their queries; where there are fewer than ranks, several share
-        one. Raises `ShardingError` if not each rank can have a head, in whole blocks.
+        A rank gets KV heads and all their query heads; if there are fewer KV heads than ranks,
+        several ranks share one. Raises `ShardingError` if not every rank can get a head in whole
+        blocks.
         """
         heads = Heads(self.heads, self.kv_heads, self.head_dim)
         parts = {"attention.o": self.o}
@@ -153,7 +154,7 @@ class Attention(Divisible):
         return cuts
 
     def take_shards(self) -> None:
-        """Count the heads that a shard has."""
+        """Adopt the number of heads of a shard."""
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
         else:
@@ -166,6 +167,6 @@ class Attention(Divisible):
         return self.q(x), self.k(x), self.v(x)
 
     def _heads(self, x: Value) -> Value:
-        """(batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
+        """Return (batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
         heads = int(x.shape[-1]) // self.head_dim
         return x.reshape((*x.shape[:-1], heads, self.head_dim)).transpose(1, 2)

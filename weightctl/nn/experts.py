@@ -31,10 +31,10 @@ __all__ = ["MixtureOfExperts"]
 class MixtureOfExperts(Divisible):
     """The weighted sum of the `used` most probable of `count` gated MLPs.
 
-    The shares are the softmax of the router's numbers for all experts; `is_normalized` divides
-    those of the experts that are used by their sum. `intermediate` is the width of one expert.
-    Raises `GraphError` if more experts are used than there are, or none, or for an activation that
-    is not in `ACTIVATIONS`.
+    The weights are the softmax of the router's outputs over all experts; `is_normalized` divides
+    those of the selected experts by their sum. `intermediate` is the width of one expert. Raises
+    `GraphError` if `used` is less than 1 or more than `count`, or if the activation is not in
+    `ACTIVATIONS`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MixtureOfExperts(Divisible):
             )
         self.count = count
         self.used = used
-        # Which of all the first is that is here.
+        # The number of the first expert in `experts`, which may be only some of all experts.
         self.first = 0
         self.is_normalized = is_normalized
         self.router = Linear(features, count, dtype=dtype, device=device)
@@ -76,9 +76,10 @@ class MixtureOfExperts(Divisible):
         )
 
     def __call__(self, x: Value) -> Value:
-        """Return outputs in the shape of the inputs, `(..., features)`, of the experts here."""
-        # Every expert sees every position, with a share of 0 where it was not chosen: which ones
-        # choose it is known only in the run. So the weights of one expert are held at a time.
+        """Return the weighted outputs of this module's experts, `(..., features)`."""
+        # Every expert computes every position, with a weight of 0 where it was not selected: the
+        # selection is known only in the run. Only the weights of one expert are in memory at a
+        # time.
         (first, share), *others = zip(self.experts, self._shares(x), strict=True)
         y = first(x) * share
         for expert, share in others:
@@ -86,9 +87,9 @@ class MixtureOfExperts(Divisible):
         return y
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard has a part of every expert.
+        """Return strategies with which each shard has a part of every expert, and the whole router.
 
-        All shards choose among all. Raises `ShardingError` if an expert cannot be split.
+        Raises `ShardingError` if an expert cannot be split.
         """
         cuts = replicate_weights(devices, self.router.weight)
         for expert in self.experts:
@@ -96,9 +97,9 @@ class MixtureOfExperts(Divisible):
         return cuts
 
     def groups(self, count: int) -> list[Self]:
-        """Return copies with some of the experts each, whole ones, which choose among all.
+        """Return `count` copies with some of the experts each; all of them route to all experts.
 
-        Raises `ShardingError` for fewer experts than groups.
+        Raises `ShardingError` if there are fewer experts than groups.
         """
         held = len(self.experts)
         if held < count:
@@ -115,7 +116,7 @@ class MixtureOfExperts(Divisible):
         return made
 
     def _shares(self, x: Value) -> Sequence[Value]:
-        """Return for each expert that is here what share each position gives it, `(..., 1)`."""
+        """Return each expert's weights for the positions, `(..., 1)`, for this module's experts."""
         shares, chosen = ops.top_k(ops.softmax(self.router(x).cast(DType.float32)), self.used)
         if self.is_normalized:
             shares = shares / ops.sum(shares, -1, keepdims=True)

@@ -64,7 +64,7 @@ class Setting(NamedTuple):
             raise ConversionError(
                 f"the metadata key `{key}` cannot be set to {value!r:.80}",
                 hint="values are text, numbers, booleans and lists of one of these types; "
-                "`MetadataValue('array[u8]', [1])` states a type",
+                "to choose the type, use `MetadataValue('array[u8]', [1])`",
             )
         return cls(key, None, _format_content(value), kind)
 
@@ -95,7 +95,8 @@ class Setting(NamedTuple):
         if not is_type(kind):
             raise ConversionError(
                 f"`{kind}` in `{written}` is not a metadata type",
-                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string, text, array[...]",
+                hint="types: u8 to u64, i8 to i64, f32, f64, bool, string (GGUF), text "
+                "(safetensors), and arrays such as array[i32]",
             )
         return cls(key, kind, content, path=path)
 

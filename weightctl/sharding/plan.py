@@ -1,4 +1,4 @@
-"""The plan of a sharded checkpoint as data: which rank has what of each tensor."""
+"""The plan of a sharded checkpoint: which part of each tensor every rank gets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["ShardPlan", "ranks_of"]
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What each rank's file has of a source.
+    """The content of each rank's file.
 
-    `shardings` are by the names of the source's tensors, in its order: of all, but for those that
-    the layout has no place for. `ranks` are the tensors of each rank's file, in that order.
-    `format` is that of the files and `layout` the name of how they lie (`ranks`, `vllm`). `tied`
-    are further names of tensors. `notes` are what a person should know of how the plan was made.
+    `shardings` are by the names of the source's tensors, in its order, without tensors that the
+    layout does not have. `ranks` has the tensors of each rank's file, in order. `format` is the
+    file format, and `layout` is `ranks` or `vllm`. `tied` has further names of tensors. `notes` are
+    messages for the user.
     """
 
     source: Source
@@ -41,7 +41,7 @@ class ShardPlan:
 def ranks_of(
     source: Source, shardings: Mapping[str, Sharding], grid: Grid
 ) -> tuple[tuple[Shard, ...], ...]:
-    """Return the tensors of each rank under their own names, one piece each."""
+    """Return the tensors of each rank under their own names, with one piece each."""
     return tuple(
         tuple(
             Shard(info._replace(shape=shape), (SourceShard(name, part),), sharding.strategy)

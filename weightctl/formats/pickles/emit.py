@@ -98,7 +98,10 @@ def _int(emitter: _Emitter, value: int) -> None:
     else:
         length = (value if value >= 0 else ~value).bit_length() // 8 + 1
         if length > LONGEST_INTEGER:
-            raise ValueError(f"an integer of {length} bytes cannot be written to a pickle")
+            raise ValueError(
+                f"weightctl cannot write an integer of {length} bytes to a pickle: the limit is "
+                f"{LONGEST_INTEGER} bytes"
+            )
         emitter.pieces.append(_BYTE.pack(b"\x8a", length))
         emitter.pieces.append(value.to_bytes(length, "little", signed=True))
 

@@ -216,7 +216,7 @@ def _piece(entry: Mapping[str, Any], tensors: _Tensors) -> SourceShard:
         if len({cut.axis for cut in part}) < len(part):
             raise ValueError(f"`{name}` is split twice along one axis")
         if prod(len(cut.ranges) for cut in part) > _MOST_RANGES:
-            raise ValueError(f"`{name}` is split into too many pieces")
+            raise ValueError(f"`{name}` is split into more than {_MOST_RANGES} pieces")
     return SourceShard(name, part)
 
 

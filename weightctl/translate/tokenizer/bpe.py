@@ -206,7 +206,7 @@ def _pre_of(tokenizer: Tokenizer) -> Pre:
     if name not in PRES:
         raise TokenizerError(
             f"`tokenizer.ggml.pre` is `{name}`, a pre-tokenizer that weightctl does not support",
-            hint=f"support needs a line in weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
+            hint='to convert only the tensors, use --names keep (names="keep" in Python)',
         )
     return PRES[name]
 

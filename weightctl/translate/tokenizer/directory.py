@@ -58,7 +58,8 @@ def from_directory(
         return _complete_tokenizer(_match_embedding(tokenizer, vocabulary, directory), files, name)
     except RecursionError as error:
         raise TokenizerError(
-            f"{directory}: tokenizer.json is nested too deeply", hint=KEEP_HINT
+            f"{directory}: the JSON in tokenizer.json has too many levels of nesting",
+            hint=KEEP_HINT,
         ) from error
 
 
@@ -245,7 +246,7 @@ def _format_json(document: Any, indent: int | None = None) -> bytes:
         return f"{json.dumps(document, ensure_ascii=False, indent=indent)}\n".encode()
     except RecursionError as error:
         raise TokenizerError(
-            "the tokenizer JSON in the GGUF metadata is nested too deeply", hint=KEEP_HINT
+            "the tokenizer JSON in the GGUF metadata has too many levels of nesting", hint=KEEP_HINT
         ) from error
     except UnicodeEncodeError as error:
         raise TokenizerError(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_HINT", "TokenizerFiles", "open_files", "read_document"]
 
 KEEP_HINT = (
-    "without tokenizer files, the GGUF only accepts token ids; to convert only the "
-    'tensors, use --names keep (names="keep" in Python)'
+    "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "
+    'accepts only token ids; to convert only the tensors, use --names keep (names="keep" in Python)'
 )
 # The longest known are tokenizer.json files of 260,000 tokens, 35 MB.
 _MAX_SIZE = 300_000_000

@@ -152,6 +152,5 @@ def _unknown(what: str, part: Any, where: str) -> TokenizerError:
     written = json.dumps(part, ensure_ascii=False)[:1500]
     return TokenizerError(
         f"{where}: GGUF cannot express the {what} {written}",
-        hint="it needs support in llama.cpp and a line in "
-        "weightctl/translate/tokenizer/pre_names.py; " + KEEP_HINT,
+        hint=KEEP_HINT,
     )
