@@ -13,7 +13,8 @@ from remote_stores import BUCKET, put_files, serve_s3
 from servers.faults import Answer, Call, CutUpload, LoseAnswer, Reset
 from weightctl import convert, open_weights, shard
 from weightctl.errors import OutputError, WeightctlError
-from weightctl.write import journal, object_journal, uploading
+from weightctl.write import journal
+from weightctl.write.objects import object_journal, stopped_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -212,7 +213,7 @@ def caught_parts(bucket: Bucket) -> list[memoryview]:
 def test_another_plan_starts_over_and_says_so(
     s3: S3Server, bucket: Bucket, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(stopped_uploads, "_ENDED_AFTER", -1.0)
     fault = s3.inject(Answer(403, pause=0.5), "PUT", path="partNumber", nth=range(3, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{S3}/out.safetensors", threads=1)

@@ -8,6 +8,8 @@ import re
 __all__ = [
     "JOURNAL",
     "JOURNAL_PART",
+    "RANKS",
+    "REST",
     "SWITCH",
     "TEMPORARY",
     "aside_name",
@@ -26,9 +28,14 @@ _LOADABLE = (".safetensors", ".json")
 JOURNAL = ".journal"
 # Suffix after the name of a journal in an object store: the number of one of its objects.
 JOURNAL_PART = rf"{re.escape(JOURNAL)}-\d{{8}}"
+# Suffix after the name of a temporary object: the bytes of a part that a batch of tasks left.
+REST = ".rest-"
+_REST_PART = rf"{re.escape(REST)}[0-9a-f]{{8}}-\d+"
+# Suffix of the directory of the markers by which ranks share a run.
+RANKS = ".ranks"
 # Infix of a temporary name: after the final name, and before a suffix that loaders check.
-_SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new")))
-TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES}|{JOURNAL_PART})?"
+_SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new", RANKS)))
+TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES}|{JOURNAL_PART}|{_REST_PART})?"
 # Suffix of the record of an unfinished replacement, after the name of the set.
 SWITCH = ".weightctl-switch.partial"
 _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")

@@ -144,7 +144,8 @@ class ConversionWork:
     def measure(self, task: Task) -> KeyedTask:
         """Return the number of a task, with its bytes."""
         made = sum(map(_count_made, task.portions))
-        return KeyedTask(task.number, sum(map(count_work, task.portions)), made)
+        place = (task.file, task.number)
+        return KeyedTask(task.number, sum(map(count_work, task.portions)), made, place)
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
         """Return the tasks with these numbers, which are the next to be done."""

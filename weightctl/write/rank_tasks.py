@@ -165,7 +165,8 @@ class RankWork:
     def measure(self, task: Pass) -> KeyedTask:
         """Return the pass itself, which has no bytes of tensors, with the bytes that it writes."""
         made = sum(content.nbytes * len(content.places) for content in task.contents)
-        return KeyedTask(task, made, made)
+        rank, _, offset = task.contents[0].places[0]
+        return KeyedTask(task, made, made, (rank, offset))
 
     def assign(self, keys: Sequence[Pass]) -> Sequence[Pass]:
         """Return the passes that a worker does next."""

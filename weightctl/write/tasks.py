@@ -64,11 +64,13 @@ class KeyedTask(NamedTuple):
     """A task, by a key that each worker knows it by.
 
     `cost` is the bytes that it reads or writes, whichever is more, and `made` those that it writes.
+    `place` is a file and an offset that it writes to, which tasks of a batch should have in common.
     """
 
     key: Any
     cost: int
     made: int
+    place: tuple[int, int]
 
 
 class Chunk(NamedTuple):

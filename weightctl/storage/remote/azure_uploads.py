@@ -158,9 +158,12 @@ class AzureUploads:
                 raise
         TRAFFIC.count(sent=len(content))
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small object."""
-        content: bytes = _call(path, lambda blob: blob.download_blob().readall())
+    def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
+        """Return the content of a small object, or `nbytes` of it from `start` on."""
+        offset = None if nbytes is None else start
+        content: bytes = _call(
+            path, lambda blob: blob.download_blob(offset=offset, length=nbytes).readall()
+        )
         TRAFFIC.count(read=len(content))
         return content
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import OutputError
@@ -33,18 +34,21 @@ class ObjectJournal:
         self._objects = list(objects)
         self._lines: list[str] = []
         self._begun = bool(objects)
+        self._lock = RLock()
         self._flushed = time.monotonic()
 
     def add_lines(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Add lines other than records, such as the ids of uploads, without writing them yet."""
-        self._lines += map(format_line, entries)
+        with self._lock:
+            self._lines += map(format_line, entries)
 
     def begin(self, purpose: Purpose) -> None:
         """Write the first object, unless another run has."""
-        if not self._begun:
-            self._begun = True
-            self._lines.insert(0, format_line(purpose._asdict()))
-        self.flush()
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                self._lines.insert(0, format_line(purpose._asdict()))
+            self.flush()
 
     def begin_publishing(self, purpose: Purpose) -> None:
         """Write that objects get visible now, in an object that is a journal by itself.
@@ -58,19 +62,21 @@ class ObjectJournal:
 
     def add(self, records: Iterable[Record]) -> None:
         """Add records, and write them at times; raises `OutputError`."""
-        self._lines += map(format_record, records)
+        with self._lock:
+            self._lines += map(format_record, records)
         if time.monotonic() - self._flushed > _FLUSH_AFTER:
             self.flush()
 
     def flush(self) -> None:
         """Write what was added; raises `OutputError`."""
-        if self._begun and self._lines:
-            number = int(self._objects[-1].removeprefix(self._prefix)) if self._objects else 0
-            path = f"{self._prefix}{number + 1:08d}"
-            self._uploads.put(path, "".join(self._lines).encode("ascii"), force=True)
-            self._objects.append(path)
-            self._lines = []
-        self._flushed = time.monotonic()
+        with self._lock:
+            if self._begun and self._lines:
+                number = int(self._objects[-1].removeprefix(self._prefix)) if self._objects else 0
+                path = f"{self._prefix}{number + 1:08d}"
+                self._uploads.put(path, "".join(self._lines).encode("ascii"), force=True)
+                self._objects.append(path)
+                self._lines = []
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Write what was added, as far as the store can be reached."""

@@ -6,67 +6,46 @@ beside the output names the uploads, so that a run with the same plan and input 
 
 from __future__ import annotations
 
-import os
-import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain, count
+from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
-from weightctl.storage.location import store_of
-from weightctl.storage.remote.upload import PartLimit, UploadWriter, part_size
+from weightctl.storage.remote.part_limit import PartLimit
+from weightctl.storage.remote.upload import UploadWriter, part_size
 from weightctl.system.interrupts import defer_signals
-from weightctl.system.temporary import JOURNAL, JOURNAL_PART, new_token, temporary_name, token_of
-from weightctl.text.untyped import is_object
-from weightctl.write.journal import parse_journal
-from weightctl.write.object_journal import PUBLISHING, ObjectJournal
-from weightctl.write.object_parts import cut_object, list_copies, list_gaps
+from weightctl.system.temporary import (
+    JOURNAL,
+    REST,
+    temporary_name,
+)
+from weightctl.write.executors.places import ObjectUploads
+from weightctl.write.executors.rests import format_rest, uploads_of
+from weightctl.write.objects.object_journal import ObjectJournal
+from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
+from weightctl.write.objects.stopped_uploads import find_stopped_upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.storage.base import StoredObject, Uploads
+    from weightctl.storage.base import Uploads
+    from weightctl.write.executors.places import Delivered
+    from weightctl.write.executors.rests import Rest
     from weightctl.write.journal import Purpose, Record
+    from weightctl.write.objects.stopped_uploads import StoppedUpload
     from weightctl.write.outcome import Outcome
 
-__all__ = ["UploadRun", "find_kept_uploads", "hold_upload"]
+__all__ = ["UploadRun", "find_kept_uploads", "find_shared_uploads", "hold_upload"]
 
-_JOURNAL = re.compile(rf"\.weightctl-[0-9a-f]{{8}}\.partial{JOURNAL_PART}")
-# A run whose journal is this many seconds old has ended.
-_ENDED_AFTER = 900.0
 _REQUESTS = 8
-
-
-class _BegunUpload(NamedTuple):
-    """An upload in a journal: its id, the bytes of its parts, and the URL of its object."""
-
-    id: str
-    part: int
-    path: str
-
-
-class _StoppedUpload(NamedTuple):
-    """What a stopped run has left: its token, its records, and uploads by the number of a file.
-
-    `objects` are the URLs of its journal. `published` is the second, by the store's clock, when the
-    run began to publish; 0 if it had not.
-    """
-
-    token: str
-    objects: tuple[str, ...] = ()
-    records: tuple[Record, ...] = ()
-    uploads: Mapping[int, _BegunUpload] = {}
-    published: float = 0.0
-    lost: str = ""
 
 
 class UploadRun:
@@ -84,13 +63,15 @@ class UploadRun:
         plan: Plan | ShardPlan,
         outcome: Outcome,
         uploads: Uploads,
-        stopped: _StoppedUpload,
+        stopped: StoppedUpload,
         *,
         identify: Callable[[], Purpose] | None,
         memory: int,
+        is_shared: bool = False,
     ) -> None:
         self._outcome = outcome
         self._source = plan.source
+        self._markers = None if is_shared else stopped.markers
         self._identify = identify
         self._uploads = uploads
         self._stopped = stopped
@@ -98,12 +79,15 @@ class UploadRun:
         self._copies = list_copies(plan, list(outcome.parts.values()), uploads)
         self._small: dict[str, bytes] = {}
         self._is_named = False
-        self.is_resumable = bool(stopped.records)
-        self.kept = stopped.records
+        shared = chain.from_iterable(done.records for done in stopped.shared)
+        self.kept = (*stopped.records, *shared)
+        self.is_resumable = bool(self.kept)
         self.lost = stopped.lost
         self.files: list[UploadWriter] = []
-        prefix = f"{temporary_name(outcome.path, stopped.token)}{JOURNAL}-"
-        self._journal = ObjectJournal(uploads, prefix, stopped.objects)
+        name = temporary_name(outcome.path, stopped.token)
+        self._rest = f"{name}{REST}"
+        self._has_rests = False
+        self._journal = ObjectJournal(uploads, f"{name}{JOURNAL}-", stopped.objects)
 
     def open_files(self) -> list[UploadWriter]:
         """Begin or continue the uploads, with the headers; raises `OutputError`."""
@@ -128,16 +112,40 @@ class UploadRun:
             self._journal.begin(self._identify())
         for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
             file.begin_copies()
-            file.write(0, layout.header)
+            file.hold_bytes(0, layout.header)
+        shared = (done.rest for done in self._stopped.shared)
+        for rest in (*self._stopped.rests, *filter(None, shared)):
+            self._hold(rest, lost)
         return self.files
+
+    def _hold(self, rest: Rest, lost: Collection[int] = ()) -> None:
+        self._has_rests = True
+        for number, offset, held in rest.list_held():
+            if number not in lost:
+                self.files[number].hold([(offset, held)])
+
+    def place(self) -> ObjectUploads:
+        """Return where workers write."""
+        ids = [file.upload for file in self.files]
+        return _describe_place(self._outcome, self._uploads, self._stopped.token, ids)
+
+    def accept(self, delivered: Delivered) -> None:
+        """Take what a worker has sent; its records are to be added after this."""
+        for number, parts in delivered.parts.items():
+            self.files[number].add_sent(parts)
+        if delivered.rest is not None:
+            self._journal.add_lines([format_rest(delivered.rest)])
+            self._hold(delivered.rest)
 
     def _open(self, number: int, name: str, layout: Layout) -> tuple[UploadWriter, bool]:
         """Return the writer of a file, and whether the upload of a stopped run is continued."""
         path, size = self._outcome.path_of(name), part_size(self._uploads, layout.nbytes)
-        least = max(self._uploads.least_part, -(-2 * layout.nbytes // self._uploads.most_parts))
-        cuts = cut_object(layout.nbytes, self._copies[number], size=size, least=least)
+        cuts = cut_object(
+            layout.nbytes, self._copies[number], size=size, least=_least(self._uploads, layout)
+        )
         upload, parts = self._find_upload(number, path, size)
-        is_kept = bool(upload)
+        # Of an object without an upload, only what workers have left is kept.
+        is_kept = bool(upload) or layout.nbytes <= size
         is_published = not is_kept and self._has_published(path, layout.nbytes)
         if is_published:
             parts = {each: UploadedPart("", 0) for each in range(1, len(cuts) + 1)}
@@ -180,7 +188,22 @@ class UploadRun:
         """Begin or continue the journal; `records` are in the one that is continued."""
         del records
         self._journal.begin(purpose)
+        if self._markers is not None:
+            self._take_over_shared()
         return self._journal
+
+    def add_shared(self) -> None:
+        """Add to the journal what processes have done that shared the run."""
+        rests = filter(None, (done.rest for done in self._stopped.shared))
+        self._journal.add_lines(map(format_rest, rests))
+        for done in self._stopped.shared:
+            self._journal.add(done.records)
+        self._journal.flush()
+
+    def _take_over_shared(self) -> None:
+        self.add_shared()
+        if self._markers is not None:
+            self._markers.remove()
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a small file of the output until it is published."""
@@ -223,6 +246,7 @@ class UploadRun:
             # The output is complete, whether or not the journal can be removed.
             with suppress(OutputError):
                 self._journal.remove()
+                self._remove_rests()
         refresh(outcome.path)
 
     def _publish(self, items: Sequence[UploadWriter | str], *, force: bool) -> None:
@@ -248,7 +272,14 @@ class UploadRun:
                     with suppress(OutputError):
                         self._uploads.abort(file.path, file.upload)
             with suppress(OutputError):
+                self._remove_rests()
                 self._journal.remove()
+                if self._markers is not None:
+                    self._markers.remove()
+
+    def _remove_rests(self) -> None:
+        if self._has_rests:
+            self._uploads.delete([*self._uploads.list_objects(self._rest)])
 
     def close(self) -> None:
         """End the threads that send parts."""
@@ -263,17 +294,20 @@ def hold_upload(
     *,
     force: bool,
     memory: int,
+    is_shared: bool = False,
 ) -> Generator[UploadRun, None, None]:
     """Begin or continue the uploads of an output; `memory` is the limit for parts in memory.
 
     Uploads of runs that have ended, and cannot be continued, are removed. Raises `OutputError` if
     the output is refused.
     """
-    uploads = _uploads_of(outcome.path)
+    uploads = uploads_of(outcome.path)
     refresh(outcome.path)
-    stopped = _find_stopped(outcome.path, uploads, identify)
+    stopped = find_stopped_upload(outcome.path, uploads, identify)
     outcome.refuse(force=force or bool(stopped.published))
-    run = UploadRun(plan, outcome, uploads, stopped, identify=identify, memory=memory)
+    run = UploadRun(
+        plan, outcome, uploads, stopped, identify=identify, memory=memory, is_shared=is_shared
+    )
     try:
         yield run
     except BaseException:
@@ -286,59 +320,37 @@ def hold_upload(
 
 def find_kept_uploads(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
     """Return the records of a stopped run that a run with this plan and input would continue."""
-    return _find_stopped(outcome.path, _uploads_of(outcome.path), identify, clear=False).records
+    found = find_stopped_upload(outcome.path, uploads_of(outcome.path), identify, clear=False)
+    return (*found.records, *chain.from_iterable(done.records for done in found.shared))
 
 
-def _uploads_of(path: str) -> Uploads:
-    store = store_of(path)
-    if store is None:
-        raise TypeError("only URLs have uploads")
-    return store.uploads(path)
-
-
-def _find_stopped(
-    path: str, uploads: Uploads, identify: Callable[[], Purpose] | None, *, clear: bool = True
-) -> _StoppedUpload:
-    """Return what a stopped run has left for one with this plan and input."""
-    lost = ""
-    for token, objects in _list_journals(path, uploads).items():
-        contents = {each: uploads.read(each) for each in sorted(objects)}
-        found = parse_journal(b"".join(contents.values()))
-        newest = max(each.written for each in objects.values())
-        has_ended = time.time() - newest > _ENDED_AFTER
-        if found is None:
-            # What is left of a journal that could not be removed.
-            if clear and has_ended:
-                uploads.delete(list(objects))
-            continue
-        before, records, others = found
-        begun = dict(filter(None, map(_parse_upload, others)))
-        now = None if identify is None else identify()
-        if now == before:
-            began = (objects[each].written for each in contents if PUBLISHING in contents[each])
-            published = next(began, 0.0)
-            return _StoppedUpload(token, tuple(contents), tuple(records), begun, published)
-        lost = "the input has changed" if now is None or now.input != before.input else (
-            "the plan has changed"
-        )  # fmt: skip
-        if clear and has_ended:
-            for each in begun.values():
-                uploads.abort(each.path, each.id)
-            uploads.delete(list(objects))
-    return _StoppedUpload(new_token(), lost=lost)
-
-
-def _list_journals(path: str, uploads: Uploads) -> dict[str, dict[str, StoredObject]]:
-    """Return the objects of journals for an output, by token and URL."""
-    found: dict[str, dict[str, StoredObject]] = {}
-    for url, stored in uploads.list_objects(f"{path}.weightctl-").items():
-        if _JOURNAL.fullmatch(url.removeprefix(path)):
-            found.setdefault(token_of(os.path.basename(url)), {})[url] = stored
-    return found
-
-
-def _parse_upload(entry: Mapping[str, Any]) -> tuple[int, _BegunUpload] | None:
-    upload, number, size = entry.get("upload"), entry.get("of"), entry.get("part")
-    if not is_object(entry) or type(number) is not int or type(size) is not int:
+def find_shared_uploads(
+    outcome: Outcome, identify: Callable[[], Purpose]
+) -> tuple[ObjectUploads, tuple[Record, ...]] | None:
+    """Return the uploads and the records in the journal of a run that processes share."""
+    uploads = uploads_of(outcome.path)
+    found = find_stopped_upload(outcome.path, uploads, identify, clear=False)
+    if found.markers is None:
         return None
-    return number, _BegunUpload(str(upload), size, str(entry.get("path")))
+    ids = [found.uploads[number].id if number in found.uploads else "" for number in
+           range(len(outcome.parts))]  # fmt: skip
+    return _describe_place(outcome, uploads, found.token, ids), found.records
+
+
+def _describe_place(
+    outcome: Outcome, uploads: Uploads, token: str, ids: Sequence[str]
+) -> ObjectUploads:
+    """Return where workers write: the uploads with these ids, by file."""
+    layouts = outcome.parts.values()
+    return ObjectUploads(
+        tuple(map(outcome.path_of, outcome.parts)),
+        tuple(ids),
+        tuple(part_size(uploads, layout.nbytes) for layout in layouts),
+        tuple(_least(uploads, layout) for layout in layouts),
+        temporary_name(outcome.path, token) + REST,
+    )
+
+
+def _least(uploads: Uploads, layout: Layout) -> int:
+    """Return the least bytes of each part of an object but the last."""
+    return max(uploads.least_part, -(-2 * layout.nbytes // uploads.most_parts))
