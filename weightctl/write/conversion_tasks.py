@@ -18,7 +18,14 @@ from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
-from weightctl.write.tasks import MAX_COPY, KeyedTask, count_work, cut_chunks, cut_tasks
+from weightctl.write.tasks import (
+    MAX_COPY,
+    KeyedTask,
+    count_read,
+    cut_chunks,
+    cut_tasks,
+    estimate_encoding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -142,9 +149,15 @@ class ConversionWork:
         return list(self._tasks)
 
     def measure(self, task: Task) -> KeyedTask:
-        """Return the number of a task, with its bytes."""
-        made = sum(map(_count_made, task.portions))
-        return KeyedTask(task.number, sum(map(count_work, task.portions)), made)
+        """Return the number of a task, with its bytes and its expected time."""
+        portions = task.portions
+        return KeyedTask(
+            task.number,
+            sum(map(count_read, portions)),
+            sum(map(_count_made, portions)),
+            (task.file, task.number),
+            sum(map(estimate_encoding, portions)),
+        )
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
         """Return the tasks with these numbers, which are the next to be done."""

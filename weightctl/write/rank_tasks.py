@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +14,10 @@ from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import part_shape
 from weightctl.storage.location import is_remote
+from weightctl.system.collection import without_collection
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
+from weightctl.weights.info import TensorInfo
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
@@ -23,6 +26,7 @@ from weightctl.write.tasks import KeyedTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from weightctl.dtype import Encoding
     from weightctl.formats.base import Layout
     from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
     from weightctl.sharding.plan import ShardPlan
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Writer
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.boxes import Box, Meeting
-    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.info import Header
     from weightctl.write.outcome import Outcome
 
 __all__ = ["RankWork"]
@@ -43,6 +47,8 @@ _LARGE = 1 << 26
 # for each other more often.
 _CHUNK = 1 << 20
 _ZEROS = bytes(1 << 20)
+# Nanoseconds in which one core hashes a byte.
+_SHA256_NS = 0.7
 
 
 class RankOffset(NamedTuple):
@@ -77,6 +83,7 @@ class Pass(NamedTuple):
         return sum(content.nbytes for content in self.contents)
 
 
+@without_collection()
 def _list_passes(
     header: Header,
     ranks: Sequence[Sequence[Shard]],
@@ -89,18 +96,17 @@ def _list_passes(
     """
     places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
     for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
-        offsets = {
-            info.name: offset for info, offset in zip(layout.tensors, layout.offsets, strict=True)
-        }
+        names = (info.name for info in layout.tensors)
+        offsets = dict(zip(names, layout.offsets, strict=True))
         for info, pieces, *_ in shards:
-            if (rank, info.name) not in done:
+            if not done or (rank, info.name) not in done:
                 place = RankOffset(rank, info.name, offsets[info.name])
                 places.setdefault((pieces, info.nbytes), []).append(place)
     found: list[Pass] = []
     together: dict[tuple[str, ...], list[Content]] = {}
     for (pieces, nbytes), at in places.items():
         content = Content(pieces, nbytes, tuple(at))
-        sources = tuple(piece.source for piece in pieces)
+        sources = tuple([piece.source for piece in pieces])
         if all(_is_long(header.tensors, piece) for piece in pieces):
             found.append(Pass(sources, (content,), by_itself=True))
         else:
@@ -121,7 +127,13 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
     if not piece.part:
         return True
     info = tensors[piece.source]
-    shape, part = byte_shape(info), byte_part(info, piece.part)
+    return _is_part_long(info.shape, info.encoding, piece.part)
+
+
+@lru_cache(maxsize=1024)  # a model has few kinds of tensors, each in many layers
+def _is_part_long(whole: tuple[int, ...], encoding: Encoding, part: Part) -> bool:
+    info = TensorInfo("", whole, encoding)
+    shape, part = byte_shape(info), byte_part(info, part)
     axis, ranges = max(part)
     inner = prod(shape[axis + 1 :])
     # A tensor without elements has no ranges.
@@ -171,9 +183,16 @@ class RankWork:
         return [*self.assign(passes)]
 
     def measure(self, task: Pass) -> KeyedTask:
-        """Return the pass itself, which has no bytes of tensors, with the bytes that it writes."""
-        made = sum(content.nbytes * len(content.places) for content in task.contents)
-        return KeyedTask(task, made, made)
+        """Return the pass itself, which has no bytes of tensors, with its bytes and its time."""
+        contents = task.contents
+        made = sum(content.nbytes * len(content.places) for content in contents)
+        # Tensors of which ranks have short pieces are read whole, and once for all ranks.
+        read = task.nbytes if task.by_itself else sum(map(self._count_bytes, task.sources))
+        rank, _, offset = contents[0].places[0]
+        return KeyedTask(task, read, made, (rank, offset), task.nbytes * _SHA256_NS * 1e-9)
+
+    def _count_bytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
 
     def assign(self, keys: Sequence[Pass]) -> Sequence[Pass]:
         """Return the passes that a worker does next."""

@@ -10,12 +10,12 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.location import is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
-from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
+from weightctl.write.executors.batches import cut_batches, parse_task_size
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
     from weightctl.storage.base import Writer
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from weightctl.write.targets import Target
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["Distribution", "cut_batches", "distribute", "plan_distribution"]
+__all__ = ["Distribution", "distribute", "plan_distribution"]
 
-# More batches than workers, so that all of them end at about the same time.
-_LEAST_BATCHES = 64
 # A batch whose workers end this often probably ends them.
 _MOST_LOST = 5
 
@@ -70,26 +68,8 @@ def plan_distribution(
             hint="use a path on this machine or on a shared file system, or remove --on (on in "
             "Python)",
         )
-    size = parse_size(task_size) if isinstance(task_size, str) else task_size
-    if size < 1:
-        raise ConversionError(
-            f"a task cannot have {task_size} bytes", hint="write a size such as 2GB"
-        )
+    size = parse_task_size(task_size)
     return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
-
-
-def cut_batches(tasks: Iterable[KeyedTask], most: int) -> Iterator[list[KeyedTask]]:
-    """Yield consecutive tasks of at most `most` bytes together; a larger task is alone."""
-    batch: list[KeyedTask] = []
-    size = 0
-    for task in tasks:
-        if batch and size + task.cost > most:
-            yield batch
-            batch, size = [], 0
-        batch.append(task)
-        size += task.cost
-    if batch:
-        yield batch
 
 
 def distribute(
@@ -106,8 +86,6 @@ def distribute(
     """
     from weightctl import __version__
 
-    total = sum(task.cost for task in tasks)
-    size = max(min(distribution.task_size, total // _LEAST_BATCHES), 1)
     job = Job(
         new_token(),
         distribution.request,
@@ -120,11 +98,13 @@ def distribute(
         is_local(distribution.on),
     )
     lost: Counter[int] = Counter()
-    batches = list(cut_batches(tasks, size))
+    batches = cut_batches(tasks, distribution.task_size)
     with hold_executor(distribution.on) as executor:
 
         def submit(number: int) -> Future[list[Record]]:
-            return executor.submit(run_batch, job, tuple(task.key for task in batches[number]))
+            return executor.submit(
+                run_batch, job, tuple(task.key for task in batches[number].tasks)
+            )
 
         running = {submit(number): number for number in range(len(batches))}
         try:
@@ -141,7 +121,7 @@ def distribute(
                     except BrokenExecutor as error:
                         raise _explain_end(error) from error
                     else:
-                        record(found, sum(task.made for task in batches[number]))
+                        record(found, batches[number].made)
         finally:
             for future in running:
                 future.cancel()
