@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Layout
-    from weightctl.plan.plan import Plan
+    from weightctl.plan.plan import Item, Plan
     from weightctl.storage.base import Writer
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, Portion, Task
@@ -107,6 +107,7 @@ class ConversionWork:
         self._tasks: Sequence[Task] = ()
         self._all: Mapping[int, Task] = {}
         self._numbers: Mapping[int, int] = {}
+        self._stored: dict[str, int] = {}
         self._remote: RemoteReads | None = None
         self._lock = Lock()
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
@@ -153,11 +154,18 @@ class ConversionWork:
         portions = task.portions
         return KeyedTask(
             task.number,
-            sum(map(count_read, portions)),
+            sum(count_read(each, self._count_stored(each.item)) for each in portions),
             sum(map(_count_made, portions)),
             (task.file, task.number),
             sum(map(estimate_encoding, portions)),
         )
+
+    def _count_stored(self, item: Item) -> int:
+        """Return the bytes of the stored tensors that an item is made of, which can be hundreds."""
+        name = item.info.name
+        if name not in self._stored:
+            self._stored[name] = sum(info.nbytes for info in item.sources)
+        return self._stored[name]
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
         """Return the tasks with these numbers, which are the next to be done."""

@@ -151,10 +151,9 @@ def _count_portion(portion: Portion) -> int:
     return _count_work(portion.item) * (portion.stop - portion.start) // _count_units(portion.item)
 
 
-def count_read(portion: Portion) -> int:
-    """Return the bytes that are read for a portion; of a tensor made of others, those it has."""
-    item = portion.item
-    return item.source.nbytes * (portion.stop - portion.start) // _count_units(item)
+def count_read(portion: Portion, stored: int) -> int:
+    """Return the bytes that are read for a portion of an item with so many stored bytes."""
+    return stored * (portion.stop - portion.start) // _count_units(portion.item)
 
 
 def estimate_encoding(portion: Portion) -> float:
