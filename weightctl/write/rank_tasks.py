@@ -43,6 +43,8 @@ __all__ = ["RankWork"]
 _LEAST_RUN = 1 << 16
 # Passes this long start first, so that no thread is still busy alone at the end.
 _LARGE = 1 << 26
+# Contents of the same tensors are made in one pass if they have no more bytes together.
+_JOINED = 1 << 24
 # So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
 # for each other more often.
 _CHUNK = 1 << 20
@@ -70,7 +72,7 @@ class Content(NamedTuple):
 class Pass(NamedTuple):
     """Contents that are made while some tensors of the source are read once.
 
-    `by_itself` is True for a single tensor whose long byte ranges are read one by one.
+    `by_itself` is True for contents whose long byte ranges are read one by one.
     """
 
     sources: tuple[str, ...]
@@ -102,17 +104,33 @@ def _list_passes(
             if not done or (rank, info.name) not in done:
                 place = RankOffset(rank, info.name, offsets[info.name])
                 places.setdefault((pieces, info.nbytes), []).append(place)
-    found: list[Pass] = []
+    long: dict[tuple[str, ...], list[Content]] = {}
     together: dict[tuple[str, ...], list[Content]] = {}
     for (pieces, nbytes), at in places.items():
         content = Content(pieces, nbytes, tuple(at))
         sources = tuple([piece.source for piece in pieces])
-        if all(_is_long(header.tensors, piece) for piece in pieces):
-            found.append(Pass(sources, (content,), by_itself=True))
-        else:
-            together.setdefault(sources, []).append(content)
+        is_long = all(_is_long(header.tensors, piece) for piece in pieces)
+        (long if is_long else together).setdefault(sources, []).append(content)
+    found = [
+        Pass(sources, contents, by_itself=True)
+        for sources, of in long.items()
+        for contents in _join_small(of)
+    ]
     found += [Pass(sources, tuple(of), by_itself=False) for sources, of in together.items()]
     return sorted(found, key=lambda each: _turn(header, each))
+
+
+def _join_small(contents: Sequence[Content]) -> Iterator[tuple[Content, ...]]:
+    """Yield contents for one pass each: small ones together, so that passes are fewer."""
+    joined: list[Content] = []
+    size = 0
+    for content in contents:
+        if joined and size + content.nbytes > _JOINED:
+            yield tuple(joined)
+            joined, size = [], 0
+        joined.append(content)
+        size += content.nbytes
+    yield tuple(joined)
 
 
 def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
@@ -252,15 +270,16 @@ class RankWork:
         return found
 
     def _by_runs(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
-        """Yield the chunks of the only content."""
-        for name, part in task.contents[0].pieces:
-            info, step = self._tensors[name], self._step(name)
-            for start, nbytes in runs(info, part):
-                stop = start + nbytes
-                for at in range(start, stop, step):
-                    held = self._memory.room("chunk", min(step, stop - at))
-                    self._source.read_into(name, at, held)
-                    yield 0, held
+        """Yield the chunks of one content after the other, with its index."""
+        for number, content in enumerate(task.contents):
+            for name, part in content.pieces:
+                info, step = self._tensors[name], self._step(name)
+                for start, nbytes in runs(info, part):
+                    stop = start + nbytes
+                    for at in range(start, stop, step):
+                        held = self._memory.room("chunk", min(step, stop - at))
+                        self._source.read_into(name, at, held)
+                        yield number, held
 
     def _list_boxes(
         self, name: str, parts: Sequence[Part]
@@ -276,15 +295,18 @@ class RankWork:
 
     def _list_reads(self, task: Pass) -> Iterator[FileRange]:
         """Yield the ranges of files that a pass will read."""
+        if task.by_itself:
+            for name, part in (piece for content in task.contents for piece in content.pieces):
+                source = self._source.file_range(name)
+                if source is not None:
+                    for start, nbytes in runs(self._tensors[name], part):
+                        yield source.part(start, start + nbytes)
+            return
         for number, name in enumerate(task.sources):
             source = self._source.file_range(name)
             if source is None:
                 continue
             info = self._tensors[name]
-            if task.by_itself:
-                for start, nbytes in runs(info, task.contents[0].pieces[number].part):
-                    yield source.part(start, start + nbytes)
-                continue
             parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
             for box, _ in self._list_boxes(name, parts):
                 start, nbytes = _range(byte_shape(info), box)
