@@ -142,6 +142,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "convert": "MODEL OUT",
         "shard": "MODEL [OUT]",
         "verify": "MODEL",
+        "tasks": "MODEL OUT",
     }
 
 

@@ -46,6 +46,11 @@ ASKED = {
         "small.gguf small --values",
         "tiny-llama tiny-llama/model.safetensors --values",
     ),
+    "tasks": (
+        "tiny-llama tasks.gguf --quant q8_0",
+        "tiny-llama tasks --tp 2 --task-size 100kB --bandwidth 100MB",
+        "small tasks --dtype bf16 --names keep",
+    ),
     "convert": (
         "tiny-llama planned.gguf --dry-run",
         "tiny-llama out.gguf --quant q8_0",

@@ -24,7 +24,7 @@ _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 
 # llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
 _EXPERTS = WholeNumber(1, 1024)
-_MOST = 1 << 15
+_MOST = 1 << 16
 
 
 def expert_names(

@@ -280,16 +280,16 @@ def layout(
     if part is not None and part.number > 0:
         metadata = {key: metadata[key] for key in metadata if key == _FRAMEWORK}
     ordered = sorted(tensors, key=_element_size, reverse=True)
-    ends: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}
     position = 0
     for info in ordered:
-        position += info.nbytes
-        ends[info.name] = position
+        begin, position = position, position + info.nbytes
+        places[info.name] = begin, position
     document: dict[str, Any] = {
         info.name: {
             "dtype": info.encoding.ids["safetensors"],
-            "shape": list(info.shape),
-            "data_offsets": [ends[info.name] - info.nbytes, ends[info.name]],
+            "shape": info.shape,
+            "data_offsets": places[info.name],
         }
         for info in tensors
     }
@@ -304,7 +304,7 @@ def layout(
     return Layout(
         length.to_bytes(8, "little") + raw.ljust(length),
         tuple(ordered),
-        tuple(start + ends[info.name] - info.nbytes for info in ordered),
+        tuple(start + places[info.name][0] for info in ordered),
         start + position,
     )
 

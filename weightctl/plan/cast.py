@@ -254,7 +254,9 @@ def _is_projection(plan: Plan, info: TensorInfo) -> bool:
     """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's name."""
     names, _ = _describe_model(plan)
     name = names.get(info.name, info.name)
-    return is_projection(info) and is_projection(info._replace(name=name))
+    if not is_projection(info):
+        return False
+    return name == info.name or is_projection(info._replace(name=name))
 
 
 def _keep_wide(plan: Plan, source: Encoding) -> Encoding:

@@ -30,6 +30,7 @@ from weightctl.formats.open.sets import (
 from weightctl.formats.recognition import recognize_format
 from weightctl.formats.switch import switch_of
 from weightctl.storage.files import exists, is_directory, list_names, open_reader, prepare
+from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
@@ -53,6 +54,7 @@ _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Pyth
 _VERSIONS = "check that the download is complete and that all parts belong to the same version"
 
 
+@without_collection()
 def open_files(
     path: str, format_name: str | None = None, *, partial: bool = False
 ) -> tuple[Header, tuple[Reader, ...]]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats.base import pad
 from weightctl.formats.cut import rest_of
-from weightctl.formats.open.collection import without_collection
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES
@@ -18,6 +17,7 @@ from weightctl.formats.pytorch.legacy import Stream, is_stream, nbytes_of, read_
 from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shorten_text
+from weightctl.system.collection import without_collection
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header

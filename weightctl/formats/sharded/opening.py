@@ -6,10 +6,10 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.detection import MANIFEST, is_manifest
 from weightctl.storage.files import is_directory, is_file
 from weightctl.storage.location import is_remote
+from weightctl.system.collection import without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

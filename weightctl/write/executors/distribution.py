@@ -10,9 +10,8 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
-from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
-from weightctl.write.executors.batches import batch_size, cut_batches
+from weightctl.write.executors.batches import Batch, cut_batches, parse_task_size
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
@@ -81,18 +80,14 @@ def plan_distribution(
             hint="use a path on this machine or on a shared file system, or the URL of an object "
             "store; or remove --on (on in Python)",
         )
-    size = parse_size(task_size) if isinstance(task_size, str) else task_size
-    if size < 1:
-        raise ConversionError(
-            f"a task cannot have {task_size} bytes", hint="write a size such as 2GB"
-        )
+    size = parse_task_size(task_size)
     return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
 
 
 def refuse_seams(outcome: Outcome) -> None:
     """Raise `ConversionError` if checksums of tensors stand between them, in an object of a store.
 
-    Nobody has all bytes of such a part.
+    No worker has all bytes of such a part.
     """
     if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
         raise ConversionError(
@@ -120,7 +115,7 @@ def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, toke
 
 
 class WorkerCounts(NamedTuple):
-    """What workers have done: batches, those that were lost with a worker, and second copies."""
+    """Counts of batches: all, done, lost with their worker, and given to a second worker."""
 
     batches: int = 0
     done: int = 0
@@ -135,14 +130,14 @@ def distribute(
     place: Place,
     accept: Callable[[BatchResult, int], object],
 ) -> WorkerCounts:
-    """Have workers do all tasks; `accept` gets the result of each batch, and its bytes.
+    """Run all tasks on workers; `accept` gets the result of each batch, and its bytes.
 
-    A batch whose worker has ended is given to another. When nothing ends for long, all that is
-    left is given to a second worker, and the first result counts. Raises the first error of a
-    batch, and `OutputError` if workers end again and again.
+    If a worker ends, its batch is given to another one. If no batch ends for a long time, those
+    that are left are also given to a second worker, and the first result counts. Raises the first
+    error of a batch, and `OutputError` if workers end repeatedly.
     """
     job = make_job(distribution, purpose, place, token=new_token())
-    batches = cut_batches(tasks, batch_size(tasks, distribution.task_size))
+    batches = cut_batches(tasks, distribution.task_size)
     with hold_executor(distribution.on) as executor:
         try:
             return _Run(executor, job, batches, accept).wait()
@@ -157,7 +152,7 @@ class _Run:
         self,
         executor: Executor,
         job: Job,
-        batches: Sequence[tuple[KeyedTask, ...]],
+        batches: Sequence[Batch],
         accept: Callable[[BatchResult, int], object],
     ) -> None:
         self._executor = executor
@@ -189,7 +184,7 @@ class _Run:
         return self._counts
 
     def _submit(self, number: int) -> None:
-        keys = tuple(task.key for task in self._batches[number])
+        keys = tuple(task.key for task in self._batches[number].tasks)
         self._running[self._executor.submit(run_batch, self._job, number, keys)] = number
 
     def _copy(self) -> None:
@@ -215,8 +210,7 @@ class _Run:
             self._left.discard(number)
             self._longest = max(self._longest, found.seconds)
             self._counts = self._counts._replace(done=self._counts.done + 1)
-            made = sum(task.made for task in self._batches[number])
-            self._accept(found, made)
+            self._accept(found, self._batches[number].made)
 
 
 def _refuse_more(count: int, error: WorkerLostError) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, refresh
-from weightctl.write.executors.batches import batch_size, cut_batches
+from weightctl.write.executors.batches import Batch, cut_batches
 from weightctl.write.executors.distribution import (
     PATIENCE,
     SLOW,
@@ -148,7 +148,7 @@ class _RankProcess:
         self._markers = markers
         self._member = member
         self._progress = progress
-        self._batches: list[tuple[KeyedTask, ...]] = []
+        self._batches: list[Batch] = []
         self._seen: set[int] = set()
         self._claimed: dict[str, float] = {}
         self._counts = WorkerCounts()
@@ -213,7 +213,7 @@ class _RankProcess:
         old = [name for name in names if name.startswith((DONE, CLAIM))]
         begin = f"{CLAIM}{_BEGIN}-"
         self._markers.remove([_BEGUN, *(name for name in old if not name.startswith(begin))])
-        size = batch_size(found.tasks, self._distribution.task_size)
+        size = self._distribution.task_size
         self._markers.put(_BEGUN, format_json({"size": size, "tasks": found.digest()}))
 
     def _look(self) -> list[str]:
@@ -273,14 +273,14 @@ class _RankProcess:
                 number = int(name.removeprefix(DONE))
                 if number not in self._seen:
                     self._seen.add(number)
-                    self._report(sum(task.made for task in self._batches[number]))
+                    self._report(self._batches[number].made)
 
     def _report(self, nbytes: int) -> None:
         if self._progress is not None and nbytes:
             self._progress(nbytes)
 
     def _do(self, job: Job, place: OpenPlace, number: int) -> None:
-        keys = tuple(task.key for task in self._batches[number])
+        keys = tuple(task.key for task in self._batches[number].tasks)
         result = do_batch(self._run.planned, place, job, number, keys)
         self._longest = max(self._longest, result.seconds)
         content = format_done(result.records, result.delivered.rest)
