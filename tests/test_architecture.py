@@ -174,11 +174,6 @@ def test_no_test_file_is_over_400_lines(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 400
 
 
-def test_most_files_are_under_200_lines() -> None:
-    lengths = [len(module.read_text().splitlines()) for module in MODULES]
-    assert sum(length <= 200 for length in lengths) > 0.7 * len(lengths)
-
-
 @pytest.mark.parametrize(
     "command",
     [
