@@ -7,46 +7,67 @@ Names and keys: transformers' `modeling_mixtral.py`, `modeling_qwen3_moe.py` and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Fusion, Name
+from weightctl.families.decoder_keys import with_keys
+from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key
 from weightctl.families.kinds import WholeNumber
+from weightctl.families.lines import line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping
 
+    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["check_experts", "expert_forms", "expert_keys", "expert_names"]
+__all__ = ["check_experts", "expert_forms", "expert_keys", "expert_lines"]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
+_PARTS = ("gate", "up", "down")
+# The field of a config that says which layers have experts, where some have an MLP instead.
+_SPARSE = "sparse_layers"
 
 # llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
 _EXPERTS = WholeNumber(1, 1024)
 _MOST = 1 << 15
 
 
-def expert_names(
-    names: Sequence[Name], mlp: str, *, gate: str, up: str, down: str
+def expert_lines(
+    names: tuple[Name, ...],
+    mlp: str = "mlp.",
+    *,
+    parts: tuple[str | None, str | None, str | None] = ("gate_proj", "up_proj", "down_proj"),
+    more: Mapping[str, str | Mapping[str, Any]] | None = None,
+    dense: bool = False,
 ) -> tuple[Name, ...]:
     """Return the lines of a family with those of experts in the place of those of its MLPs.
 
-    `mlp` begins the names at Hugging Face, where an expert's parts are `gate`, `up` and `down`.
+    `mlp` begins their names in a layer at Hugging Face, where `parts` are an expert's gate, up and
+    down, None for one that a fusion has. `more` are further roles, each with the rest of its name,
+    or the fields of its line that are not usual. With `dense` some layers have an MLP in place of
+    experts: all but the config's `sparse_layers`.
     """
-    lines = [Name(module=_MLP + "router", gguf="blk.{}.ffn_gate_inp", hugging_face=mlp + "gate",
-                  is_float32=True)]  # fmt: skip
-    lines += [
-        Name(
-            module=_EXPERT + part,
-            gguf=f"blk.{{}}.ffn_{part}_exps",
-            hugging_face=f"{mlp}experts.{{expert}}.{name}",
-        )
-        for part, name in {"gate": gate, "up": up, "down": down}.items()
-    ]
+    condition: dict[str, Any] = {"when": _SPARSE} if dense else {}
+    layer = f"model.layers.{{}}.{mlp}"
+    roles: dict[str, str | Mapping[str, Any]] = {"mlp.router": "gate"}
+    for part, name in zip(_PARTS, parts, strict=True):
+        full = None if name is None else f"experts.{{expert}}.{name}"
+        roles[f"mlp.experts.{{expert}}.{part}"] = {"hugging_face": full}
+    added: list[Name] = []
+    for role, given in {**roles, **(more or {})}.items():
+        fields = {"hugging_face": given} if isinstance(given, str) else dict(given)
+        if fields.get("hugging_face") is not None:
+            fields["hugging_face"] = layer + fields["hugging_face"]
+        added.append(line(role, **(condition | fields)))
     place = next(place for place, name in enumerate(names) if name.module.startswith(_MLP))
-    kept = [name for name in names if not name.module.startswith(_MLP)]
-    return (*kept[:place], *lines, *kept[place:])
+    kept = [
+        replace(name, unless=_SPARSE) if name.module.startswith(_MLP) else name
+        for name in names
+        if dense or not name.module.startswith(_MLP)
+    ]
+    return (*kept[:place], *added, *kept[place:])
 
 
 def expert_forms() -> tuple[Fusion, ...]:
@@ -55,30 +76,25 @@ def expert_forms() -> tuple[Fusion, ...]:
     transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
     default; the first GGUFs of mixtures had each expert by itself.
     """
-    in_memory, gate, up, down = "model.layers.{}.mlp.", "gate", "up", "down"
-    width = "expert_intermediate"
+    in_memory, gate, up, down = "model.layers.{}.mlp.", *_PARTS
     fused = [
         Fusion(convention="hugging_face", name=in_memory + "experts.gate_up_proj",
-               parts=(_EXPERT + gate, _EXPERT + up), rows=_rows(width, width), of_experts=True),
+               parts=(_EXPERT + gate, _EXPERT + up), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "experts.down_proj",
-               parts=(_EXPERT + down,), rows=_rows("hidden"), of_experts=True),
+               parts=(_EXPERT + down,), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "gate.weight",
-               parts=(_MLP + "router",), rows=_rows("experts")),
+               parts=(_MLP + "router",)),
     ]  # fmt: skip
     apart = [
         Fusion(convention="gguf", name=f"blk.{{}}.ffn_{part}.{{expert}}.weight",
-               parts=(_EXPERT + part,), rows=_rows(rows))
-        for part, rows in {gate: width, up: width, down: "hidden"}.items()
+               parts=(_EXPERT + part,))
+        for part in _PARTS
     ]  # fmt: skip
     return (*fused, *apart)
 
 
-def _rows(*fields: str) -> Callable[[Any], list[int]]:
-    return lambda config: [getattr(config, field) for field in fields]
-
-
 def expert_keys(
-    keys: Sequence[Key], count: str, *more: Key, experts: int, used: int
+    keys: tuple[Key, ...], count: str, *more: Key, experts: int, used: int
 ) -> tuple[Key, ...]:
     """Return the keys of a family with those of experts, and `more`, in the place of its own.
 
@@ -92,10 +108,9 @@ def expert_keys(
         # Of which llama.cpp takes some for each position.
         Key(field="expert_groups", kind=WholeNumber(0, 1), gguf_default=0,
             gguf="{arch}.expert_group_count", written=False),
-        *more,
     )  # fmt: skip
-    replaced = {key.field for key in added}
-    return (*(key for key in keys if key.field not in replaced), *added)
+    others = [key for key in keys if key.field != "experts"]
+    return with_keys((*others, *added), *more)
 
 
 def check_experts(fields: Fields) -> None:

@@ -9,27 +9,28 @@ with a window, and has none of those where the metadata give no window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Family, ModelType, Name, qkv_form
+from weightctl.families.changes import PLUS_ONE
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import qkv_form
 from weightctl.families.gemma2 import (
-    EMBEDDING,
-    LAYER,
-    NORM,
+    BLOCKS,
+    GEMMA_KEYS,
+    GEMMA_LINES,
+    GEMMA_TYPE,
     ROPE,
     SCALING,
-    SIZES,
     SOFTCAP,
-    Gemma2Config,
-    consistent,
+    check_decoder,
     local_period,
     mark_windowed_layers,
-    norm_part,
     query_scalar,
 )
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
+from weightctl.families.lines import adapt
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
 from weightctl.text.untyped import is_list, is_object
@@ -39,18 +40,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "Gemma3Config"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3Config(Gemma2Config):
-    """The sizes of a gemma3, and which of its variations it has.
-
-    Layers with a window rotate by `local_rope_base`, and `rope_scaling` is none of theirs.
-    """
-
-    local_rope_base: float = 10000.0
-
+__all__ = ["FAMILY"]
 
 _LAYERS_OF_27B, _PERIOD, _WINDOW = 62, 6, 4096
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
@@ -80,7 +70,7 @@ def _of_global_layers(key: Key) -> Key:
 
 
 _KEYS = (
-    *SIZES,
+    *GEMMA_KEYS,
     Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
         hugging_face="query_pre_attn_scalar"),
     Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_find_stated_window,
@@ -153,7 +143,7 @@ def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _check_fields(fields: Fields) -> Fields:
-    made = consistent(fields)
+    made = check_decoder(fields)
     if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
         # There llama.cpp would stretch those of layers with a window too, in part.
         raise ValueError("`yarn` scaling in a model with sliding window layers is not supported")
@@ -165,26 +155,20 @@ FAMILY = Family(
     model_types={
         "gemma3_text": ModelType(
             class_name="Gemma3ForCausalLM",
-            defaults={"vocabulary": 262208, "context": 131072},
+            defaults={**GEMMA_TYPE, "vocabulary": 262208, "context": 131072},
         ),
         "gemma3": ModelType(
             class_name="Gemma3ForConditionalGeneration",
-            defaults={"vocabulary": 262208, "context": 131072},
+            defaults={**GEMMA_TYPE, "vocabulary": 262208, "context": 131072},
         ),
     },
-    config="weightctl.families.gemma3:Gemma3Config",
-    module="weightctl.nn.models.gemma3:Gemma3",
+    blocks={**BLOCKS, "qk_norm": "head"},
     keeps_window=True,
-    prefix="model.",
     # What a multimodal model's text part is called: on the Hub, in memory, without a head.
     other_prefixes=("language_model.model.", "model.language_model.", "language_model."),
-    names=(
-        EMBEDDING,
-        *LAYER,
-        norm_part("attention.q_norm", "attn_q_norm", "self_attn.q_norm"),
-        norm_part("attention.k_norm", "attn_k_norm", "self_attn.k_norm"),
-        NORM,
-        Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
+    names=adapt(
+        GEMMA_LINES,
+        {"attention.q_norm": {"change": PLUS_ONE}, "attention.k_norm": {"change": PLUS_ONE}},
     ),
     keys=_KEYS,
     fusions=(qkv_form(),),

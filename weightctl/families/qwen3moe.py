@@ -6,14 +6,12 @@ Names and keys: transformers' `modeling_qwen3_moe.py` and `configuration_qwen3_m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_lines
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import FLAG, SIZE, Exactly
-from weightctl.families.llama import LlamaConfig
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
@@ -23,23 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "Qwen3MoeConfig"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig(LlamaConfig):
-    """The sizes of a Qwen3 with experts; each expert is `expert_intermediate` wide.
-
-    `intermediate` is what layers without experts would have. Each position goes through
-    `experts_used` of the `experts` of a layer, whose shares are those among themselves where
-    `experts_normalized`, else among all.
-    """
-
-    experts: int
-    experts_used: int
-    expert_intermediate: int
-    experts_normalized: bool
-
+__all__ = ["FAMILY"]
 
 _DENSE = "models in which some layers have no experts are not supported"
 
@@ -93,12 +75,8 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.qwen3moe:Qwen3MoeConfig",
-    module="weightctl.nn.models.qwen3moe:Qwen3Moe",
-    prefix=QWEN3.prefix,
-    names=expert_names(
-        QWEN3.names, "model.layers.{}.mlp.", gate="gate_proj", up="up_proj", down="down_proj"
-    ),
+    blocks=QWEN3.blocks,
+    names=expert_lines(QWEN3.names),
     keys=_KEYS,
     fusions=(*QWEN3.fusions, *expert_forms()),
     standard=_standard,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["LONGROPE_KEYS", "ROPE_KEYS", "for_older", "standard"]
+__all__ = ["LONGROPE_KEYS", "ROPE_FACTORS", "ROPE_KEYS", "for_older", "standard"]
 
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
@@ -25,10 +25,13 @@ _LARGE = 1e12
 _POSITIVE = Real(LEAST, _LARGE, is_closed=True)
 
 
+# Where GGUF has the frequencies of llama3's scaling as a tensor.
+ROPE_FACTORS = Key(
+    field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")
+)
+
 # Those of `scaling.` are put together by `rotations.scaling`.
 ROPE_KEYS = (
-    Key(field="rope_interleaved", kind=FLAG, default=False, gguf_default=True),
-    Key(field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")),
     Key(field="rope_base", kind=_POSITIVE, default=10000.0, gguf_default=10000.0,
         gguf="{arch}.rope.freq_base", hugging_face=_ROPE + "rope_theta"),
     # Transformers' `modeling_llama.py` rotates whole heads whatever this says.
