@@ -86,11 +86,8 @@ def test_a_family_is_one_module_and_a_line(
     modules = {"families/toy.py": FAMILY}
     assert extended.follow("a family", "toy", modules, {"families/__init__.py": [LINE]}) == 1
 
-    toy, gguf, back = (
-        make_toy(extended, tiny_llama, tmp_path),
-        tmp_path / "toy.gguf",
-        tmp_path / "back",
-    )
+    toy = make_toy(extended, tiny_llama, tmp_path)
+    gguf, back = tmp_path / "toy.gguf", tmp_path / "back"
     extended.command("convert", toy, gguf)
     names = extended.command("ls", gguf, "--flat")
     assert "blk.0.ffn_gate.weight" in names

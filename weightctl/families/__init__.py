@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "RecognizedModel", "recognize"]
 
-# A family is a line here, its name and the `Family`, and two modules: `families/llama.py` has the
-# names of its tensors, the keys of its config and the config's class, `nn/models/llama.py` the
-# `Network` that runs it. Nothing else knows of it.
+# A family is a line here, its name and the `Family`, and a module: `families/llama.py` has the
+# names of its tensors, the keys of its config, and the blocks that it is made of. Nothing else
+# knows of it. Those that came later stand behind the first ten, in the order of their names.
 FAMILIES: dict[str, str] = {
     "llama": "weightctl.families.llama:FAMILY",
     "bert": "weightctl.families.bert:FAMILY",
@@ -26,6 +26,20 @@ FAMILIES: dict[str, str] = {
     "phi3": "weightctl.families.phi3:FAMILY",
     "mixtral": "weightctl.families.mixtral:FAMILY",
     "qwen3moe": "weightctl.families.qwen3moe:FAMILY",
+    "arcee": "weightctl.families.arcee:FAMILY",
+    "cohere": "weightctl.families.cohere:FAMILY",
+    "ernie4_5": "weightctl.families.ernie4_5:FAMILY",
+    "gemma": "weightctl.families.gemma:FAMILY",
+    "glm4": "weightctl.families.glm4:FAMILY",
+    "granite": "weightctl.families.granite:FAMILY",
+    "granitemoe": "weightctl.families.granitemoe:FAMILY",
+    "olmo2": "weightctl.families.olmo2:FAMILY",
+    "olmoe": "weightctl.families.olmoe:FAMILY",
+    "qwen2moe": "weightctl.families.qwen2moe:FAMILY",
+    "seed_oss": "weightctl.families.seed_oss:FAMILY",
+    "smollm3": "weightctl.families.smollm3:FAMILY",
+    "stablelm": "weightctl.families.stablelm:FAMILY",
+    "starcoder2": "weightctl.families.starcoder2:FAMILY",
 }
 
 _NAMES = {

@@ -52,7 +52,8 @@ class DecoderConfig:
     that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
     `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
     a correction is added if `router_correction`. Shares are those among themselves if
-    `experts_normalized`, and multiplied by `experts_scale`. A `shared_intermediate` wide MLP sees
+    `experts_normalized`, and multiplied by `experts_scale`. Of `expert_groups`, those in the
+    `expert_groups_used` best can be chosen. A `shared_intermediate` wide MLP sees
     all positions beside them, by a gate of its own if `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
@@ -118,6 +119,8 @@ class DecoderConfig:
     router_correction: bool = False
     experts_normalized: bool = True
     experts_scale: float = 1.0
+    expert_groups: int = 1
+    expert_groups_used: int = 1
     shared_intermediate: int = 0
     shared_gate: bool = False
 
@@ -144,11 +147,13 @@ class DecoderConfig:
 
 def check_layers(fields: Fields) -> None:
     """Raise `ValueError` for fields with a value for each layer that have too few or too many."""
+    from weightctl.text.untyped import is_sequence
     from weightctl.text.wording import pluralize
 
-    for name, value in fields.items():
-        if name.endswith("_layers") and isinstance(value, tuple) and len(value) != fields["layers"]:
+    for name, called in _LISTED.items():
+        value = fields.get(name)
+        if is_sequence(value) and len(value) != fields["layers"]:
             raise ValueError(
                 f"the model has {pluralize(fields['layers'], 'layer')}, but the config states "
-                f"{_LISTED.get(name, name)} for {pluralize(len(value), 'layer')}"
+                f"{called} for {pluralize(len(value), 'layer')}"
             )

@@ -18,6 +18,7 @@ from weightctl.families.kinds import (
     LAYERS,
     SIZE,
     Exactly,
+    OrNone,
     Real,
 )
 from weightctl.families.rope_keys import ROPE_KEYS
@@ -31,11 +32,16 @@ if TYPE_CHECKING:
 __all__ = [
     "BIASES",
     "DECODER_KEYS",
+    "GRANITE_SCALES",
+    "KQV_CLAMP",
+    "LAYER_NORM",
     "MULTIPLIERS",
     "NO_EXPERTS",
     "PARTIAL_ROPE",
     "PLAIN_HEADS",
     "SIZES",
+    "SLIDING_WINDOW",
+    "activation",
     "check_decoder",
     "renamed",
     "with_keys",
@@ -74,6 +80,45 @@ BIASES = (
     Key(field="mlp_bias", kind=FLAG, default=False, hugging_face="mlp_bias",
         seen=Present("blk.0.ffn_up.bias")),
 )  # fmt: skip
+
+# Where the norms are LayerNorms.
+LAYER_NORM = Key(
+    field="norm_epsilon",
+    kind=EPSILON,
+    default=1e-5,
+    gguf="{arch}.attention.layer_norm_epsilon",
+    hugging_face="layer_norm_eps",
+)
+
+# 0 is none, in GGUF.
+SLIDING_WINDOW = Key(
+    field="sliding_window",
+    kind=OrNone(SIZE),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.attention.sliding_window",
+    hugging_face="sliding_window",
+)
+
+
+KQV_CLAMP = Key(
+    field="query_clamp",
+    kind=OrNone(Real(0, 1e9), 0.0),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.attention.clamp_kqv",
+    hugging_face="clip_qkv",
+)
+
+
+def activation(name: str, *spellings: str, key: str = "hidden_act") -> Key:
+    """Return the key of an activation that llama.cpp takes for granted.
+
+    `spellings` are what transformers' own configs call it, where there are several.
+    """
+    kind = ACTIVATION.preferring(*spellings)
+    return Key(field="activation", kind=kind, default=name, gguf_default=name, hugging_face=key)
+
 
 NO_EXPERTS = Key(
     field="experts",
@@ -127,6 +172,13 @@ MULTIPLIERS: Mapping[str, Key] = {
             gguf="{arch}.logit_scale", hugging_face="logit_scale"),
     )
 }  # fmt: skip
+
+
+# Those that models of Granite have.
+GRANITE_SCALES = tuple(
+    MULTIPLIERS[name]
+    for name in ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
+)
 
 
 def with_keys(

@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key
-from weightctl.families.kinds import WholeNumber
+from weightctl.families.keys import Key, quotient, same
+from weightctl.families.kinds import SIZE, WholeNumber
 from weightctl.families.lines import line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["check_experts", "expert_forms", "expert_keys", "expert_lines"]
+__all__ = [
+    "EXPERT_WIDTH",
+    "SHARED_WIDTH",
+    "checking_experts",
+    "expert_forms",
+    "expert_keys",
+    "expert_lines",
+]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _PARTS = ("gate", "up", "down")
@@ -32,6 +39,23 @@ _SPARSE = "sparse_layers"
 # llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
 _EXPERTS = WholeNumber(1, 1024)
 _MOST = 1 << 15
+
+
+EXPERT_WIDTH = Key(
+    field="expert_intermediate",
+    kind=SIZE,
+    gguf_default=quotient("intermediate", "experts_used"),
+    gguf="{arch}.expert_feed_forward_length",
+    hugging_face="moe_intermediate_size",
+)
+# Of what all positions pass through beside the experts.
+SHARED_WIDTH = Key(
+    field="shared_intermediate",
+    kind=SIZE,
+    gguf_default=same("intermediate"),
+    gguf="{arch}.expert_shared_feed_forward_length",
+    hugging_face="shared_intermediate_size",
+)
 
 
 def expert_lines(
@@ -113,8 +137,17 @@ def expert_keys(
     return with_keys((*others, *added), *more)
 
 
-def check_experts(fields: Fields) -> None:
-    """Raise `ValueError` for more experts than one can use, or there are."""
+def checking_experts(checked: Callable[[Fields], Fields]) -> Callable[[Fields], Fields]:
+    """Return a family's `checked` that refuses more experts than one can use, too."""
+
+    def check(fields: Fields) -> Fields:
+        _check_experts(fields)
+        return checked(fields)
+
+    return check
+
+
+def _check_experts(fields: Fields) -> None:
     count, used, layers = fields["experts"], fields["experts_used"], fields["layers"]
     if used > count:
         raise ValueError(f"{used} experts per token are not possible with {count} experts")

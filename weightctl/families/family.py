@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weightctl.system.registry import load
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,7 +108,7 @@ class Name:
         return self.gguf if convention == "gguf" else self.hugging_face
 
     def tensor(
-        self, convention: NamingConvention, kind: str, layer: int, expert: int = 0
+        self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
     ) -> str | None:
         """Return the name of a tensor of the part, None if a convention does not have it."""
         template = self.template(convention)
@@ -119,8 +120,8 @@ class Name:
 
 def at_layer(config: Any, field: str, layer: int) -> Any:
     """Return what a field of a config says of a layer; it may have a value for each."""
-    value = getattr(config, field)
-    return value[layer] if isinstance(value, tuple) else value
+    value: Any = getattr(config, field)
+    return value[layer] if is_sequence(value) else value
 
 
 class TensorNames(NamedTuple):
@@ -198,7 +199,8 @@ class Family:
     `weight` and `bias` at the end of names. `fusions` are tensors with several parts.
     `keeps_window` says that llama.cpp knows of sliding windows in this family, and
     `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
-    hidden size. `standard` brings config.json into the form that the keys are of. `checked` returns
+    hidden size; `unloaded` returns why else it does not load a model with some fields. `standard`
+    brings config.json into the form that the keys are of. `checked` returns
     the fields that the lines gave as the config has them; raises `ValueError` if they contradict
     each other.
     """
@@ -217,6 +219,7 @@ class Family:
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
     heads_fill_hidden: bool = False
+    unloaded: Callable[[Fields], str | None] | None = None
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is

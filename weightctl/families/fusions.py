@@ -35,7 +35,7 @@ class Fusion:
     transposed: bool = False
     bias_name: str = ""
 
-    def tensor(self, kind: str, layer: int, expert: int = 0) -> str:
+    def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
         """Return the name of the tensor with the weights or biases of a layer."""
         template = self.bias_name if kind == "bias" and self.bias_name else self.name
         return template.format(layer, kind=kind, expert=expert)

@@ -241,7 +241,7 @@ CAUSAL = Exactly(True, "attention to later tokens is not supported")
 ACTIVATION = Choice({
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "relu": "relu",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "relu": "relu", "relu2": "relu2",
 })  # fmt: skip
 
 

@@ -7,11 +7,15 @@ Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; 
 from __future__ import annotations
 
 from weightctl.families.changes import RopeRows
-from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.decoder_keys import (
+    BIASES,
+    DECODER_KEYS,
+    SLIDING_WINDOW,
+    check_decoder,
+    with_keys,
+)
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
-from weightctl.families.keys import Key
-from weightctl.families.kinds import SIZE, OrNone
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import rope_factors, with_llama3
 from weightctl.families.rope_keys import ROPE_FACTORS, standard
@@ -47,9 +51,7 @@ FAMILY = Family(
         DECODER_KEYS,
         *BIASES,
         ROPE_FACTORS,
-        # 0 is none, in GGUF.
-        Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
-            gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        SLIDING_WINDOW,
     ),
     fusions=(qkv_form(),),
     # What GGUFs of the first versions kept of the rotary embeddings.

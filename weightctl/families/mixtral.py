@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_lines
+from weightctl.families.experts import checking_experts, expert_forms, expert_keys, expert_lines
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE
@@ -16,7 +16,6 @@ from weightctl.families.llama import FAMILY as LLAMA
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["FAMILY"]
@@ -25,11 +24,6 @@ __all__ = ["FAMILY"]
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")
     return count is not None and count.content != 0
-
-
-def _check_fields(fields: Fields) -> Fields:
-    check_experts(fields)
-    return LLAMA.checked(fields)
 
 
 FAMILY = Family(
@@ -62,5 +56,5 @@ FAMILY = Family(
     beside=LLAMA.beside,
     fusions=(*LLAMA.fusions, *expert_forms()),
     standard=LLAMA.standard,
-    checked=_check_fields,
+    checked=checking_experts(LLAMA.checked),
 )  # fmt: skip

@@ -123,6 +123,13 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
             count=config.experts,
             used=config.experts_used,
             is_normalized=config.experts_normalized,
+            scores=config.router,
+            scale=config.experts_scale,
+            groups=config.expert_groups or 1,
+            groups_used=config.expert_groups_used,
+            has_correction=config.router_correction,
+            shared=config.shared_intermediate,
+            shared_gate=config.shared_gate,
             dtype=dtype,
         )
     if config.gated:

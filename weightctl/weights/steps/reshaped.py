@@ -125,7 +125,8 @@ class JoinedHeads:
         if not self.is_transposed:
             tensor.read_into(start, buffer)
             return
-        _read_turned(tensor, *tensor.info.shape[1:], start, buffer)
+        _, rows, columns = tensor.info.shape
+        _read_turned(tensor, rows, columns, start, buffer)
 
     def __str__(self) -> str:
         return "heads joined" + (", transposed" if self.is_transposed else "")

@@ -169,7 +169,8 @@ def _convert_for(
     model: RecognizedModel, names: TensorNames, tensor: ReadableTensor, other: RecognizedModel
 ) -> ReadableTensor:
     """Return a tensor of another model as the modules of a model compute with it."""
-    form, wanted = (module_form(names, each.convention) for each in (other, model))
+    form = module_form(names, other.convention)
+    wanted = module_form(names, model.convention)
     return convert_form(names, tensor, other.config, form, wanted)
 
 
