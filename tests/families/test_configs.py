@@ -317,7 +317,8 @@ def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
 
 # Keys of no field: values that are only checked, or that others are made of.
 WITHOUT_FIELDS = {
-    "is_causal", "value_dim", "rotated_share", "experts", "expert_groups", "dense_layers",
+    "is_causal", "value_dim", "rotated_share", "experts", "single_group", "dense_layers",
+    "dense_first", "router_gating", "shared_count", "no_rope_interval", "has_qk_norms",
     "sparse_step", "uses_window", "local_period", "stated_window", "has_biases", "sees_ahead",
     "positions", "is_decoder", "is_scaled", "is_scaled_by_layer", "has_cross_attention",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from arrays import weights_of
 from weightctl import open_weights
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
+from weightctl.families.kinds import Flag
 from weightctl.families.parts import shape_of
 from weightctl.families.recognition import recognize
 from weightctl.system.registry import load
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
     from weightctl import Weights
     from weightctl.families.family import Family
+    from weightctl.families.keys import NamingConvention
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 MAPS = {
     name: gguf.get_tensor_name_map(KINDS[load(FAMILIES[name]).gguf_name], 3) for name in FAMILIES
 }
@@ -55,13 +58,14 @@ def config(name: str, **changes: Any) -> Any:
 
 def with_all(name: str) -> dict[str, Any]:
     """Return the fields with which a model has all parts that its family knows."""
+    family: Family = load(FAMILIES[name])
+    flags = {key.field for key in family.keys if isinstance(key.kind, Flag)}
     found: dict[str, Any] = {}
-    for line in load(FAMILIES[name]).names:
+    for line in family.names:
         if isinstance(line.bias, str) and line.bias in keys_of(name):
             found[line.bias] = True
-        if line.when is not None and line.when != "sparse_layers":
-            found[line.when] = True
-        if line.unless is not None and line.unless != "sparse_layers":
+        found |= dict.fromkeys(flags.intersection(line.when), True)
+        if line.unless in flags:
             found[line.unless] = False
     return found
 
@@ -127,9 +131,17 @@ def test_no_two_tensors_have_one_name(name: str) -> None:
     tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
     for names in (
         [one.module for one in tensors],
-        # Of those that are stacked the first stands for all.
-        [one.gguf for one in tensors if one.gguf and not (one.is_stacked("gguf") and one.expert)],
-        [one.hugging_face for one in tensors if one.hugging_face],
+        *(
+            # Of those that are stacked the first stands for all.
+            [
+                one.name(convention)
+                for one in tensors
+                if one.name(convention)
+                and convention not in one.fusions
+                and not (one.is_stacked(convention) and one.expert)
+            ]
+            for convention in CONVENTIONS
+        ),
     ):
         assert len(set(names)) == len(names)
 

@@ -65,6 +65,7 @@ UNREAD = {
 # And those that say nothing in one type.
 UNREAD_OF = {
     "bert": {"add_cross_attention", "tie_word_embeddings"},
+    "dots1": {"sliding_window"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
 }

@@ -162,6 +162,9 @@ def _draw(model: Any, tokens: list[int]) -> None:
                 parameter.add_(0.25 * noise)
             else:
                 parameter.copy_(0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():  # what is added to the scores of experts
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:

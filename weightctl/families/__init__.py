@@ -28,6 +28,7 @@ FAMILIES: dict[str, str] = {
     "qwen3moe": "weightctl.families.qwen3moe:FAMILY",
     "arcee": "weightctl.families.arcee:FAMILY",
     "cohere": "weightctl.families.cohere:FAMILY",
+    "dots1": "weightctl.families.dots1:FAMILY",
     "ernie4_5": "weightctl.families.ernie4_5:FAMILY",
     "gemma": "weightctl.families.gemma:FAMILY",
     "glm4": "weightctl.families.glm4:FAMILY",

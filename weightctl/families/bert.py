@@ -52,8 +52,8 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.encoder:EncoderConfig",
-    module="weightctl.nn.models.encoder:Encoder",
+    config="weightctl.families.decoder:EncoderConfig",
+    module="weightctl.nn.models.encoder:TextEncoder",
     blocks={
         "norm": "layer",
         "norms_after": True,

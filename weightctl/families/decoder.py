@@ -1,4 +1,4 @@
-"""The specification of a decoder's blocks and sizes, which one Module runs."""
+"""The specification of a model's blocks and sizes; one Module runs decoders, one encoders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["DecoderConfig", "check_layers"]
+__all__ = ["DecoderConfig", "EncoderConfig", "check_layers"]
 
 # How messages call fields with a value for each layer.
 _LISTED = {
@@ -31,9 +31,9 @@ class DecoderConfig:
 
     Norms: `norm` is their kind, `norm_bias` and `norm_weight` say what a LayerNorm has, and
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
-    (`pre_norms`) or behind them (`post_norms`), or both; or, with `norms_after`, one that norms the
+    (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
     sum of what they add and what they read. With `parallel` both read the same input,
-    by one norm if `shared_norm`. `embedding_norm` is behind the embedding.
+    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
     `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
@@ -143,6 +143,19 @@ class DecoderConfig:
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer's queries and keys are rotated."""
         return self.rotated_layers is None or self.rotated_layers[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(DecoderConfig):
+    """The sizes of an encoder, and which blocks it is made of, as those of a decoder.
+
+    Besides words and positions, there may be an embedding of `token_types`. It has no output but
+    the states of its last layer.
+    """
+
+    token_types: int = 0
+    tied: bool = True
+    causal: bool = False
 
 
 def check_layers(fields: Fields) -> None:

@@ -43,7 +43,7 @@ __all__ = [
     "SLIDING_WINDOW",
     "activation",
     "check_decoder",
-    "renamed",
+    "rename_keys",
     "with_keys",
 ]
 
@@ -201,7 +201,7 @@ def with_keys(
     return (*made, *(key for rest in by_field.values() for key in rest))
 
 
-def renamed(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:
+def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:
     """Return keys that config.json calls otherwise, by their fields."""
     from dataclasses import replace
 

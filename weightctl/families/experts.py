@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, quotient, same
-from weightctl.families.kinds import SIZE, WholeNumber
+from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, Real, WholeNumber
+from weightctl.families.layers import ONES, from_layer
 from weightctl.families.lines import line
 
 if TYPE_CHECKING:
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXPERT_WIDTH",
+    "GROUP_KEYS",
+    "LEADING_DENSE_KEYS",
+    "SHARED_COUNT_KEYS",
     "SHARED_WIDTH",
+    "SIGMOID_KEYS",
     "checking_experts",
     "expert_forms",
     "expert_keys",
     "expert_lines",
+    "find_shared_heads",
 ]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
@@ -58,6 +64,48 @@ SHARED_WIDTH = Key(
 )
 
 
+_FACTOR = Real(0, 1e9)
+
+# Of routers that score each expert by itself, as DeepSeek-V3's do.
+SIGMOID_KEYS = (
+    EXPERT_WIDTH,
+    Key(field="router_gating", kind=Exactly(2, "other routers are not supported"), gguf_default=2,
+        gguf="{arch}.expert_gating_func", written=True),
+    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
+        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
+    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
+)  # fmt: skip
+# The experts are in groups, of which some are used.
+GROUP_KEYS = (
+    Key(field="expert_groups", kind=_EXPERTS, default=1, gguf_default=1,
+        gguf="{arch}.expert_group_count", hugging_face="n_group"),
+    Key(field="expert_groups_used", kind=_EXPERTS, default=1, gguf_default=1,
+        gguf="{arch}.expert_group_used_count", hugging_face="topk_group"),
+)  # fmt: skip
+# The first layers have an MLP in place of experts.
+LEADING_DENSE_KEYS = (
+    Key(field="dense_first", kind=WholeNumber(0, LAYERS.most), default=0, gguf_default=0,
+        gguf="{arch}.leading_dense_block_count", hugging_face="first_k_dense_replace",
+        written=True),
+    Key(field=_SPARSE, kind=ONES, default=from_layer("dense_first"),
+        gguf_default=from_layer("dense_first")),
+)  # fmt: skip
+
+
+def _shared_width(fields: Fields) -> int:
+    return int(fields["expert_intermediate"] * fields["shared_count"])
+
+
+# What all positions pass through is as wide as some experts.
+SHARED_COUNT_KEYS = (
+    Key(field="shared_count", kind=WholeNumber(0, 1024), default=0, gguf_default=0,
+        gguf="{arch}.expert_shared_count", hugging_face="n_shared_experts", written=True),
+    Key(field="shared_intermediate", kind=SIZE, default=_shared_width,
+        gguf_default=_shared_width),
+)  # fmt: skip
+
+
 def expert_lines(
     names: tuple[Name, ...],
     mlp: str = "mlp.",
@@ -73,7 +121,7 @@ def expert_lines(
     or the fields of its line that are not usual. With `dense` some layers have an MLP in place of
     experts: all but the config's `sparse_layers`.
     """
-    condition: dict[str, Any] = {"when": _SPARSE} if dense else {}
+    condition = (_SPARSE,) if dense else ()
     layer = f"model.layers.{{}}.{mlp}"
     roles: dict[str, str | Mapping[str, Any]] = {"mlp.router": "gate"}
     for part, name in zip(_PARTS, parts, strict=True):
@@ -84,7 +132,8 @@ def expert_lines(
         fields = {"hugging_face": given} if isinstance(given, str) else dict(given)
         if fields.get("hugging_face") is not None:
             fields["hugging_face"] = layer + fields["hugging_face"]
-        added.append(line(role, **(condition | fields)))
+        made = line(role, **fields)
+        added.append(replace(made, when=(*condition, *made.when)))
     place = next(place for place, name in enumerate(names) if name.module.startswith(_MLP))
     kept = [
         replace(name, unless=_SPARSE) if name.module.startswith(_MLP) else name
@@ -129,12 +178,20 @@ def expert_keys(
             hugging_face=count),
         Key(field="experts_used", kind=_EXPERTS, default=used, gguf="{arch}.expert_used_count",
             hugging_face="num_experts_per_tok"),
-        # Of which llama.cpp takes some for each position.
-        Key(field="expert_groups", kind=WholeNumber(0, 1), gguf_default=0,
-            gguf="{arch}.expert_group_count", written=False),
     )  # fmt: skip
+    if not any(key.field == "expert_groups" for key in more):
+        # Of groups llama.cpp takes some for each position.
+        more = (*more, Key(field="single_group", kind=WholeNumber(0, 1), gguf_default=0,
+                           gguf="{arch}.expert_group_count", written=False))  # fmt: skip
     others = [key for key in keys if key.field != "experts"]
     return with_keys((*others, *added), *more)
+
+
+def find_shared_heads(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model that has fewer KV heads than query heads."""
+    if fields["kv_heads"] == fields["heads"]:
+        return None
+    return f"{fields['heads']} query heads share {fields['kv_heads']} KV heads"
 
 
 def checking_experts(checked: Callable[[Fields], Fields]) -> Callable[[Fields], Fields]:

@@ -63,7 +63,7 @@ class Name:
     If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
     family may have it. `made` returns the numbers that GGUF has in it, float32, where a config asks
     for some, and `add_fields` the fields of a config with what such numbers say. The part is there
-    where the field `when` is true, and not where `unless` is; a field may have a value for each
+    where all fields `when` are true, and not where `unless` is; a field may have a value for each
     layer. What a checkpoint still holds of a part that `unless` leaves out is a copy of something.
     `change` says how else the naming conventions differ. `is_float32` says that GGUF keeps it in
     float32, as it does all vectors, whatever the rest is stored in. `ends` is what the name of its
@@ -75,7 +75,7 @@ class Name:
     hugging_face: str | None
     axes: WeightAxes
     bias: bool | str = False
-    when: str | None = None
+    when: tuple[str, ...] = ()
     unless: str | None = None
     change: Change | None = None
     is_float32: bool = False
@@ -95,7 +95,7 @@ class Name:
 
     def is_in(self, config: Config, layer: int = 0) -> bool:
         """Whether a model of this config has the part, in a layer if it is of layers."""
-        wanted = self.when is None or at_layer(config, self.when, layer)
+        wanted = all(at_layer(config, field, layer) for field in self.when)
         return bool(wanted and not (self.unless and at_layer(config, self.unless, layer)))
 
     def kinds(self, config: Config) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class Fusion:
     of the biases where it is another. The rows of the `parts`, which are modules of the family's
     lines, stand one after the other, as many as each has; `order` returns for each row of the
     tensor which of those it is, where they stand otherwise. With `of_experts` the first dimension
-    is the experts, each of which has the parts. A `transposed` tensor has columns in place of rows.
+    is the experts, and each has the parts. A `transposed` tensor has columns in place of rows.
 
     If a line of a part has no name in the convention, the first fusion with it is what checkpoints
     of the convention have, and what is written. Other fusions are only read.

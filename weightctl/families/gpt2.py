@@ -7,7 +7,7 @@ Names and keys: transformers' `modeling_gpt2.py` and `configuration_gpt2.py`; ll
 from __future__ import annotations
 
 from weightctl.families.changes import TRANSPOSED
-from weightctl.families.decoder_keys import DECODER_KEYS, PLAIN_HEADS, renamed, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, PLAIN_HEADS, rename_keys, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, product
 from weightctl.families.kinds import ACTIVATION, EPSILON, SIZE, Exactly
@@ -80,7 +80,7 @@ FAMILY = Family(
         line("norm", hugging_face="transformer.ln_f", bias=True),
         line("output"),
     ),
-    keys=renamed(
+    keys=rename_keys(
         _KEYS,
         {"context": "n_positions", "hidden": "n_embd", "layers": "n_layer", "heads": "n_head"},
     ),

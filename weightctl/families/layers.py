@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.kinds import LAYERS, show_value
+from weightctl.families.keys import Key
+from weightctl.families.kinds import LAYERS, SIZE, OrNone, show_value
+from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -13,7 +15,16 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.kinds import Kind
 
-__all__ = ["ONES", "LayerOnes", "Layered", "every_but", "from_layer"]
+__all__ = [
+    "ONES",
+    "LayerOnes",
+    "Layered",
+    "LayersAlike",
+    "every_but",
+    "from_layer",
+    "no_windows",
+    "window_keys",
+]
 
 
 class Layered(NamedTuple):
@@ -66,7 +77,59 @@ class LayerOnes(NamedTuple):
         return list(map(int, value))
 
 
+class LayersAlike(NamedTuple):
+    """A word for each layer, which must be that of attention to all positions."""
+
+    reason: str
+
+    def read(self, content: object) -> None:
+        """Return None: there is nothing that differs between layers."""
+        if not is_sequence(content) or any(word != GLOBAL for word in content):
+            raise ValueError(f"is {show_value(content)}: {self.reason}")
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of words."""
+        return "array[string]"
+
+    def write(self, value: Any) -> list[str]:
+        """Raise `ValueError`: nothing is written of it."""
+        raise ValueError(f"is {show_value(value)}: {self.reason}")
+
+
 ONES = LayerOnes()
+
+
+def no_windows(family: str) -> Key:
+    """Return the key of layers that may have a window, for a family that has none in GGUF."""
+    reason = f"llama.cpp has no sliding windows for {family}"
+    return Key(
+        field="windowed_layers",
+        kind=LayersAlike(reason),
+        default=None,
+        gguf_default=None,
+        hugging_face="layer_types",
+        written=False,
+    )
+
+
+def window_keys(
+    period: int, *, window: int | None = None, pattern: bool = False
+) -> tuple[Key, ...]:
+    """Return the keys of windows in all layers but the last of each `period`.
+
+    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without,
+    llama.cpp takes the period for granted, as it does where the flags are missing.
+    """
+    usual = every_but(period)
+    return (
+        Key(field="sliding_window", kind=OrNone(SIZE), default=window, gguf_default=None,
+            gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        Key(field="windowed_layers", kind=WORDS, default=usual, hugging_face="layer_types",
+            written=True),
+        Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
+            gguf="{arch}.attention.sliding_window_pattern" if pattern else ""),
+    )  # fmt: skip
 
 
 def every_but(period: int) -> Callable[[Fields], tuple[bool, ...]]:

@@ -49,6 +49,12 @@ def _of_layer(each: Name) -> Name:
     )
 
 
+# A tensor that divides the frequencies of RoPE.
+_IF_FACTORS = ("has_rope_factors",)
+# An MLP beside the experts.
+_IF_SHARED = ("shared_intermediate",)
+
+
 def _all_experts(part: str, name: str, outputs: Extent, inputs: Extent) -> Name:
     return _matrix(
         f"mlp.experts.{{expert}}.{part}", f"ffn_{part}_exps", f"mlp.experts.{{expert}}.{name}",
@@ -63,10 +69,10 @@ _OF_MODEL = (
     _matrix("token_type_embedding", "token_types", "model.token_type_embeddings", ("token_types",),
             is_float32=True),
     _vector("embedding_norm", "token_embd_norm", "model.embed_norm"),
-    _vector("rope_factors", "rope_freqs", None, "pairs", when="has_rope_factors", all_layers=True),
-    _vector("long_rope_factors", "rope_factors_long", None, "pairs", when="has_rope_factors",
+    _vector("rope_factors", "rope_freqs", None, "pairs", when=_IF_FACTORS, all_layers=True),
+    _vector("long_rope_factors", "rope_factors_long", None, "pairs", when=_IF_FACTORS,
             all_layers=True),
-    _vector("short_rope_factors", "rope_factors_short", None, "pairs", when="has_rope_factors",
+    _vector("short_rope_factors", "rope_factors_short", None, "pairs", when=_IF_FACTORS,
             all_layers=True),
     _vector("norm", "output_norm", "model.norm"),
     _matrix("output", "output", "lm_head", ("vocabulary",), unless="tied"),
@@ -99,10 +105,11 @@ _OF_LAYERS = (
     _all_experts("up", "up_proj", "expert_inner", "hidden"),
     _all_experts("down", "down_proj", "hidden", "expert_inner"),
     _matrix("mlp.shared.gate", "ffn_gate_shexp", "mlp.shared_experts.gate_proj",
-            ("shared_inner",)),
-    _matrix("mlp.shared.up", "ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_inner",)),
+            ("shared_inner",), when=_IF_SHARED),
+    _matrix("mlp.shared.up", "ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_inner",),
+            when=_IF_SHARED),
     _matrix("mlp.shared.down", "ffn_down_shexp", "mlp.shared_experts.down_proj", _HIDDEN,
-            ("shared_inner",)),
+            ("shared_inner",), when=_IF_SHARED),
     _matrix("mlp.shared_gate", "ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("single",),
             is_float32=True, change=Squeezed(0)),
 )  # fmt: skip

@@ -5,8 +5,6 @@ Names and keys: transformers' `modeling_olmoe.py`; llama.cpp's `models/olmoe.cpp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weightctl.families.decoder_keys import (
     BIASES,
     DECODER_KEYS,
@@ -14,15 +12,18 @@ from weightctl.families.decoder_keys import (
     check_decoder,
     with_keys,
 )
-from weightctl.families.experts import checking_experts, expert_forms, expert_keys, expert_lines
+from weightctl.families.experts import (
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+    find_shared_heads,
+)
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import FLAG, SIZE
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
-
-if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
 
 __all__ = ["FAMILY"]
 
@@ -33,13 +34,6 @@ _WHOLE: dict[str, dict[str, str]] = {
     "attention.q_norm.whole": {},
     "attention.k_norm.whole": {},
 }
-
-
-def _find_shared_heads(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model: its norms of keys are as wide as of queries."""
-    if fields["kv_heads"] == fields["heads"]:
-        return None
-    return f"{fields['heads']} query heads share {fields['kv_heads']} KV heads"
 
 
 FAMILY = Family(
@@ -60,7 +54,7 @@ FAMILY = Family(
     },
     blocks={"qk_norm": "whole"},
     heads_fill_hidden=True,
-    unloaded=_find_shared_heads,
+    unloaded=find_shared_heads,
     names=expert_lines(adapt(DECODER, _WHOLE)),
     keys=expert_keys(
         with_keys(DECODER_KEYS, *BIASES[:2], KQV_CLAMP),

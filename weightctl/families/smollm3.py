@@ -1,4 +1,4 @@
-"""SmolLM3: a llama of which every fourth layer has no positions.
+"""SmolLM3: a llama whose every fourth layer has no positions.
 
 Names and keys: transformers' `modeling_smollm3.py`; llama.cpp's `models/smollm3.cpp`, which has no
 key for the layers without positions.

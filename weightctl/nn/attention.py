@@ -47,8 +47,8 @@ class Attention(Divisible):
     bounds the scores; `scale` multiplies them, `head_dim ** -0.5` where not given.
     `norm_epsilon` gives queries and keys an RMSNorm over each head, whose offset is `norm_offset`,
     or over all heads together with `norms_whole`. `clamp` bounds queries, keys and values. With
-    `alibi` a head adds to its scores the distance to a key times its slope, of which `alibi` is the
-    largest exponent.
+    `alibi` a head adds to its scores the distance to a key times its slope; `alibi` is the largest
+    exponent of the slopes.
     `fused` has one projection `qkv` in the place of `q`, `k` and `v`; `transposed` is that of
     `Linear`. `interleaved` rotates neighboring numbers as pairs, not each half's with the other's.
     Raises `GraphError` for numbers of heads that do not go together.

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.routing import Scores
 
-__all__ = ["Correction", "MixtureOfExperts"]
+__all__ = ["MixtureOfExperts", "ScoreCorrection"]
 
 
 class MixtureOfExperts(Divisible):
-    """The weighted sum of a few of many gated MLPs, of which `intermediate` is the width.
+    """The weighted sum of a few of many gated MLPs; `intermediate` is the width of one.
 
     `count`, `used` and the arguments after them say how they are chosen, as those of `Routing` do;
     with `has_correction` a weight is added to the scores. An MLP that is `shared` wide computes all
@@ -86,7 +86,7 @@ class MixtureOfExperts(Divisible):
             ]
         )
         if has_correction:
-            self.correction = Correction(count, device=device)
+            self.correction = ScoreCorrection(count, device=device)
         self.has_correction = has_correction
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
@@ -161,7 +161,7 @@ class MixtureOfExperts(Divisible):
         return each[self.first : self.first + len(self.experts)]
 
 
-class Correction(Module):
+class ScoreCorrection(Module):
     """What a checkpoint adds to the scores of experts, so that all of them are used."""
 
     def __init__(self, count: int, *, device: DeviceRef = CPU) -> None:

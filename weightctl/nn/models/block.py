@@ -74,15 +74,15 @@ class Block(Module):
             attended = self.post_attention_norm(attended)
         if config.parallel:
             inner = normal if config.shared_norm or not config.pre_norms else self.mlp_norm(x)
-            return x + self._scaled(attended + self._inner(inner))
-        x = x + self._scaled(attended)
-        return x + self._scaled(self._inner(self.mlp_norm(x) if config.pre_norms else x))
+            return x + self._scale(attended + self._inner(inner))
+        x = x + self._scale(attended)
+        return x + self._scale(self._inner(self.mlp_norm(x) if config.pre_norms else x))
 
     def _inner(self, x: Value) -> Value:
         y = self.mlp(x)
         return self.post_mlp_norm(y) if self.config.post_norms else y
 
-    def _scaled(self, x: Value) -> Value:
+    def _scale(self, x: Value) -> Value:
         scale = self.config.residual_scale
         return x if scale == 1 else x * scale
 
@@ -125,7 +125,7 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
             is_normalized=config.experts_normalized,
             scores=config.router,
             scale=config.experts_scale,
-            groups=config.expert_groups or 1,
+            groups=config.expert_groups,
             groups_used=config.expert_groups_used,
             has_correction=config.router_correction,
             shared=config.shared_intermediate,

@@ -47,7 +47,7 @@ class BlockNetwork(Network):
             self._add_rotations(config)
         self.layers = LayerList([Block(config, layer, dtype) for layer in range(config.layers)])
 
-    def embed(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:
+    def look_up(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:
         """Return the vectors of tokens, with all that a model adds to them and multiplies them by.
 
         All tokens are of type 0 unless `token_types` tells.

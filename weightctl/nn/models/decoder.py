@@ -31,7 +31,7 @@ class Decoder(BlockNetwork):
     def begin(self, tokens: Value) -> tuple[Value, Beside]:
         """Return the tokens' vectors, and by how much each position is rotated."""
         positions = ops.range(tokens.shape[1], device=tokens.device)
-        return self.embed(tokens, positions), self.rotations(positions)
+        return self.look_up(tokens, positions), self.rotations(positions)
 
     def end(self, x: Value) -> Value:
         """Return the logits of what follows each token."""

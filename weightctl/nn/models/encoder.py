@@ -10,14 +10,14 @@ from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
 
 if TYPE_CHECKING:
-    from weightctl.families.encoder import EncoderConfig
+    from weightctl.families.decoder import EncoderConfig
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Encoder"]
+__all__ = ["TextEncoder"]
 
 
-class Encoder(BlockNetwork):
+class TextEncoder(BlockNetwork):
     """An encoder: from token ids and a mask to the last layer's states [batch, seq, hidden].
 
     The mask is 1 where there is a token and 0 where there is padding.
@@ -40,7 +40,7 @@ class Encoder(BlockNetwork):
         positions = ops.range(tokens.shape[1], device=tokens.device)
         batch, seq = tokens.shape
         is_token = (mask != 0).reshape((batch, 1, 1, seq))
-        return self.embed(tokens, positions, token_types), (is_token, *self.rotations(positions))
+        return self.look_up(tokens, positions, token_types), (is_token, *self.rotations(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
         """Return what a layer makes of what goes into it, at the positions that hold tokens."""

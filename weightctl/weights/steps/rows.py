@@ -128,7 +128,7 @@ class RowsFrom:
 
 @dataclass(frozen=True, slots=True)
 class ZerosBefore:
-    """The rows behind `count` rows whose bytes are zeros."""
+    """The rows after `count` rows whose bytes are zeros."""
 
     count: int
 
@@ -145,7 +145,7 @@ class ZerosBefore:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read what is behind the zeros."""
+        """Read what is after the zeros."""
         (tensor,) = inputs
         zeros = max(0, self.count * _row_bytes(tensor.info) - start)
         made = min(zeros, len(buffer))
