@@ -315,24 +315,6 @@ def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
     assert str(caught.value).startswith("config.json: ")
 
 
-# Keys of no field: values that are only checked, or that others are made of.
-WITHOUT_FIELDS = {
-    "is_causal", "value_dim", "rotated_share", "experts", "single_group", "dense_layers",
-    "dense_first", "router_gating", "shared_count", "no_rope_interval", "has_qk_norms",
-    "sparse_step", "uses_window", "local_period", "stated_window", "has_biases", "sees_ahead",
-    "positions", "is_decoder", "is_scaled", "is_scaled_by_layer", "has_cross_attention",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_key_is_a_field_of_the_config_or_known_to_be_none(name: str) -> None:
-    family: Family = load(FAMILIES[name])
-    fields = {field.name for field in dataclasses.fields(load(family.config))}
-    keys = {key.field for key in family.keys if not key.field.startswith("scaling.")}
-    assert keys - fields <= WITHOUT_FIELDS
-    assert family.blocks.keys() <= fields
-
-
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
     st.sampled_from([0, 1, 2, 64, 1 << 31, 1 << 2000, "linear", "yarn", "llama3", 0.5, 1e300]),

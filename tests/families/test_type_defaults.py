@@ -64,6 +64,24 @@ UNREAD = {
 }  # fmt: skip
 # And those that say nothing in one type.
 UNREAD_OF = {
+    "bloom": {"slow_but_exact"},
+    "falcon": {"multi_query"},
+    "gpt_bigcode": {
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "num_key_value_heads",
+    },
+    "gpt_neox": {"is_decoder"},
+    "mpt": {
+        "emb_pdrop",
+        "embedding_fraction",
+        "init_device",
+        "learned_pos_emb",
+        "logit_scale",
+        "no_bias",
+        "norm_type",
+        "verbose",
+    },
     "bert": {"add_cross_attention", "tie_word_embeddings"},
     "dots1": {"sliding_window"},
     "qwen3_moe": {"num_local_experts"},

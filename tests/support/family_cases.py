@@ -22,6 +22,8 @@ import transformers
 
 import family_tokenizers
 from once import once
+from weightctl.families import FAMILIES
+from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,9 +105,7 @@ def _make(case: FamilyCase, into: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(case.tokenizer)
     config = _config(case, tokenizer)
-    is_encoder = type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or (
-        getattr(config, "is_decoder", None) is False
-    )
+    is_encoder = load(FAMILIES[case.family]).config.endswith("EncoderConfig")
     kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -160,6 +160,8 @@ def _draw(model: Any, tokens: list[int]) -> None:
                 parameter.copy_(noise * scale)
             elif re.search(r"norm|ln_|layernorm", name) and name.endswith("weight"):
                 parameter.add_(0.25 * noise)
+                if "word_embeddings_layernorm" in name:  # or the output only repeats its input
+                    parameter.mul_(0.1)
             else:
                 parameter.copy_(0.2 * noise)
         for name, buffer in model.named_buffers():

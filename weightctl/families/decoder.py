@@ -58,7 +58,7 @@ class DecoderConfig:
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
-    divided by `logit_divisor`, too, and bounded by `softcap`.
+    divided by `logit_divisor`, too, and bounded by `softcap`. The output has an `output_bias`.
     """
 
     vocabulary: int
@@ -129,6 +129,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_divisor: float = 1.0
+    output_bias: bool = False
     softcap: float | None = None
 
     def window(self, layer: int) -> int | None:

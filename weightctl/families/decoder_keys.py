@@ -222,6 +222,7 @@ def check_decoder(fields: Fields) -> Fields:
     made = dict(fields)
     if "rope_dimensions" in fields:
         check_heads(fields)
+    if "scaling.kind" in fields:
         made["rope_scaling"] = scaling(fields)
     if "sliding_window" in fields:
         made["sliding_window"] = fields["sliding_window"] or None

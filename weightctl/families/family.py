@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
+# The field of a config that leaves out what is a copy of the embedding.
+_TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 # What lies along an axis of a weight: a word of `families/parts.py`, or a field of the config that
@@ -64,7 +66,7 @@ class Name:
     family may have it. `made` returns the numbers that GGUF has in it, float32, where a config asks
     for some, and `add_fields` the fields of a config with what such numbers say. The part is there
     where all fields `when` are true, and not where `unless` is; a field may have a value for each
-    layer. What a checkpoint still holds of a part that `unless` leaves out is a copy of something.
+    layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of something.
     `change` says how else the naming conventions differ. `is_float32` says that GGUF keeps it in
     float32, as it does all vectors, whatever the rest is stored in. `ends` is what the name of its
     weight ends in, in a naming convention where that is not `.weight`.
@@ -199,7 +201,8 @@ class Family:
     `weight` and `bias` at the end of names. `fusions` are tensors with several parts.
     `keeps_window` says that llama.cpp knows of sliding windows in this family, and
     `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
-    hidden size; `unloaded` returns why else it does not load a model with some fields. `standard`
+    hidden size; `unloaded` returns why else it does not load a model with some fields.
+    `older` is what older versions of transformers call keys of rotary embeddings. `standard`
     brings config.json into the form that the keys are of. `checked` returns
     the fields that the lines gave as the config has them; raises `ValueError` if they contradict
     each other.
@@ -219,6 +222,7 @@ class Family:
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
     heads_fill_hidden: bool = False
+    older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
@@ -245,7 +249,7 @@ class Family:
     def copies(self, config: Config) -> Iterator[TensorNames]:
         """Yield the tensors that checkpoints of this config may hold as copies of others."""
         for line in self.names:
-            if line.unless is not None and at_layer(config, line.unless, 0):
+            if line.unless == _TIED and at_layer(config, _TIED, 0):
                 yield _tensor(line, 0, "weight")
 
     def plain(self, name: str) -> str:

@@ -14,10 +14,10 @@ from weightctl.families.rotations import LEAST, find_rotary_size
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
-__all__ = ["LONGROPE_KEYS", "ROPE_FACTORS", "ROPE_KEYS", "for_older", "standard"]
+__all__ = ["LONGROPE_KEYS", "ROPE_FACTORS", "ROPE_KEYS", "for_older", "standard", "standard_of"]
 
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
@@ -99,6 +99,16 @@ LONGROPE_KEYS = (
 )  # fmt: skip
 
 
+def standard_of(older: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return the `standard` of a family whose older configs call some keys otherwise."""
+
+    def standardize(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        called = {new: document[old] for new, old in older.items() if old in document}
+        return standard({**called, **document})
+
+    return standardize
+
+
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
     key = "rope_scaling" if document.get("rope_scaling") else "rope_parameters"
@@ -120,8 +130,12 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "rope_parameters": rope}
 
 
-def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
+def for_older(
+    document: Mapping[str, Any], called: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
+
+    `called` is what it calls some of the keys in this family.
 
     Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
     """
@@ -144,4 +158,6 @@ def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
     is_stated = kind != "longrope" or "attention_factor" not in scaled
     if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
+    names = called or {}
+    older = {names.get(name, name): value for name, value in older.items()}
     return {**document, "rope_parameters": written, **older}

@@ -24,7 +24,7 @@ class Decoder(BlockNetwork):
     def __init__(self, config: DecoderConfig, dtype: DType = DType.float32) -> None:
         super().__init__(config, dtype)
         self.norm = make_norm(config, dtype)
-        self.output = Linear(config.hidden, config.vocabulary, dtype=dtype)
+        self.output = Linear(config.hidden, config.vocabulary, bias=config.output_bias, dtype=dtype)
         if config.tied:
             self.output.set_shared_weight("weight", self.embedding.weight)
 
