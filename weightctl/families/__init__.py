@@ -43,6 +43,7 @@ FAMILIES: dict[str, str] = {
     "nemotron": "weightctl.families.nemotron:FAMILY",
     "olmo": "weightctl.families.olmo:FAMILY",
     "olmo2": "weightctl.families.olmo2:FAMILY",
+    "olmo3": "weightctl.families.olmo3:FAMILY",
     "olmoe": "weightctl.families.olmoe:FAMILY",
     "phi2": "weightctl.families.phi2:FAMILY",
     "qwen2moe": "weightctl.families.qwen2moe:FAMILY",

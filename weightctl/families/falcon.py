@@ -55,7 +55,7 @@ def _is_new(fields: Fields) -> bool:
 
 
 def _has_one_norm(fields: Fields) -> bool:
-    return fields["norms_of_layer"] != 2
+    return bool(fields["norms_of_layer"] != 2)
 
 
 def _count_norms(fields: Fields) -> int | None:

@@ -9,7 +9,6 @@ with a window, and has none of those where the metadata give no window.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.changes import PLUS_ONE
@@ -30,10 +29,10 @@ from weightctl.families.gemma2 import (
 )
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
+from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.lines import adapt
-from weightctl.families.rope_keys import standard as standard_rope
-from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
-from weightctl.text.untyped import is_list, is_object
+from weightctl.families.windowed_layers import LOCAL, WORDS
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,13 +61,6 @@ def _mark_layers(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], fields["local_period"] if has_window else 1)
 
 
-def _of_global_layers(key: Key) -> Key:
-    """Return a line of rotations as that of the layers that see all positions."""
-    path = key.hugging_face.replace(f"{_ROPE}.", f"{_ROPE}.{GLOBAL}.")
-    default = _BASE if key.field == "rope_base" else key.default
-    return replace(key, hugging_face=path, default=default)
-
-
 _KEYS = (
     *GEMMA_KEYS,
     Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
@@ -87,7 +79,7 @@ _KEYS = (
     Key(field="softcap", kind=OrNone(SOFTCAP, 0.0), default=None, gguf_default=None,
         gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
     Key(field="tied", kind=FLAG, default=True, hugging_face=_TIED, seen=IsAbsent("output.weight")),
-    *(_of_global_layers(key) for key in (*SCALING, *ROPE)),
+    *keys_of_global_layers((*SCALING, *ROPE), _BASE),
     Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,
         gguf_default=_LOCAL_BASE, gguf="{arch}.rope.freq_base_swa",
         hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
@@ -100,7 +92,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds = text.get(_TYPES)
     if kinds is None:
         kinds = _types(text)
-    found = {**text, _TYPES: kinds, _ROPE: _rope_of_layers(text)}
+    found = {**text, _TYPES: kinds, **rope_by_layer(text)}
     # A window that no layer has says nothing.
     has_window = not is_list(kinds) or LOCAL in kinds
     return found if has_window else {**found, "sliding_window": _WINDOW}
@@ -109,7 +101,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if document.get("model_type") != "gemma3":
         return document
-    text = _object(document, "text_config")
+    text = object_of(document, "text_config")
     # The head belongs to the whole model, and so does what says that it is tied.
     return {**text, _TIED: document[_TIED]} if _TIED in document else text
 
@@ -120,26 +112,6 @@ def _types(text: Mapping[str, Any]) -> list[str]:
     pattern = text.get("sliding_window_pattern")
     period = _PERIOD if pattern is None else SIZE.read(pattern)
     return WORDS.write(mark_windowed_layers(layers, period))
-
-
-def _rope_of_layers(text: Mapping[str, Any]) -> dict[str, Any]:
-    given = _object(text, _ROPE)
-    near = _object(given, LOCAL)
-    if near.get("rope_type", near.get("type", "default")) != "default":
-        raise ValueError(f"RoPE scaling of `{LOCAL}` layers is not supported")
-    far = {**_object(given, GLOBAL), **_object(text, "rope_scaling")}
-    base = near.get("rope_theta", text.get("rope_local_base_freq"))
-    flat = standard_rope({**text, _ROPE: far, "rope_scaling": None})
-    return {GLOBAL: flat[_ROPE], LOCAL: {"rope_theta": base}}
-
-
-def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Any = document.get(name)
-    if found is None:
-        return {}
-    if not is_object(found):
-        raise ValueError(f"`{name}` is not a JSON object")
-    return found
 
 
 def _check_fields(fields: Fields) -> Fields:

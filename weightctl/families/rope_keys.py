@@ -135,7 +135,7 @@ def for_older(
 ) -> dict[str, Any]:
     """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
 
-    `called` is what it calls some of the keys in this family.
+    `called` is what it calls some of the keys in this family, empty for one that it does not have.
 
     Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
     """
@@ -147,7 +147,6 @@ def for_older(
     written: Any = rope
     if near:
         written = {"full_attention": rope, "sliding_attention": {"rope_type": "default"} | near}
-        document = {**document, "rope_local_base_freq": near["rope_theta"]}
     older = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     scaled = {name: value for name, value in rope.items() if name not in older}
     kind = scaled["rope_type"]
@@ -158,6 +157,9 @@ def for_older(
     is_stated = kind != "longrope" or "attention_factor" not in scaled
     if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
+    if near:
+        older["rope_local_base_freq"] = near["rope_theta"]
     names = called or {}
     older = {names.get(name, name): value for name, value in older.items()}
+    older.pop("", None)
     return {**document, "rope_parameters": written, **older}
