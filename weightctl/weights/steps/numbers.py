@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AsFloat32", "Constant", "Plus", "numbers_of"]
+__all__ = ["AsFloat32", "Constant", "LogOfMinus", "MinusExp", "Plus", "numbers_of"]
 
 # The number of values that are decoded at a time.
 _RUN = 1 << 20
@@ -76,6 +76,52 @@ class Plus:
 
     def __str__(self) -> str:
         return f"{self.value:+g}"
+
+
+@dataclass(frozen=True, slots=True)
+class MinusExp:
+    """`-exp(x)` of each number, in float32."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the run, and compute."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        made = np.frombuffer(buffer, np.float32)
+        with np.errstate(all="ignore"):  # NaN and infinity stay
+            made[:] = -np.exp(made.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "-exp(x)"
+
+
+@dataclass(frozen=True, slots=True)
+class LogOfMinus:
+    """`log(-x)` of each number, in float32: the inverse of `MinusExp`."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the run, and compute."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        made = np.frombuffer(buffer, np.float32)
+        with np.errstate(all="ignore"):  # of what is not negative there is none
+            made[:] = np.log(-made.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "log(-x)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
