@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hub_fixtures import MODEL
+from remote_stores import BUCKET, serve_s3
 from terminal import on_a_terminal
 
 if TYPE_CHECKING:
@@ -148,11 +149,21 @@ def test_the_summary_of_convert_has_what_went_over_the_network(
 
 
 @pytest.mark.usefixtures("hub_model")
-def test_the_progress_bar_shows_the_rate_of_the_network(tmp_path: Path) -> None:
+def test_the_progress_bar_shows_the_time_left_and_the_rate_of_the_network(tmp_path: Path) -> None:
     shown = on_a_terminal(
         120, "convert", URL, "out.gguf", "--quant", "Q4_K_M", cwd=tmp_path, NO_COLOR="1"
     )
-    assert re.search(r"network [\d.]+ [kMG]?B/s", shown)
+    assert re.search(r"[\d-]:[\d-]{2}:[\d-]{2} network [\d.]+ [kMG]?B/s", shown)
+
+
+def test_the_progress_bar_shows_the_rate_of_what_is_sent(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_s3(monkeypatch):
+        shown = on_a_terminal(
+            120, "convert", tiny_llama, f"s3://{BUCKET}/out.safetensors", NO_COLOR="1"
+        )
+    assert re.search(r"network [\d.]*[1-9][\d.]* [kMG]B/s", shown)
 
 
 def test_the_progress_bar_of_local_files_does_not(tiny_llama: Path, tmp_path: Path) -> None:

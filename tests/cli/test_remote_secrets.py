@@ -10,6 +10,8 @@ import pytest
 from remote_faults import READ_FAULTS, WRITE_FAULTS, write_model
 from remote_stores import BUCKET, put_files, serve_s3, serve_web
 from servers.faults import Redirect
+from servers.gcs import GCSServer
+from servers.hub import HubServer, HubUser
 from servers.signatures import Key
 
 if TYPE_CHECKING:
@@ -30,23 +32,26 @@ COMMANDS = {
         "convert", "{source}", "{out}/a.gguf", "--quant", "Q8_0", "--names", "keep",
         "--report", "{out}/report.json",
     ),
-    "convert to S3": ("convert", "{source}", S3 + "/out/", "--max-shard-size", "2MB", "--json"),
+    "convert to a store": (
+        "convert", "{source}", "{store}/out/", "--max-shard-size", "2MB", "--json",
+    ),
     "verify": ("verify", "{source}", "--report", "{out}/report.html", "--json"),
     "diff": ("diff", "{source}", "{local}", "--json", "--values"),
 }  # fmt: skip
 
 
-def places_of(source: str, model: Path, out: Path) -> dict[str, str]:
+def places_of(source: str, store: str, model: Path, out: Path) -> dict[str, str]:
     missing = source.replace("model.safetensors", "missing.safetensors")
     local = f"{model}/model.safetensors"
-    return {"source": source, "missing": missing, "local": local, "out": str(out)}
+    places = {"source": source, "store": store, "missing": missing, "local": local}
+    return places | {"out": str(out)}
 
 
 @pytest.mark.parametrize(
     "fault",
     [each if each in SHORT else pytest.param(each, marks=pytest.mark.long) for each in FAULTS],
 )
-@pytest.mark.parametrize("kind", ["s3", "presigned", "password"])
+@pytest.mark.parametrize("kind", ["s3", "presigned", "password", "gs", "hub"])
 def test_a_secret_is_in_nothing_that_commands_print_or_write(
     kind: str,
     fault: str,
@@ -56,30 +61,54 @@ def test_a_secret_is_in_nothing_that_commands_print_or_write(
 ) -> None:
     model = write_model(tmp_path / "model")
     (out := tmp_path / "out").mkdir()
-    with serve_s3(monkeypatch) as s3, serve_web(monkeypatch, model) as web:
+    (xet := tmp_path / "xet").mkdir()
+    with (
+        serve_s3(monkeypatch) as s3,
+        serve_web(monkeypatch, model) as web,
+        GCSServer(tokens=[f"ya29.{CANARY}"]) as gcs,
+        HubServer(users={f"hf_{CANARY}": HubUser("writer")}, xet_directory=str(xet)) as hub,
+    ):
         # What the URL has would be in a file of any name that is made of it.
         s3.keys = [Key("test-access-key", f"secret-{CANARY}")]
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"secret-{CANARY}")
         monkeypatch.setenv("AWS_SESSION_TOKEN", f"token-{CANARY}")
         monkeypatch.setenv("HF_TOKEN", f"hf_{CANARY}")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_XET_LOG_DEST", f"{out}/log/")
+        monkeypatch.setenv("GOOGLE_BASE_URL", gcs.url)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", f"ya29.{CANARY}")
+        gcs.create_bucket(BUCKET).put(
+            "in/model.safetensors", (model / "model.safetensors").read_bytes()
+        )
+        hub.create("org/model").put("model.safetensors", (model / "model.safetensors").read_bytes())
         sources = {
+            "gs": f"gs://{BUCKET}/in/model.safetensors",
+            "hub": "hf://org/model/model.safetensors",
             "s3": f"{put_files(s3, model, 'in')}/model.safetensors",
             "presigned": f"{web.url}/model.safetensors?X-Amz-Signature={CANARY}&Expires=9",
             "password": f"{web.url}/model.safetensors".replace("://", f"://user:{CANARY}@"),
         }
-        server: Server = s3 if kind == "s3" else web
+        servers: dict[str, Server] = {"s3": s3, "gs": gcs, "hub": hub}
+        server = servers.get(kind, web)
+        store = {"gs": f"gs://{BUCKET}", "hub": "hf://org/new"}.get(kind, S3)
         action, is_passing, _ = FAULTS[fault]
         texts: list[str] = []
         for words in COMMANDS.values():
             server.faults.clear()
             is_repeated = is_passing or isinstance(action, Redirect)
             server.inject(action, nth={2, 3} if is_repeated else range(2, 1000))
-            places = places_of(sources[kind], model, out)
+            places = places_of(sources[kind], store, model, out)
             done = weightctl(*(word.format(**places) for word in words))
             assert done.returncode in (0, 1, 2)
             texts += [done.stdout, done.stderr]
         sent = [f"{each.target} {each.headers}" for each in server.log]
-        texts += [s3.buckets[BUCKET][key].decode("latin-1") for key in s3.buckets[BUCKET]]
+        for bucket in (s3.buckets[BUCKET], gcs.buckets[BUCKET]):
+            texts += [key + bucket[key].decode("latin-1") for key in bucket]
+        for repository in hub.repositories.values():
+            files = repository.tree()
+            texts += [str(repository.messages), *files]
+            texts += [bytes(file.body).decode("latin-1") for file in files.values()]
         texts += [path.read_text("latin-1") for path in out.rglob("*") if path.is_file()]
     password = base64.b64encode(f"user:{CANARY}".encode()).decode()
     assert any(CANARY in each or password in each for each in sent)

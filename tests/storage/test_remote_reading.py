@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from remote_stores import BUCKET, put_files, serve_s3, serve_web
 from servers.faults import Answer, Call, Close, IgnoreRange, OtherETag, Reset, Stall
 from tested_stores import serve
-from weightctl import convert, open_weights
+from weightctl import convert, gather, open_weights, shard
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.storage.location import parse_location
 from weightctl.storage.traffic import TRAFFIC
@@ -231,6 +231,15 @@ def test_a_signature_in_a_url_is_sent_and_not_shown(
 def test_a_file_url_is_a_path(models: Path) -> None:
     assert parse_location(f"file://{models}/a%20b").name == f"{models}/a b"
     assert header_of(open_weights(f"file://{models}/model.gguf")).files == (f"{models}/model.gguf",)
+
+
+def test_shards_are_written_to_a_file_url_and_gathered(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    url = f"file://{tmp_path}/a%20b"
+    shard(models / "one" / "model.safetensors", f"{url}/ranks", pp=1, rules={".*": "replicate"})
+    gather(f"{url}/ranks", f"{url}/whole.safetensors")
+    found = open_weights(tmp_path / "a b" / "whole.safetensors")
+    assert header_of(found).tensors == header_of(open_weights(models / "one")).tensors
 
 
 def test_an_index_that_names_a_missing_part_is_an_error(s3: S3Server) -> None:

@@ -96,23 +96,28 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
 
 
 def _network_columns() -> list[ProgressColumn]:
-    """Return the column that shows what is received each second; none without requests so far."""
+    """Return the column of the bytes over the network per second; none without requests so far."""
     if not TRAFFIC.counts.requests:
         return []
     from rich.progress import ProgressColumn
     from rich.text import Text
 
     class _NetworkColumn(ProgressColumn):
-        """The rate at which bytes are received, averaged over some seconds."""
+        """The rate at which bytes are received and sent, averaged over some seconds."""
 
         def __init__(self) -> None:
             super().__init__()
-            self._seen = deque([(time.monotonic(), TRAFFIC.counts.bytes_read)])
+            self._seen = deque([(time.monotonic(), self._count_bytes())])
+
+        @staticmethod
+        def _count_bytes() -> int:
+            counts = TRAFFIC.counts
+            return counts.bytes_read + counts.bytes_sent
 
         def render(self, task: Task) -> Text:
             """Return the text of the column."""
             del task
-            now, nbytes = time.monotonic(), TRAFFIC.counts.bytes_read
+            now, nbytes = time.monotonic(), self._count_bytes()
             self._seen.append((now, nbytes))
             while len(self._seen) > 2 and now - self._seen[1][0] > _AVERAGED:
                 self._seen.popleft()

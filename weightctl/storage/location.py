@@ -23,6 +23,7 @@ __all__ = [
     "parse_location",
     "split_url",
     "store_of",
+    "without_file_scheme",
 ]
 
 
@@ -92,6 +93,11 @@ def parse_location(text: str) -> Location:
 
         return Location("file", unquote(rest.removeprefix("localhost")))
     return Location(scheme, _without_secrets(scheme, rest))
+
+
+def without_file_scheme(text: str) -> str:
+    """Return the path of a `file://` URL, and other text as it is."""
+    return text if is_remote(text) else parse_location(text).name
 
 
 def _without_secrets(scheme: str, rest: str) -> str:

@@ -17,7 +17,7 @@ from weightctl.formats.sharded.manifest import format_manifest
 from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
-from weightctl.storage.location import has_commits
+from weightctl.storage.location import has_commits, without_file_scheme
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
@@ -80,7 +80,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
     are far larger than the files of the source.
     """
-    written = os.fspath(out)
+    written = without_file_scheme(os.fspath(out))
     if not written.rstrip("/"):
         raise ConversionError(
             f"`{written}` is not a valid name of an output", hint="use the path of a directory"

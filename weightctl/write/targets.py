@@ -21,7 +21,13 @@ from weightctl.formats.open.parts import is_part, part_name
 from weightctl.formats.open.sets import split_suffix
 from weightctl.storage.base import CommitOptions
 from weightctl.storage.files import exists, is_directory, is_file, list_names, refresh
-from weightctl.storage.location import has_commits, is_remote, parse_location, store_of
+from weightctl.storage.location import (
+    has_commits,
+    is_remote,
+    parse_location,
+    store_of,
+    without_file_scheme,
+)
 from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.sizes import format_size
 
@@ -103,6 +109,7 @@ def target(
         )
     if format_name is not None:
         format_module(format_name)
+    path = without_file_scheme(path)
     if is_remote(path):
         is_slashed = path.endswith("/")
         path = _refuse_place(parse_location(path).name) + "/" * is_slashed
