@@ -73,7 +73,7 @@ def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> N
     assert contents(out) == contents(single)
     assert os.listdir(out.parent) == [out.name]
     assert [each["is_last"] for each in ended].count(True) == 1
-    assert sum(each["workers"]["done"] for each in ended) == ended[0]["workers"]["batches"]
+    assert sum(each["workers"]["done"] for each in ended) == ended[0]["workers"]["tasks"]
 
 
 def test_all_ranks_report_the_losses_of_a_single_run(model: Path, tmp_path: Path) -> None:

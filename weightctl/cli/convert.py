@@ -60,6 +60,7 @@ from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.convert import convert as plan_conversion
+from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.targets import STDOUT
 
@@ -332,7 +333,8 @@ def convert(
     )
     plan, where = conversion.plan, conversion.target
     if report is not None:
-        check_report(report, plan, where, force=force)
+        # Processes that share the output run this command, and one of them writes the report.
+        check_report(report, plan, where, force=force or (on is not None and is_shared(on)))
     for text in () if quiet else notes_on(plan, where):
         note(text)
     if dry_run:
@@ -342,7 +344,7 @@ def convert(
         total = sum(item.info.nbytes for item in plan.items)
         with (
             note_when_stopped(where),
-            progress_bar(total, quiet=quiet) as advance,
+            progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
         ):
             conversion = conversion.save(
                 force=force,
@@ -354,7 +356,7 @@ def convert(
             )
         outcome, saved = conversion.outcome, conversion.saved
     made = document(path, plan, where, outcome, saved=saved)
-    if report is not None:
+    if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")

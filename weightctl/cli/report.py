@@ -8,7 +8,13 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.costs import document_network, document_times, list_costs
+from weightctl.cli.costs import (
+    document_network,
+    document_times,
+    document_workers,
+    list_costs,
+    list_workers,
+)
 from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
@@ -117,7 +123,7 @@ def summary(
     lines += _losses(plan, saved)
     if saved.pull_request:
         lines.append([Cell(f"pull request: {saved.pull_request}")])
-    return [*lines, *resumption(saved), *list_costs(nbytes)]
+    return [*lines, *resumption(saved), *list_workers(saved), *list_costs(nbytes)]
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
@@ -308,6 +314,7 @@ def document(
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],
         **({"pull_request": saved.pull_request} if saved and saved.pull_request else {}),
+        **document_workers(saved),
         **document_network(),
     }
 

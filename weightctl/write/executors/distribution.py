@@ -12,13 +12,15 @@ from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
-from weightctl.write.executors.batches import batch_size, cut_batches
+from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
+    from weightctl.write.executors.batches import Batch
     from weightctl.write.executors.places import Place
     from weightctl.write.executors.worker import BatchResult, PlanRequest
     from weightctl.write.journal import Purpose
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Distribution",
-    "WorkerCounts",
     "distribute",
     "make_job",
     "plan_distribution",
@@ -119,15 +120,6 @@ def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, toke
     )
 
 
-class WorkerCounts(NamedTuple):
-    """What workers have done: batches, those that were lost with a worker, and second copies."""
-
-    batches: int = 0
-    done: int = 0
-    lost: int = 0
-    copies: int = 0
-
-
 def distribute(
     distribution: Distribution,
     purpose: Purpose,
@@ -142,7 +134,7 @@ def distribute(
     batch, and `OutputError` if workers end again and again.
     """
     job = make_job(distribution, purpose, place, token=new_token())
-    batches = cut_batches(tasks, batch_size(tasks, distribution.task_size))
+    batches = cut_batches(tasks, distribution.task_size)
     with hold_executor(distribution.on) as executor:
         try:
             return _Run(executor, job, batches, accept).wait()
@@ -157,7 +149,7 @@ class _Run:
         self,
         executor: Executor,
         job: Job,
-        batches: Sequence[tuple[KeyedTask, ...]],
+        batches: Sequence[Batch],
         accept: Callable[[BatchResult, int], object],
     ) -> None:
         self._executor = executor
@@ -165,6 +157,7 @@ class _Run:
         self._batches = batches
         self._accept = accept
         self._counts = WorkerCounts(len(batches))
+        WORKERS.counts = self._counts
         self._lost: Counter[int] = Counter()
         self._left = set(range(len(batches)))
         self._copied: set[int] = set()
@@ -188,15 +181,21 @@ class _Run:
                 future.cancel()
         return self._counts
 
+    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
+        counts = self._counts
+        self._counts = WORKERS.counts = counts._replace(
+            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
+        )
+
     def _submit(self, number: int) -> None:
-        keys = tuple(task.key for task in self._batches[number])
+        keys = tuple(task.key for task in self._batches[number].tasks)
         self._running[self._executor.submit(run_batch, self._job, number, keys)] = number
 
     def _copy(self) -> None:
         """Give what is left to second workers: one that is so slow may never end."""
         for number in sorted(self._left - self._copied):
             self._copied.add(number)
-            self._counts = self._counts._replace(copies=self._counts.copies + 1)
+            self._count(copies=1)
             self._submit(number)
 
     def _end(self, future: Future[BatchResult], number: int) -> None:
@@ -206,7 +205,7 @@ class _Run:
             found = future.result()
         except WorkerLostError as error:
             self._lost[number] += 1
-            self._counts = self._counts._replace(lost=self._counts.lost + 1)
+            self._count(lost=1)
             _refuse_more(self._lost[number], error)
             self._submit(number)
         except BrokenExecutor as error:
@@ -214,9 +213,8 @@ class _Run:
         else:
             self._left.discard(number)
             self._longest = max(self._longest, found.seconds)
-            self._counts = self._counts._replace(done=self._counts.done + 1)
-            made = sum(task.made for task in self._batches[number])
-            self._accept(found, made)
+            self._count(done=1)
+            self._accept(found, self._batches[number].made)
 
 
 def _refuse_more(count: int, error: WorkerLostError) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, refresh
-from weightctl.write.executors.batches import batch_size, cut_batches
+from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.distribution import (
     PATIENCE,
     SLOW,
-    WorkerCounts,
     make_job,
 )
 from weightctl.write.executors.markers import (
@@ -34,6 +34,7 @@ from weightctl.write.executors.worker import PlannedWork, do_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from weightctl.write.executors.batches import Batch
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.markers import Markers
     from weightctl.write.executors.places import OpenPlace, Place
@@ -148,7 +149,7 @@ class _RankProcess:
         self._markers = markers
         self._member = member
         self._progress = progress
-        self._batches: list[tuple[KeyedTask, ...]] = []
+        self._batches: list[Batch] = []
         self._seen: set[int] = set()
         self._claimed: dict[str, float] = {}
         self._counts = WorkerCounts()
@@ -163,7 +164,7 @@ class _RankProcess:
         if found is None:
             return RanksResult(self._read_records(), self._counts, is_last=False, kept_bytes=0)
         self._report(found.kept_bytes)
-        self._counts = WorkerCounts(len(self._batches))
+        self._counts = WORKERS.counts = WorkerCounts(len(self._batches))
         if self._batches:
             self._do_batches(found.place)
         is_last = self._end()
@@ -183,6 +184,12 @@ class _RankProcess:
                 self._do(job, opened, number)
         finally:
             opened.close()
+
+    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
+        counts = self._counts
+        self._counts = WORKERS.counts = counts._replace(
+            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
+        )
 
     def _begin(self) -> FoundRun | None:
         """Wait until the run has begun, or begin it; None if its output is complete."""
@@ -213,7 +220,7 @@ class _RankProcess:
         old = [name for name in names if name.startswith((DONE, CLAIM))]
         begin = f"{CLAIM}{_BEGIN}-"
         self._markers.remove([_BEGUN, *(name for name in old if not name.startswith(begin))])
-        size = batch_size(found.tasks, self._distribution.task_size)
+        size = self._distribution.task_size
         self._markers.put(_BEGUN, format_json({"size": size, "tasks": found.digest()}))
 
     def _look(self) -> list[str]:
@@ -256,14 +263,14 @@ class _RankProcess:
             return False
         if self._member.is_void(claims[-1]):
             taken = self._member.claim(_key(number), names)
-            self._counts = self._counts._replace(lost=self._counts.lost + taken)
+            self._count(lost=taken)
             return taken
         since = self._claimed.setdefault(claims[-1], time.monotonic())
         is_slow = time.monotonic() - since > max(SLOW * self._longest, PATIENCE)
         if not is_slow or len(claims) > 1:
             return False
         taken = self._member.claim(_key(number), names, even_if_running=True)
-        self._counts = self._counts._replace(copies=self._counts.copies + taken)
+        self._count(copies=taken)
         return taken
 
     def _note_done(self, names: Sequence[str]) -> None:
@@ -273,19 +280,19 @@ class _RankProcess:
                 number = int(name.removeprefix(DONE))
                 if number not in self._seen:
                     self._seen.add(number)
-                    self._report(sum(task.made for task in self._batches[number]))
+                    self._report(self._batches[number].made)
 
     def _report(self, nbytes: int) -> None:
         if self._progress is not None and nbytes:
             self._progress(nbytes)
 
     def _do(self, job: Job, place: OpenPlace, number: int) -> None:
-        keys = tuple(task.key for task in self._batches[number])
+        keys = tuple(task.key for task in self._batches[number].tasks)
         result = do_batch(self._run.planned, place, job, number, keys)
         self._longest = max(self._longest, result.seconds)
         content = format_done(result.records, result.delivered.rest)
         if self._markers.create(f"{DONE}{_key(number)}", content):
-            self._counts = self._counts._replace(done=self._counts.done + 1)
+            self._count(done=1)
 
     def _end(self) -> bool:
         """Complete the output, or wait until another process has; return whether this one did."""
