@@ -11,6 +11,7 @@ from weightctl.cli.costs import (
     document_times,
     document_workers,
     list_costs,
+    list_workers,
 )
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
@@ -112,6 +113,7 @@ def summary(
 
 def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
     yield from resumption(saved)
+    yield from list_workers(saved)
     yield from list_costs(saved.written_bytes)
 
 
