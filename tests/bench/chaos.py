@@ -60,9 +60,13 @@ class Killed(NamedTuple):
 
 def list_children(number: int) -> list[int]:
     """Return the processes that a process has started."""
-    with suppress(OSError), open(f"/proc/{number}/task/{number}/children") as file:
-        return [int(each) for each in file.read().split()]
-    return []
+    found: list[int] = []
+    with suppress(OSError):
+        # Those that other threads have started are listed with these threads.
+        for thread in os.listdir(f"/proc/{number}/task"):
+            with open(f"/proc/{number}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
 
 
 def kill(number: int) -> bool:
@@ -149,7 +153,6 @@ def run(
             log.unlink(missing_ok=True)
             chaos.forget()
             outputs += 1
-            print(f"{outputs} complete, killed: {killed}, repeated: {repeated:.1f}", flush=True)
         elif killed.drivers < wanted.drivers and random.random() < 0.2:
             killed = killed._replace(drivers=killed.drivers + chaos.kill_driver())
         elif killed.workers < wanted.workers:
@@ -157,8 +160,8 @@ def run(
     return killed, repeated, outputs
 
 
-def main() -> None:
-    """Run the bench."""
+def parse() -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", choices=["processes", "ranks", *CLUSTERS], default="processes")
     parser.add_argument("--store", action="store_true")
@@ -166,7 +169,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--drivers", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the bench."""
+    given = parse()
     random.seed(given.seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -188,7 +196,7 @@ def main() -> None:
             patch.setenv("WEIGHTCTL_TIMEOUT", "20")
             bucket = server.buckets[BUCKET]
             bucket.put("model.gguf", model.read_bytes())
-            server.inject(Answer(503), chance=0.05, times=None)
+            server.inject(Answer(503), probability=0.05)
             source, out = f"s3://{BUCKET}/model.gguf", f"s3://{BUCKET}/out.gguf"
             read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
             remove = lambda: bucket.delete("out.gguf")  # noqa: E731
