@@ -60,7 +60,6 @@ from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.convert import convert as plan_conversion
-from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.targets import STDOUT
 
@@ -333,8 +332,7 @@ def convert(
     )
     plan, where = conversion.plan, conversion.target
     if report is not None:
-        # Processes that share the output run this command, and one of them writes the report.
-        check_report(report, plan, where, force=force or (on is not None and is_shared(on)))
+        check_report(report, plan, where, force=force, on=on)
     for text in () if quiet else notes_on(plan, where):
         note(text)
     if dry_run:

@@ -25,6 +25,7 @@ from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.claims import find_journal
 from weightctl.write.conversion import notes_on
 from weightctl.write.describe import input_files
+from weightctl.write.executors import is_shared
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -341,8 +342,14 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
     }
 
 
-def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
-    """Refuse the path of a report before anything is written, if it cannot be written there."""
+def check_report(
+    path: str, plan: Plan, where: Target, *, force: bool, on: str | None = None
+) -> None:
+    """Refuse the path of a report before anything is written, if it cannot be written there.
+
+    Processes that share the output (`on`) all get the path, and one of them writes the report.
+    """
+    force = force or (on is not None and is_shared(on))
     real = os.path.realpath(path)
     if is_stream(path):
         if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):

@@ -20,11 +20,11 @@ class WorkerCounts(NamedTuple):
     copies: int = 0
 
 
-class _Watched:
+class _CurrentWorkers:
     """The counts of the run that goes on, for those who show its progress."""
 
     def __init__(self) -> None:
         self.counts = WorkerCounts()
 
 
-WORKERS = _Watched()
+WORKERS = _CurrentWorkers()

@@ -93,7 +93,7 @@ def plan_distribution(
 def refuse_seams(outcome: Outcome) -> None:
     """Raise `ConversionError` if checksums of tensors stand between them, in an object of a store.
 
-    Nobody has all bytes of such a part.
+    No worker has all bytes of such a part of the upload.
     """
     if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
         raise ConversionError(
