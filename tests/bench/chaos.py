@@ -148,10 +148,12 @@ def run(
     wanted: Killed,
 ) -> tuple[Killed, float, int]:
     """Kill until all are killed; return how many, what was done twice, and complete outputs."""
-    killed, outputs, repeated, batches = Killed(), 0, 0.0, 64
+    killed, outputs, repeated, batches, seen = Killed(), 0, 0.0, 64, 0
     while killed != wanted or outputs == 0:
         chaos.begin()
-        time.sleep(random.uniform(0.4, 1.6))
+        # A worker that has not begun its first task would lose nothing.
+        has_progress = log.exists() and log.stat().st_size > seen
+        time.sleep(random.uniform(0.0, 0.3) if has_progress else 0.05)
         if chaos.is_complete():
             check()
             tasks, twice = count_repeated(log)
@@ -161,10 +163,15 @@ def run(
             log.unlink(missing_ok=True)
             chaos.forget()
             outputs += 1
+            seen = 0
+        elif not has_progress:
+            continue
         elif killed.drivers < wanted.drivers and random.random() < 0.2:
             killed = killed._replace(drivers=killed.drivers + chaos.kill_driver())
+            seen = log.stat().st_size
         elif killed.workers < wanted.workers:
             killed = killed._replace(workers=killed.workers + kill_worker())
+            seen = log.stat().st_size
     return killed, repeated, outputs
 
 
@@ -173,7 +180,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", choices=["processes", "ranks", *CLUSTERS], default="processes")
     parser.add_argument("--store", action="store_true")
-    parser.add_argument("--size", default="1GB")
+    parser.add_argument("--size", default="400MB")
     parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--drivers", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
