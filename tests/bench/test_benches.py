@@ -41,6 +41,14 @@ def test_the_bench_of_workers_runs() -> None:
     assert done.stdout.count("processes:2") == 3
 
 
+@pytest.mark.parametrize("on", ["processes", "ranks"])
+def test_the_chaos_bench_kills_workers_and_finds_the_same_bytes(on: str) -> None:
+    done = run("chaos.py", "--on", on, "--workers", "3", "--drivers", "1", "--size", "100MB")
+    assert done.returncode == 0, done.stderr
+    assert "killed 3 workers" in done.stdout
+    assert "all identical" in done.stdout
+
+
 def test_the_conversion_bench_runs() -> None:
     done = run("conversion.py", "--seconds", "0")
     assert done.returncode == 0, done.stderr

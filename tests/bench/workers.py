@@ -1,9 +1,10 @@
 """Conversions and shards by 2 workers of one thread each, against one process with 2 threads.
 
-Run with `python tests/bench/workers.py` (`--size 200MB` for less; `--dask` also starts a local Dask
-cluster). All take turns, each once without being counted; medians are printed, with the ratio to
-one process. Seconds are those of the calls: for `processes:2` with the start of the processes, for
-Dask without the start of its cluster. The outputs are compared byte for byte.
+Run with `python tests/bench/workers.py` (`--size 200MB` for less; `--dask` and `--ray` also start
+local clusters). All take turns, each once without being counted; medians are printed, with the
+ratio to one process. Seconds are those of the calls: for `processes:2` with the start of the
+processes, for processes that run already (`2 processes, started`) and for clusters without it. The
+outputs are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import filecmp
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.append(str(Path(__file__).parent.parent / "support"))
+
 from llama import write_llama
 
 import weightctl
+from clusters import CLUSTERS, start_cluster
 from weightctl.text.sizes import parse_size
+from weightctl.write.executors.processes import ProcessExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +45,7 @@ def list_works(model: Path) -> dict[str, Callable[..., object]]:
     }
 
 
-def measure(size: str, repeats: int, *, dask: bool) -> None:
+def measure(size: str, repeats: int, clusters: list[str]) -> None:
     """Print the medians of all works and ways."""
     ways: dict[str, dict[str, Any]] = {
         "1 process, 2 threads": {"threads": 2},
@@ -49,13 +55,10 @@ def measure(size: str, repeats: int, *, dask: bool) -> None:
         folder = Path(name)
         model = folder / "model.gguf"
         write_llama(model, "gguf", parse_size(size))
-        if dask:
-            from distributed import LocalCluster
-
-            cluster = stack.enter_context(
-                LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-            )
-            ways["Dask, 2 workers"] = {"on": f"dask:{cluster.scheduler_address[len('tcp:') :]}"}
+        executor = stack.enter_context(ProcessExecutor(2))
+        ways["2 processes, started"] = {"on": executor}
+        for kind in clusters:
+            ways[f"{kind}, 2 workers"] = {"on": stack.enter_context(start_cluster(kind)).on}
         for work, run in list_works(model).items():
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             for number in range(repeats + 1):
@@ -94,6 +97,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="1GB")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dask", action="store_true")
+    for kind in CLUSTERS:
+        parser.add_argument(f"--{kind}", action="store_true")
     given = parser.parse_args()
-    measure(given.size, given.repeats, dask=given.dask)
+    measure(given.size, given.repeats, [kind for kind in CLUSTERS if getattr(given, kind)])

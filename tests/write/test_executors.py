@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
-from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors import WorkerLostError, distribution
 from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
 from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
@@ -186,6 +186,32 @@ def test_workers_that_always_end_are_an_error(model: Path, tmp_path: Path) -> No
     with pytest.raises(OutputError, match="5 workers have ended while they ran the same task"):
         convert(model, tmp_path / "out.gguf", quant="Q4_K", on=Doomed())
     assert not os.listdir(tmp_path)
+
+
+class Stuck(Executor):
+    """An executor whose first worker never ends its call."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.count = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.count += 1
+        return Future() if self.count == 1 else self._inner.submit(fn, *args, **kwargs)
+
+
+def test_a_task_that_does_not_end_is_given_to_a_second_worker(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distribution, "PATIENCE", 0.2)
+    convert(model, tmp_path / "single.gguf", quant="Q4_K")
+    with ThreadPoolExecutor(2) as executor:
+        made = convert(model, tmp_path / "other.gguf", quant="Q4_K", on=Stuck(executor))
+    assert made.saved is not None
+    assert made.saved.workers is not None
+    assert made.saved.workers.copies >= 1
+    assert made.saved.workers.done == made.saved.workers.tasks
+    assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 
 RULES = {"layer.*.weight": "columnwise"}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -16,9 +21,6 @@ from rank_processes import end_ranks, run_ranks, start_rank
 from weightctl import convert, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors.members import RankIdentity, find_rank
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULES = {"layer.*.weight": "columnwise"}
 WORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -73,7 +75,7 @@ def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> N
     assert contents(out) == contents(single)
     assert os.listdir(out.parent) == [out.name]
     assert [each["is_last"] for each in ended].count(True) == 1
-    assert sum(each["workers"]["done"] for each in ended) == ended[0]["workers"]["batches"]
+    assert sum(each["workers"]["done"] for each in ended) == ended[0]["workers"]["tasks"]
 
 
 def test_all_ranks_report_the_losses_of_a_single_run(model: Path, tmp_path: Path) -> None:
@@ -235,3 +237,33 @@ def test_a_rank_that_is_not_in_the_environment_is_refused() -> None:
         find_rank({})
     with pytest.raises(ConversionError, match="RANK is not a number: 'two'"):
         find_rank({"RANK": "two"})
+
+
+def test_one_of_the_ranks_writes_the_report(model: Path, tmp_path: Path) -> None:
+    out, report, single = tmp_path / "out.gguf", tmp_path / "report.json", tmp_path / "one.json"
+    command = [sys.executable, "-m", "weightctl", "convert", str(model), str(out), "--json",
+               "--quant", "Q4_K", "--report", str(report), "--on", "ranks"]  # fmt: skip
+    started = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    printed = [json.loads(process.communicate(timeout=120)[0]) for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    schema = json.loads((Path(weightctl.__file__).parent / "schemas" / "convert.json").read_text())
+    for each in printed:
+        jsonschema.validate(each, schema)
+    assert [each["workers"]["is_last"] for each in printed].count(True) == 1
+    merged = json.loads(report.read_text())
+    out.unlink()
+    alone = [*command[:-4], "--report", str(single)]
+    subprocess.run(alone, check=True, stdout=subprocess.PIPE)
+    wanted = json.loads(single.read_text())
+    for name in ("seconds", "bytes_per_second", "workers"):
+        merged.pop(name)
+        wanted.pop(name, None)
+    assert merged == wanted

@@ -304,7 +304,7 @@ def convert(
     conversion = plan_conversion(dict(locals()))
     plan, where = conversion.plan, conversion.target
     if report is not None:
-        check_report(report, plan, where, force=force)
+        check_report(report, plan, where, force=force, on=on)
     for text in () if quiet else notes_on(plan, where):
         note(text)
     if dry_run:
@@ -314,7 +314,7 @@ def convert(
         total = sum(item.info.nbytes for item in plan.items)
         with (
             note_when_stopped(where),
-            progress_bar(total, quiet=quiet) as advance,
+            progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
         ):
             conversion = conversion.save(
                 force=force,
@@ -326,7 +326,7 @@ def convert(
             )
         outcome, saved = conversion.outcome, conversion.saved
     made = document(path, plan, where, outcome, saved=saved)
-    if report is not None:
+    if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.progress import describe_workers
 from weightctl.cli.render import Cell
 from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import seconds_elapsed
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.write.save import Saved
 
-__all__ = ["document_network", "document_times", "list_costs"]
+__all__ = ["document_network", "document_times", "document_workers", "list_costs", "list_workers"]
 
 _NOTHING = TrafficCounts()
 
@@ -43,6 +44,23 @@ def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
         return {"seconds": None, "bytes_per_second": None}
     seconds = seconds_elapsed()
     return {"seconds": seconds, "bytes_per_second": nbytes / max(seconds, 1e-3)}
+
+
+def list_workers(saved: Saved) -> list[list[Cell]]:
+    """Return lines with what workers have done; none without workers."""
+    if saved.workers is None:
+        return []
+    lines = [[Cell(f"workers: {describe_workers(saved.workers)}")]]
+    if not saved.is_last:
+        lines.append([Cell("the output was completed by another process")])
+    return lines
+
+
+def document_workers(saved: Saved | None) -> dict[str, Any]:
+    """Return what workers have done as JSON has it; nothing without workers."""
+    if saved is None or saved.workers is None:
+        return {}
+    return {"workers": {**saved.workers._asdict(), "is_last": saved.is_last}}
 
 
 def document_network(before: TrafficCounts = _NOTHING) -> dict[str, Any]:

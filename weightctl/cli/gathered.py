@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.costs import document_network, document_times, list_costs
+from weightctl.cli.costs import (
+    document_network,
+    document_times,
+    document_workers,
+    list_costs,
+    list_workers,
+)
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.cli.report import describe_other_files
@@ -49,7 +55,7 @@ def gather_into(
         note(text)
     saved = None
     if not dry_run:
-        with progress_bar(described.nbytes, quiet=quiet) as advance:
+        with progress_bar(described.nbytes, quiet=quiet, has_workers=on is not None) as advance:
             saved = put_together(
                 described,
                 force=force,
@@ -85,7 +91,7 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     lines.append([Cell("all shards match the SHA-256 in the manifest")])
-    return [*lines, *list_costs(saved.nbytes)]
+    return [*lines, *list_workers(saved), *list_costs(saved.nbytes)]
 
 
 def _document(path: str, out: str, described: Gathering, saved: Saved | None) -> dict[str, Any]:
@@ -102,5 +108,6 @@ def _document(path: str, out: str, described: Gathering, saved: Saved | None) ->
         "written": saved is not None,
         **document_times(saved, saved.nbytes if saved else 0),
         "notes": _notes(described),
+        **document_workers(saved),
         **document_network(),
     }

@@ -157,9 +157,11 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Divide the work among workers: processes:N for N processes on this machine, or "
-        "dask://HOST:PORT for the workers of a Dask cluster. Limits such as -j then apply to each "
-        "worker, and -j is 1 by default.",
+        help="Divide the work among workers: processes:N for N processes on this machine, "
+        "dask://HOST:PORT or ray://HOST:PORT for the workers of a cluster, ray for a new Ray "
+        "cluster on this machine, or ranks for processes that torchrun, Slurm or Kubernetes start, "
+        "each with this command. Limits such as -j then apply to each worker, and -j is 1 by "
+        "default.",
     ),
 ]
 TaskSize = Annotated[

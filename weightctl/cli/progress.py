@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.system.phases import listening
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
+from weightctl.write.executors.counts import WORKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, ProgressColumn, Task
 
-__all__ = ["erase_phase", "phase_line", "progress_bar", "stages_bar"]
+    from weightctl.write.executors.counts import WorkerCounts
+
+__all__ = ["describe_workers", "erase_phase", "phase_line", "progress_bar", "stages_bar"]
 
 # Commands that take less than this show no phase.
 _DELAY = 0.5
@@ -32,11 +35,16 @@ _ERASE = "\x1b[2K\r"
 
 
 def progress_bar(
-    total: int, *, quiet: bool
+    total: int, *, quiet: bool, has_workers: bool = False
 ) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Show a bar; yields a function to call with each number of bytes done, or None for no bar."""
+    """Show a bar; yields a function to call with each number of bytes done, or None for no bar.
+
+    With `has_workers` it shows the tasks that workers have done and lost.
+    """
     erase_phase()
-    return _bytes_bar(total) if _is_wanted(quiet=quiet) else nullcontext()
+    if not _is_wanted(quiet=quiet):
+        return nullcontext()
+    return _bytes_bar(total, has_workers=has_workers)
 
 
 def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
@@ -50,7 +58,7 @@ def _is_wanted(*, quiet: bool) -> bool:
 
 
 @contextmanager
-def _bytes_bar(total: int) -> Generator[Callable[[int], object], None, None]:
+def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], object], None, None]:
     # rich is imported only where a bar is shown.
     from rich.progress import (
         BarColumn,
@@ -67,7 +75,8 @@ def _bytes_bar(total: int) -> Generator[Callable[[int], object], None, None]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with listening(_ignore), _progress(*columns, *_network_columns()) as progress:
+    more = [*([_make_workers_column()] if has_workers else ()), *_network_columns()]
+    with listening(_ignore), _progress(*columns, *more) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
@@ -93,6 +102,30 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
             yield lambda doing, done: progress.update(
                 task, description=printable(doing), completed=done
             )
+
+
+def _make_workers_column() -> ProgressColumn:
+    """Return the column that shows how many tasks workers have done, and lost."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class _WorkersColumn(ProgressColumn):
+        """The tasks that are done, and those that were lost with a worker."""
+
+        def render(self, task: Task) -> Text:
+            """Return the text of the column."""
+            del task
+            return Text(describe_workers(WORKERS.counts), style="cyan")
+
+    return _WorkersColumn()
+
+
+def describe_workers(counts: WorkerCounts) -> str:
+    """Return how many tasks are done, lost and copied, as text."""
+    parts = [f"{counts.done:,} of {pluralize(counts.tasks, 'task')}"]
+    parts += [f"{counts.lost:,} lost with their workers"] if counts.lost else []
+    parts += [f"{counts.copies:,} given to a second worker"] if counts.copies else []
+    return ", ".join(parts)
 
 
 def _network_columns() -> list[ProgressColumn]:

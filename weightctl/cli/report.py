@@ -8,7 +8,13 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weightctl.cli.costs import document_network, document_times, list_costs
+from weightctl.cli.costs import (
+    document_network,
+    document_times,
+    document_workers,
+    list_costs,
+    list_workers,
+)
 from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
@@ -19,6 +25,7 @@ from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.claims import find_journal
 from weightctl.write.conversion import notes_on
 from weightctl.write.describe import input_files
+from weightctl.write.executors import is_shared
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -117,7 +124,7 @@ def summary(
     lines += _losses(plan, saved)
     if saved.pull_request:
         lines.append([Cell(f"pull request: {saved.pull_request}")])
-    return [*lines, *resumption(saved), *list_costs(nbytes)]
+    return [*lines, *resumption(saved), *list_workers(saved), *list_costs(nbytes)]
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
@@ -308,6 +315,7 @@ def document(
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],
         **({"pull_request": saved.pull_request} if saved and saved.pull_request else {}),
+        **document_workers(saved),
         **document_network(),
     }
 
@@ -334,8 +342,14 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
     }
 
 
-def check_report(path: str, plan: Plan, where: Target, *, force: bool) -> None:
-    """Refuse the path of a report before anything is written, if it cannot be written there."""
+def check_report(
+    path: str, plan: Plan, where: Target, *, force: bool, on: str | None = None
+) -> None:
+    """Refuse the path of a report before anything is written, if it cannot be written there.
+
+    Processes that share the output (`on`) all get the path, and one of them writes the report.
+    """
+    force = force or (on is not None and is_shared(on))
     real = os.path.realpath(path)
     if is_stream(path):
         if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):

@@ -220,7 +220,9 @@ def shard(
     if not dry_run:
         with (
             note_when_stopped(sharded.outcome.where),
-            progress_bar(sharded.outcome.tensor_bytes, quiet=quiet) as advance,
+            progress_bar(
+                sharded.outcome.tensor_bytes, quiet=quiet, has_workers=on is not None
+            ) as advance,
         ):
             sharded = sharded.save(
                 force=force, threads=threads, progress=advance, on=on, task_size=task_size

@@ -6,7 +6,13 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.costs import document_network, document_times, list_costs
+from weightctl.cli.costs import (
+    document_network,
+    document_times,
+    document_workers,
+    list_costs,
+    list_workers,
+)
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.render import Cell, make_shape_cells
 from weightctl.cli.report import describe_other_files, resumption
@@ -107,6 +113,7 @@ def summary(
 
 def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
     yield from resumption(saved)
+    yield from list_workers(saved)
     yield from list_costs(saved.written_bytes)
 
 
@@ -204,5 +211,6 @@ def document(
             }
             for name, share in _shares(plan).items()
         ],
+        **document_workers(saved),
         **document_network(),
     }

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Writer
     from weightctl.weights.source import Source
     from weightctl.write.committing import CommitRun
-    from weightctl.write.executors.distribution import Distribution, WorkerCounts
+    from weightctl.write.executors.counts import WorkerCounts
+    from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.worker import BatchResult
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.objects.uploading import UploadRun

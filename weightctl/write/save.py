@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.weights.protocol import Weights
-    from weightctl.write.executors.distribution import Distribution, WorkerCounts
+    from weightctl.write.executors.counts import WorkerCounts
+    from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
 __all__ = ["Saved", "save"]

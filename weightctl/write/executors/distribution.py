@@ -12,12 +12,14 @@ from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
 from weightctl.write.executors.batches import Batch, cut_batches, parse_task_size
+from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
+    from weightctl.write.executors.batches import Batch
     from weightctl.write.executors.places import Place
     from weightctl.write.executors.worker import BatchResult, PlanRequest
     from weightctl.write.journal import Purpose
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Distribution",
-    "WorkerCounts",
     "distribute",
     "make_job",
     "plan_distribution",
@@ -87,7 +88,7 @@ def plan_distribution(
 def refuse_seams(outcome: Outcome) -> None:
     """Raise `ConversionError` if checksums of tensors stand between them, in an object of a store.
 
-    No worker has all bytes of such a part.
+    No worker has all bytes of such a part of the upload.
     """
     if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
         raise ConversionError(
@@ -112,15 +113,6 @@ def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, toke
         distribution.memory,
         is_local(distribution.on),
     )
-
-
-class WorkerCounts(NamedTuple):
-    """Counts of batches: all, done, lost with their worker, and given to a second worker."""
-
-    batches: int = 0
-    done: int = 0
-    lost: int = 0
-    copies: int = 0
 
 
 def distribute(
@@ -160,6 +152,7 @@ class _Run:
         self._batches = batches
         self._accept = accept
         self._counts = WorkerCounts(len(batches))
+        WORKERS.counts = self._counts
         self._lost: Counter[int] = Counter()
         self._left = set(range(len(batches)))
         self._copied: set[int] = set()
@@ -183,6 +176,12 @@ class _Run:
                 future.cancel()
         return self._counts
 
+    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
+        counts = self._counts
+        self._counts = WORKERS.counts = counts._replace(
+            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
+        )
+
     def _submit(self, number: int) -> None:
         keys = tuple(task.key for task in self._batches[number].tasks)
         self._running[self._executor.submit(run_batch, self._job, number, keys)] = number
@@ -191,7 +190,7 @@ class _Run:
         """Give what is left to second workers: one that is so slow may never end."""
         for number in sorted(self._left - self._copied):
             self._copied.add(number)
-            self._counts = self._counts._replace(copies=self._counts.copies + 1)
+            self._count(copies=1)
             self._submit(number)
 
     def _end(self, future: Future[BatchResult], number: int) -> None:
@@ -201,7 +200,7 @@ class _Run:
             found = future.result()
         except WorkerLostError as error:
             self._lost[number] += 1
-            self._counts = self._counts._replace(lost=self._counts.lost + 1)
+            self._count(lost=1)
             _refuse_more(self._lost[number], error)
             self._submit(number)
         except BrokenExecutor as error:
@@ -209,7 +208,7 @@ class _Run:
         else:
             self._left.discard(number)
             self._longest = max(self._longest, found.seconds)
-            self._counts = self._counts._replace(done=self._counts.done + 1)
+            self._count(done=1)
             self._accept(found, self._batches[number].made)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, refresh
 from weightctl.write.executors.batches import Batch, cut_batches
+from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.distribution import (
     PATIENCE,
     SLOW,
-    WorkerCounts,
     make_job,
 )
 from weightctl.write.executors.markers import (
@@ -34,6 +34,7 @@ from weightctl.write.executors.worker import PlannedWork, do_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from weightctl.write.executors.batches import Batch
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.markers import Markers
     from weightctl.write.executors.places import OpenPlace, Place
@@ -163,7 +164,7 @@ class _RankProcess:
         if found is None:
             return RanksResult(self._read_records(), self._counts, is_last=False, kept_bytes=0)
         self._report(found.kept_bytes)
-        self._counts = WorkerCounts(len(self._batches))
+        self._counts = WORKERS.counts = WorkerCounts(len(self._batches))
         if self._batches:
             self._do_batches(found.place)
         is_last = self._end()
@@ -183,6 +184,12 @@ class _RankProcess:
                 self._do(job, opened, number)
         finally:
             opened.close()
+
+    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
+        counts = self._counts
+        self._counts = WORKERS.counts = counts._replace(
+            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
+        )
 
     def _begin(self) -> FoundRun | None:
         """Wait until the run has begun, or begin it; None if its output is complete."""
@@ -256,14 +263,14 @@ class _RankProcess:
             return False
         if self._member.is_void(claims[-1]):
             taken = self._member.claim(_key(number), names)
-            self._counts = self._counts._replace(lost=self._counts.lost + taken)
+            self._count(lost=taken)
             return taken
         since = self._claimed.setdefault(claims[-1], time.monotonic())
         is_slow = time.monotonic() - since > max(SLOW * self._longest, PATIENCE)
         if not is_slow or len(claims) > 1:
             return False
         taken = self._member.claim(_key(number), names, even_if_running=True)
-        self._counts = self._counts._replace(copies=self._counts.copies + taken)
+        self._count(copies=taken)
         return taken
 
     def _note_done(self, names: Sequence[str]) -> None:
@@ -285,7 +292,7 @@ class _RankProcess:
         self._longest = max(self._longest, result.seconds)
         content = format_done(result.records, result.delivered.rest)
         if self._markers.create(f"{DONE}{_key(number)}", content):
-            self._counts = self._counts._replace(done=self._counts.done + 1)
+            self._count(done=1)
 
     def _end(self) -> bool:
         """Complete the output, or wait until another process has; return whether this one did."""

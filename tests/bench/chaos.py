@@ -1,0 +1,249 @@
+"""Conversions whose workers and drivers are killed at random still give the same bytes.
+
+Run with `python tests/bench/chaos.py` (`--on ranks`, `--on dask` or `--on ray` for other workers;
+`--store` for input and output in an object store of which 5 % of the requests fail). The same
+command is started again and again until so many workers and drivers were killed; an output that
+gets complete is compared with that of one process, and removed. What was done more than once is
+counted in tasks of the scheduler, and divided by the failures. With `--on ranks` there is no
+driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
+
+import pytest  # noqa: E402
+from llama import write_llama  # noqa: E402
+
+import weightctl  # noqa: E402
+from clusters import CLUSTERS, start_cluster  # noqa: E402
+from remote_stores import BUCKET, serve_s3  # noqa: E402
+from servers.faults import Answer  # noqa: E402
+from weightctl.text.sizes import parse_size  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DRIVE = """
+import sys
+import weightctl
+from weightctl.write import journal
+from weightctl.write.executors import members, ranks
+
+journal.BEGIN_AFTER = 0.0
+ranks._POLL, members.BEAT = 0.05, 0.5
+weightctl.convert(sys.argv[1], sys.argv[2], quant="Q4_K_M", on=sys.argv[3], task_size="16MB")
+"""
+RANKS = 3
+
+
+class Killed(NamedTuple):
+    """How many workers and drivers were killed."""
+
+    workers: int = 0
+    drivers: int = 0
+
+
+def list_children(number: int) -> list[int]:
+    """Return the processes that a process has started."""
+    found: list[int] = []
+    with suppress(OSError):
+        # Those that other threads have started are listed with these threads.
+        for thread in os.listdir(f"/proc/{number}/task"):
+            with open(f"/proc/{number}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def kill(number: int) -> bool:
+    """Kill a process; return False if it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+        return True
+    return False
+
+
+class Chaos:
+    """Starts the command on `source` and `out` again and again, and kills processes."""
+
+    def __init__(self, on: str, source: str, out: str, variables: dict[str, str]) -> None:
+        self._arguments = [sys.executable, "-c", DRIVE, source, out, on]
+        self._count = RANKS if on == "ranks" else 1
+        self._is_ranks = on == "ranks"
+        self._environment = {**os.environ, **variables}
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._late: set[int] = set()
+
+    def begin(self) -> None:
+        """Start the processes of the command that do not run."""
+        for rank in range(self._count):
+            process = self._running.get(rank)
+            if process is None or (
+                process.poll() not in {None, 0} and process.pid not in self._late
+            ):
+                variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+                self._running[rank] = subprocess.Popen(
+                    self._arguments,
+                    env={**self._environment, **variables},
+                    stderr=subprocess.PIPE,
+                )
+
+    def is_complete(self) -> bool:
+        """Whether all processes have ended well; raises `SystemExit` if one has failed."""
+        for process in self._running.values():
+            code = process.poll()
+            if code not in {None, 0, -signal.SIGKILL} and process.pid not in self._late:
+                message = process.stderr.read().decode() if process.stderr else ""
+                # A rank that is killed after its work is done is started once more.
+                if not self._is_ranks or "out.gguf exists" not in message:
+                    raise SystemExit(f"the command has failed:\n{message}")
+                self._late.add(process.pid)
+        return all(each.poll() == 0 or each.pid in self._late for each in self._running.values())
+
+    def forget(self) -> None:
+        """Have the next `begin` start all processes."""
+        self._running.clear()
+
+    def kill_worker(self) -> bool:
+        """Kill a rank, or a process that the driver has started."""
+        if self._is_ranks:
+            alive = [each.pid for each in self._running.values() if each.poll() is None]
+            return bool(alive) and kill(random.choice(alive))
+        children = [each for driver in self._running.values() for each in list_children(driver.pid)]
+        return bool(children) and kill(random.choice(children))
+
+    def kill_driver(self) -> bool:
+        """Kill the driver; its workers end with it, or stop working for it."""
+        driver = self._running[0]
+        ended = driver.poll() is None and kill(driver.pid)
+        driver.wait()
+        return ended
+
+
+def count_repeated(log: Path) -> tuple[int, int]:
+    """Return how many tasks were done, and how many of these were done before."""
+    done = Counter(log.read_text().split()) if log.exists() else Counter[str]()
+    return len(done), sum(done.values()) - len(done)
+
+
+def run(
+    chaos: Chaos,
+    kill_worker: Callable[[], bool],
+    log: Path,
+    check: Callable[[], object],
+    wanted: Killed,
+) -> tuple[Killed, float, int]:
+    """Kill until all are killed; return how many, what was done twice, and complete outputs."""
+    killed, outputs, repeated, batches, seen = Killed(), 0, 0.0, 64, 0
+    while killed != wanted or outputs == 0:
+        chaos.begin()
+        # A worker that has not begun its first task would lose nothing.
+        has_progress = log.exists() and log.stat().st_size > seen
+        time.sleep(random.uniform(0.0, 0.3) if has_progress else 0.05)
+        if chaos.is_complete():
+            check()
+            tasks, twice = count_repeated(log)
+            if not tasks:
+                raise SystemExit("no process has written down its tasks")
+            repeated += twice * batches / tasks
+            log.unlink(missing_ok=True)
+            chaos.forget()
+            outputs += 1
+            seen = 0
+        elif not has_progress:
+            continue
+        elif killed.drivers < wanted.drivers and random.random() < 0.2:
+            killed = killed._replace(drivers=killed.drivers + chaos.kill_driver())
+            seen = log.stat().st_size
+        elif killed.workers < wanted.workers:
+            killed = killed._replace(workers=killed.workers + kill_worker())
+            seen = log.stat().st_size
+    return killed, repeated, outputs
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--on", choices=["processes", "ranks", *CLUSTERS], default="processes")
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--size", default="400MB")
+    parser.add_argument("--workers", type=int, default=50)
+    parser.add_argument("--drivers", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the bench."""
+    given = parse()
+    random.seed(given.seed)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        log = folder / "log"
+        patch.setenv("CHAOS_LOG", str(log))
+        paths = [str(HERE / "chaos_patch"), str(HERE.parent.parent), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        model = folder / "model.gguf"
+        write_llama(model, "gguf", parse_size(given.size))
+        weightctl.convert(model, folder / "single.gguf", quant="Q4_K_M")
+        single = (folder / "single.gguf").read_bytes()
+        source, out = str(model), str(folder / "out.gguf")
+        place = folder / "out.gguf"
+        read: Callable[[], bytes] = place.read_bytes
+        remove: Callable[[], object] = place.unlink
+        if given.store:
+            server = stack.enter_context(serve_s3(patch))
+            patch.setenv("WEIGHTCTL_TIMEOUT", "20")
+            bucket = server.buckets[BUCKET]
+            bucket.put("model.gguf", model.read_bytes())
+            server.inject(Answer(503), probability=0.05)
+            source, out = f"s3://{BUCKET}/model.gguf", f"s3://{BUCKET}/out.gguf"
+            read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
+            remove = lambda: bucket.delete("out.gguf")  # noqa: E731
+        on, variables, wanted = given.on, dict[str, str](), Killed(given.workers, given.drivers)
+        if given.on in CLUSTERS:
+            cluster = stack.enter_context(start_cluster(given.on))
+            on, variables = cluster.on, cluster.variables
+        elif given.on == "processes":
+            on = "processes:2"
+        else:
+            wanted = wanted._replace(drivers=0)
+        chaos = Chaos(on, source, out, variables)
+
+        def check() -> None:
+            if read() != single:
+                raise SystemExit("the output differs from that of one process")
+            remove()
+
+        is_cluster = given.on in CLUSTERS
+        started = time.monotonic()
+        killed, repeated, outputs = run(
+            chaos, cluster.kill_worker if is_cluster else chaos.kill_worker, log, check, wanted
+        )
+        failures = killed.workers + killed.drivers
+        where = "object store, 5 % of requests fail" if given.store else "files"
+        print(
+            f"{given.on}, {where}: killed {killed.workers} workers and {killed.drivers} drivers; "
+            f"{outputs} outputs, all identical; {repeated:.1f} tasks done twice, "
+            f"{repeated / max(failures, 1):.2f} for each failure; "
+            f"{time.monotonic() - started:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
