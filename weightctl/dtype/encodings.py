@@ -54,8 +54,8 @@ class Encoding(NamedTuple):
     divide the row (llama-quant.cpp, `tensor_type_fallback`); what fits neither becomes F16. Where
     it `takes_importance`, ggml weights its search for blocks (ggml-quants.c). `encode_ns` are the
     nanoseconds in which one core (AMD EPYC) encodes a value, without and with importance; they
-    only estimate how long work takes. `scales` are the
-    fields of a block that scale its numbers. `significand` counts its bits, the hidden one too, of
+    only estimate how long work takes. `scales` are the fields of a block that scale its numbers.
+    `significand` counts its bits, the hidden one too, of
     floating-point numbers that are stored one by one. One that does not have `holds_weights` is for
     scales, or for numbers that have scales beside them.
     """
