@@ -1,4 +1,4 @@
-"""A set of files is replaced, put back and read as one."""
+"""A set of files is replaced, restored and read as one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_another_number_of_parts_takes_the_place_of_a_set_only_with_force(
     tmp_path: Path, sizes: tuple[int, int]
 ) -> None:
     old = divided(tmp_path, sizes[0], seed=1)
-    refused = pytest.raises(OutputError, match=r"another checkpoint of this name|exists")
+    refused = pytest.raises(OutputError, match=r"an older checkpoint with the same name|exists")
     with untouched(tmp_path), refused:
         divided(tmp_path, sizes[1], seed=2)
     new = divided(tmp_path, sizes[1], seed=2, force=True)

@@ -60,7 +60,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Loaded when they are first used, so that the command line starts quickly.
+# Loaded on first use, so that the command line starts quickly.
 _NAMES = {
     "Buffer": "weightctl.weights.buffer:Buffer",
     "DType": "weightctl.dtype:DType",

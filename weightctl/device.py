@@ -1,4 +1,4 @@
-"""References to devices, on which tensors are."""
+"""References to the devices that hold tensors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class DeviceRef(_KindAndNumber):
 
     @classmethod
     def CPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names
-        """The CPU."""
+        """Return the CPU with this number."""
         return cls("cpu", id)
 
     @classmethod
     def GPU(cls, id: int = 0) -> DeviceRef:  # noqa: A002, N802  # the specified names
-        """The GPU with this number."""
+        """Return the GPU with this number."""
         return cls("gpu", id)
 
     def __str__(self) -> str:

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["Dim", "DimLike"]
 
 _NAME = re.compile(r"[^\W\d]\w*")
-# The most characters of a quotient that are spelled out: one that has itself twice in it, as the
-# halves and thirds of a dimension put together have, doubles with every step.
+# The maximum length of a quotient's text, which is abbreviated beyond it. The text of a quotient
+# that contains another one twice, such as a sum of halves and thirds, doubles with every level.
 _LONGEST = 10_000
 _KINDS = "use an integer such as 4, a name such as `batch`, or a Dim made of these"
 
 
 class _Quotient:
-    """`left // right` or `left % right` that cannot be worked out yet; stands where a name does.
+    """A `left // right` or `left % right` that cannot be computed yet; it is used like a name.
 
-    It is told from others by its text, which is made once: those in it are not gone through again.
+    Quotients are compared by their text, which is built once, so nested ones are not visited again.
     """
 
     __slots__ = ("_hash", "left", "operator", "right", "text")
@@ -35,7 +35,7 @@ class _Quotient:
         self._hash = hash(self.text)
 
     def of(self, left: int, right: int) -> int:
-        """Return the number for those of the two sides."""
+        """Return the result for the values of both sides."""
         return left // right if self.operator == "//" else left % right
 
     def __eq__(self, other: object) -> bool:
@@ -55,15 +55,15 @@ def _abbreviate(text: str) -> str:
 
 
 _Factor: TypeAlias = "str | _Quotient"
-# Products of sorted factors, and how many times each is in the sum that a dimension is.
+# Products of sorted factors, and the coefficient of each in the sum.
 _Terms: TypeAlias = "dict[tuple[_Factor, ...], int]"
 
 
 class Dim:
     """A size, a name such as `batch`, or a sum of products of them: `2*batch + 1`.
 
-    Equal to the number or name that it represents, and to every `Dim` that has the same value for
-    all values of its names. Raises `ValueError` if the size is negative or the name is not valid.
+    It is equal to the number or name that it represents, and to every `Dim` that expands to the
+    same sum. Raises `ValueError` if the size is negative or the name is not valid.
     """
 
     __slots__ = ("terms",)
@@ -128,9 +128,9 @@ class Dim:
         return _value(self, known, sizes)
 
     def _quotients(self) -> list[_Quotient]:
-        """Return the quotients in it, each once, after those that are in its own sides.
+        """Return the quotients in the expression, each once, inner ones first.
 
-        One by one from a list, since Python's own stack ends before what some models nest.
+        Uses a list instead of recursion, since some models nest deeper than Python's stack allows.
         """
         found: dict[_Quotient, None] = {}
         left = [(one, False) for one in _quotients_of(self)]
@@ -158,7 +158,7 @@ class Dim:
         """Return the square root of a size that is an integer; `np.sqrt` calls this."""
         return sqrt(self._number("sqrt"))
 
-    # NotImplemented leaves what is not a dimension, such as a `Value`, to its own operator.
+    # NotImplemented lets other types, such as `Value`, apply their own operator.
 
     def __add__(self, other: DimLike) -> Dim:
         return _of(_sum(self.terms, _terms_of(other), 1)) if _is_dim(other) else NotImplemented
@@ -203,7 +203,7 @@ class Dim:
         return int(self)
 
     def _order(self, other: DimLike | float, operator: str) -> float:
-        """Return the difference to another size, which must be known whatever names represent."""
+        """Return the difference from another size; raises `TypeError` if it depends on names."""
         if isinstance(other, float):
             return self._number(operator) - other
         terms = _sum(self.terms, _terms_of(other), -1)
@@ -251,7 +251,7 @@ class Dim:
         return Dim(other) % self if _is_dim(other) else NotImplemented
 
     def _divide_exactly(self, divisor: Dim) -> Dim | None:
-        """Return the quotient by a single product of factors, None if a remainder is left."""
+        """Return the quotient by a single product of factors, None if the division is not exact."""
         if not divisor.terms:
             raise ZeroDivisionError(f"{self} cannot be divided by 0")
         if len(divisor.terms) != 1:
@@ -270,11 +270,11 @@ class Dim:
         return _of(terms)
 
     def _unfold_quotient(self) -> tuple[Dim, int]:
-        """Return a dimension and a number, by which divided and rounded down it is this one.
+        """Return a dimension and a divisor whose floor quotient is this dimension.
 
-        The number is 1 unless this is one quotient and what is added to it: (a // b + c) // d is
-        (a + b*c) // (b*d) for every integer a and c, and b and d above 0. So what is cut in parts
-        again and again stays short.
+        The divisor is 1 unless this is one quotient plus other terms: (a // b + c) // d is (a +
+        b*c) // (b*d) for all integers a and c, and b and d above 0. This keeps repeated divisions
+        short.
         """
         quotients = [
             factors
@@ -301,7 +301,7 @@ class Dim:
         return hash(self.value)
 
     def __str__(self) -> str:
-        # What has names first, plain numbers last, as people write it.
+        # Terms with names first and the plain number last, as usual.
         terms = sorted(self.terms.items(), key=lambda term: (not term[0], str(term[0])))
         text = ""
         for factors, count in terms:
@@ -342,7 +342,7 @@ def _of(terms: _Terms) -> Dim:
 
 
 def _terms_of(value: DimLike) -> _Terms:
-    """Return the terms of a dimension, or of a number of either sign beside one."""
+    """Return the terms of a dimension, or of an integer operand of either sign."""
     if isinstance(value, Dim | str):
         return Dim(value).terms
     return {(): index(value)}
@@ -365,7 +365,7 @@ def _product(left: _Terms, right: _Terms) -> _Terms:
 
 
 def _quotients_of(dim: Dim) -> list[_Quotient]:
-    """Return the quotients that are factors of a dimension itself."""
+    """Return the quotients that are factors in a dimension, without nested ones."""
     return [one for factors in dim.terms for one in factors if isinstance(one, _Quotient)]
 
 
@@ -374,7 +374,7 @@ def _substitute(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
     for factors, count in dim.terms.items():
         product: _Terms = {(): count}
         for factor in factors:
-            # Quotients are all known; a name that is not given stays.
+            # All quotients are in `known`; a name that is not is kept.
             product = _product(product, known[factor].terms if factor in known else {(factor,): 1})
         total = _sum(total, product, 1)
     return _of(total)

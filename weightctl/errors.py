@@ -134,7 +134,7 @@ class ShardingError(WeightctlError, ValueError):
 class TensorSplitError(ShardingError):
     """A tensor cannot be split along `axis` across this number of `ranks`, for a `reason`.
 
-    `place` says which rule of the user asks for it, empty if none does.
+    `place` is the user's rule that requires the split, empty if there is none.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class TensorSplitError(ShardingError):
         return partial(TensorSplitError, *parts, hint=self.hint, place=self.place), ()
 
     def at(self, place: str) -> TensorSplitError:
-        """Return this error with the place of the rule that asks for the split."""
+        """Return this error with the rule that requires the split."""
         return TensorSplitError(
             self.name, self.shape, self.axis, self.ranks, self.reason, hint=self.hint, place=place
         )

@@ -1,4 +1,4 @@
-"""The arithmetic of cutting a tensor for several ranks."""
+"""Arithmetic for cutting a tensor into the shards of ranks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = [
     "unit_ranges",
 ]
 
-# From the first element of an axis to behind the last.
+# The first element along an axis, and the element after the last.
 Range: TypeAlias = "tuple[int, int]"
 
 
 class Cut(NamedTuple):
-    """The ranges of elements along an axis that a rank has, in order and without overlap."""
+    """The ranges of elements along an axis that a rank gets, in order and without overlap."""
 
     axis: int
     ranges: tuple[Range, ...]
@@ -55,28 +55,28 @@ class Cut(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
-# What a rank has of a tensor: that which all of its cuts, of one axis each, leave. Without any it
-# is the whole tensor.
+# The elements of a tensor that a rank gets: those inside all cuts, each along one axis. Without
+# cuts it is the whole tensor.
 Part: TypeAlias = "tuple[Cut, ...]"
 
 
 class Sharding(NamedTuple):
-    """How a tensor is cut: the slice of each rank, None for a rank that has nothing of it.
+    """How a tensor is cut: the part of each rank, None for a rank that gets nothing of it.
 
-    Every element is on at least one rank. `strategy` is the name of the way it is cut.
+    Every element is on at least one rank. `strategy` is the name of the way to cut.
     """
 
     strategy: str
     parts: tuple[Part | None, ...]
 
     def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...] | None:
-        """Return the shape of a rank's slice of a tensor of shape `whole`; None if it is empty."""
+        """Return the shape of a rank's shard of a tensor of shape `whole`; None if it has none."""
         part = self.parts[rank]
         return None if part is None else part_shape(whole, part)
 
 
 def part_shape(whole: Sequence[int], part: Part) -> tuple[int, ...]:
-    """Return the shape of a slice of a tensor of shape `whole`."""
+    """Return the shape of a part of a tensor of shape `whole`."""
     sizes = {cut.axis: cut.size for cut in part}
     return tuple(sizes.get(axis, size) for axis, size in enumerate(whole))
 
@@ -84,8 +84,8 @@ def part_shape(whole: Sequence[int], part: Part) -> tuple[int, ...]:
 class Grid(NamedTuple):
     """The arrangement of ranks: `tp` tensor parallel, `ep` expert parallel, `pp` pipeline parallel.
 
-    Ranks are numbered with `tp` fastest and `pp` slowest. Weights other than experts are the same
-    in each of the `ep` groups.
+    Ranks are numbered with `tp` varying fastest and `pp` slowest. Weights other than experts are
+    the same in each of the `ep` groups.
     """
 
     tp: int = 1
@@ -110,7 +110,7 @@ class Grid(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The heads of attention: the number of query heads and KV heads, and the size of a head."""
+    """The attention heads: the number of query heads, the number of KV heads, and the head size."""
 
     queries: int
     keys: int
@@ -124,7 +124,7 @@ class Heads(NamedTuple):
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1
     ) -> list[tuple[Range, Range]] | None:
-        """Return the elements of queries, and of keys or values, that each rank has.
+        """Return the range of query elements, and that of key (or value) elements, of each rank.
 
         No block is split. Returns None if `head_ranges` does.
         """
@@ -140,7 +140,7 @@ class Heads(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A tensor to be cut; `blocks` has the number of elements per axis that stay together."""
+    """A tensor to be cut; `blocks` has the number of elements that stay together, per axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -148,7 +148,7 @@ class Whole(NamedTuple):
 
 
 def shares(count: int, ranks: int) -> list[Range]:
-    """Divide items in order and as evenly as possible: the first shares get one more."""
+    """Divide items in order and as evenly as possible: the first ranks get one more."""
     least, more = divmod(count, ranks)
     ends = accumulate((least + (rank < more) for rank in range(ranks)), initial=0)
     return list(pairwise(ends))
@@ -170,8 +170,8 @@ def head_ranges(
 ) -> list[tuple[Range, Range]] | None:
     """Divide query heads among ranks, together with the KV heads that they use.
 
-    Ranks begin at multiples of `step` query heads and `kv_step` KV heads, for blocks that are
-    longer than a head. If there are fewer KV heads than ranks, several ranks have the same KV head
+    Ranges start at multiples of `step` query heads and `kv_step` KV heads, for blocks that are
+    longer than a head. If there are fewer KV heads than ranks, several ranks get the same KV head
     and divide its query heads. Returns None if a rank would be empty, or if the KV heads of a rank
     would not have the same number of query heads.
     """
@@ -222,12 +222,12 @@ def expert_parallel(whole: Whole, ranks: int) -> Sharding:
 
 
 def segmented(whole: Whole, ranks: int, sizes: Sequence[int], axis: int = 0) -> Sharding:
-    """Cut each segment of an axis by itself; a rank has a share of every segment."""
+    """Cut each segment of an axis separately; each rank gets a range of every segment."""
     return _cut_segments("segmented", whole, ranks, axis, sizes)
 
 
 def gate_up(whole: Whole, ranks: int, axis: int = 0) -> Sharding:
-    """Cut each half of the rows by itself: the gate rows and the up rows."""
+    """Cut each half of an axis separately: the gate rows and the up rows."""
     size = _size(whole, ranks, axis)
     if size % 2:
         raise _cannot_cut(
@@ -294,7 +294,8 @@ def head_aware_columnwise(
             whole,
             ranks,
             axis,
-            f"it has {size} elements, but {heads} heads of {head_dim} need {heads * head_dim}",
+            f"the axis has {size} elements, but {heads} heads of size {head_dim} need "
+            f"{heads * head_dim}",
             None,
         )
 
@@ -310,7 +311,7 @@ def head_aware_columnwise(
 
 
 def counts_that_work(found: Callable[[int], object | None], most: int) -> list[int]:
-    """Return the numbers of ranks, up to `most`, that work."""
+    """Return the numbers of ranks up to `most` for which `found` does not return None."""
     return [count for count in range(1, most + 1) if found(count) is not None]
 
 

@@ -1,4 +1,4 @@
-"""What scripts rely on: every command's JSON is as its schema in the package says."""
+"""The JSON of every command matches its schema in the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weightctl shard`: what it shows, what it writes, and what it refuses."""
+"""`weightctl shard`: its output, the files that it writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_plan_of_ones_own_decides_and_the_family_on_the_rest(tmp_path: Path) -
         ("{tiny} out --tp 99999 --pp 3", "299,997 ranks are too many"),
         ("{tiny} out --ep 2", "the model has no experts, which cannot be divided among 2 groups"),
         ("{tiny} out --pp 4", "the model has 3 layers, which cannot be divided among 4 stages"),
-        ("{tiny} out --tp auto", "--tp auto writes nothing"),
+        ("{tiny} out --tp auto", "--tp auto cannot be combined with"),
         ("{tiny} --tp auto --pp 2 --to gguf", "hint: remove --pp and --to"),
         ("{tiny} out --tp 2 --plan nowhere.toml", "cannot read the plan nowhere.toml"),
         ("{tiny} out --tp 2 --to none", "`none` is not a supported format"),

@@ -65,8 +65,8 @@ def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
             "phi3 long",
             {"scaling.short_factors": ()},
             (
-                "has 0 values in `short_factor` and 48 in `long_factor` for 48 pairs of rotary "
-                "dimensions"
+                "has 0 values in `short_factor` and 48 in `long_factor`, but there are 48 pairs of "
+                "rotary dimensions: each needs one value"
             ),
         ),
     ],

@@ -142,8 +142,8 @@ def test_a_llama_with_a_window_is_a_mistral() -> None:
     assert model_type_of(family, fields | {"sliding_window": 16}) == "mistral"
     with pytest.raises(
         ArchitectureError,
-        match="`llama` cannot have `sliding_window` `16`, and `mistral` cannot have "
-        "`attention_bias` `True`",
+        match="`llama` does not allow `sliding_window` = `16`, and `mistral` does not allow "
+        "`attention_bias` = `True`",
     ):
         model_type_of(family, fields | {"sliding_window": 16, "attention_bias": True})
 

@@ -166,7 +166,6 @@ def test_factors_for_other_numbers_of_pairs_are_refused() -> None:
     document = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4}
     with pytest.raises(
         ArchitectureError,
-        match="has 4 values in `short_factor` and 1 in `long_factor` for 4 pairs of rotary "
-        "dimensions",
+        match="has 4 values in `short_factor` and 1 in `long_factor`, but there are 4 pairs",
     ):
         from_hugging_face(FAMILY, document | {"rope_parameters": rope}, "here")

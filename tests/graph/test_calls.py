@@ -76,7 +76,7 @@ def test_arguments_of_other_types_are_refused_with_both(given: tuple[int, ...]) 
 def test_another_number_of_arguments_is_refused() -> None:
     with Graph("outer", [f32(2)]) as graph:
         subgraph = doubled(graph, "n")
-        with pytest.raises(GraphError, match="has 1 input, but got 2"):
+        with pytest.raises(GraphError, match="takes 1 input, but was called with 2"):
             ops.call(subgraph, graph.inputs * 2)
 
 

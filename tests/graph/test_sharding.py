@@ -168,7 +168,7 @@ REFUSED: list[tuple[ShardingStrategy, tuple[int, ...], str, str]] = [
     (
         ShardingStrategy.head_aware_columnwise(2, heads=4, head_dim=3),
         (5, 13),
-        ("it has 13 elements, but 4 heads of 3 need 12"),
+        ("the axis has 13 elements, but 4 heads of size 3 need 12"),
         "",
     ),
     (

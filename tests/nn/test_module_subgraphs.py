@@ -162,7 +162,7 @@ def test_a_prefix_that_no_weight_has_is_an_error() -> None:
         Graph("model", [ROW]),
         pytest.raises(
             GraphError,
-            match=r"do not start with `blocks\.`, for example `layers\.1\.up\.weight`",
+            match=r"name that starts with `blocks\.`: the first is `layers\.1\.up\.weight`",
         ),
     ):
         stack.layers[1].build_subgraph("block", [ROW], weight_prefix="blocks.")

@@ -187,5 +187,5 @@ def test_a_scaling_without_its_original_context_is_refused(kind: str) -> None:
 
 
 def test_a_scaling_by_zero_is_refused() -> None:
-    with pytest.raises(GraphError, match="a scaling factor of 0 is not valid"):
+    with pytest.raises(GraphError, match="a RoPE scaling factor of 0 is not valid"):
         RopeScaling(kind="linear", factor=0.0)

@@ -1,4 +1,4 @@
-"""Pickles that weightctl writes: Python reads them, and torch without running anything."""
+"""Pickles that weightctl writes: Python reads them, and torch does so without running code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(value: Any) -> Any:
 
 
 def spoken(value: Any) -> str:
-    """Say a value so that NaN equals NaN, 0.0 is not -0.0 and 1 is not True."""
+    """Return a comparable form of a value: NaN equals NaN, 0.0 is not -0.0, and 1 is not True."""
     return repr(value)
 
 
@@ -68,7 +68,7 @@ def test_an_integer_takes_the_shortest_opcode_of_protocol_2(value: int) -> None:
 
 @pytest.mark.parametrize("value", [LONGEST + 1, -LONGEST - 2, 1 << 5000])
 def test_an_integer_that_is_too_long_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match="cannot be written to a pickle"):
+    with pytest.raises(ValueError, match="weightctl cannot write an integer of"):
         emit(value)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are not a whole model of a known family, and people's own rules for them."""
+"""Checkpoints other than whole models of supported families, and users' rules for them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_tensors_that_are_missing_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArchitectureError, match=r"of bert is missing") as caught:
+    with pytest.raises(ArchitectureError, match=r"of bert are missing") as caught:
         shard_plan(llama(tmp_path, model_type="bert"), Grid(2))
     assert "--plan FILE" in caught.value.hint
 

@@ -1,4 +1,4 @@
-"""What vLLM's layout cannot express is refused, with what can be done."""
+"""What vLLM's layout cannot express is refused, with a remedy."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_quantized_weight_is_refused(tmp_path: Path) -> None:
     scales = {f"{name}_scale": ((1,), "F32") for name in arrays if "_proj" in name}
     problem = refused(stated(tensors | scales, directory=tmp_path, config=config))
     assert (
-        "is a part of a quantized weight: vLLM packs quantized weights again when it loads them"
+        "is a part of a quantized weight: the vLLM layout does not support quantized weights"
     ) in problem
 
 

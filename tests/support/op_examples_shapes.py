@@ -208,7 +208,7 @@ REFUSED = [
         {"shape": Shape([8])},
     ),
     Refused("reshape", (f32("batch", 4),), "[seq, 4] has 4*seq", {"shape": Shape(["seq", 4])}),
-    Refused("reshape", (f32(2, 3),), "no size for -1 in [-1, 4]", {"shape": (-1, Dim(4))}),
+    Refused("reshape", (f32(2, 3),), "the size -1 in [-1, 4]", {"shape": (-1, Dim(4))}),
     Refused("reshape", (f32(2, 3),), "more than one -1", {"shape": (-1, -1)}),
     Refused(
         "unsqueeze",

@@ -22,7 +22,8 @@ from servers.faults import (
     Truncate,
 )
 from weightctl.storage.remote import ahead, requests, s3_uploads
-from weightctl.write import journal, object_journal
+from weightctl.write import journal
+from weightctl.write.objects import object_journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

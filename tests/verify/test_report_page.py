@@ -1,4 +1,4 @@
-"""Reports as one page: what stands on it, and that nothing in a file can change what it is."""
+"""HTML reports: what is on the page, and that file content cannot change its structure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_lines_of_a_text_are_lines_and_what_stands_between_backticks_is_code
 def test_each_check_says_what_it_looked_at_or_why_it_did_not_run() -> None:
     rows = [text_of(row) for row in parsed(page_of("unknown_family")).iter("tr")]
     assert rows[1].startswith("structure✓ ok")
-    assert "gguf can read it; safetensors: does not read this format" in rows[1]
+    assert "the library gguf can read it; safetensors: does not read this format" in rows[1]
     assert "skippedthe tensors are those" in rows[3]
     assert "of no family that weightctl knows" in rows[3]
     assert "40 matrices, each on a random unit vector, on cpu" in rows[4]

@@ -1,4 +1,4 @@
-"""A conversion that workers carry out has the bytes of one that this process carries out."""
+"""A conversion by workers writes the same bytes as a conversion in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +17,13 @@ from safetensors.numpy import save_file
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
 from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
 from weightctl.write.journal import Purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from pathlib import Path
 
 KINDS = {
@@ -102,6 +102,7 @@ DRIVER = """
 import os, signal, sys
 from weightctl import convert, gather, shard
 from weightctl.write import journal
+from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
 
 journal.BEGIN_AFTER = 0.0
@@ -209,48 +210,6 @@ def test_gathered_shards_have_the_same_bytes(sharded: Path, tmp_path: Path) -> N
     assert contents(tmp_path / "other.safetensors") == contents(tmp_path / "single.safetensors")
 
 
-@pytest.fixture(scope="module")
-def dask_address() -> Generator[str, None, None]:
-    """Return what `--on` needs for a Dask cluster with two workers."""
-    from distributed import LocalCluster
-
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        yield f"dask:{cluster.scheduler_address.removeprefix('tcp:')}"
-
-
-@pytest.mark.long
-def test_the_output_of_a_dask_cluster_has_the_same_bytes(
-    dask_address: str, model: Path, sharded: Path, tmp_path: Path
-) -> None:
-    convert(model, tmp_path / "single.gguf", quant="Q4_K")
-    convert(model, tmp_path / "other.gguf", quant="Q4_K", on=dask_address)
-    assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
-    shard(model, tmp_path / "tp2", tp=2, rules=RULES, on=dask_address)
-    assert contents(tmp_path / "tp2") == contents(sharded)
-
-
-@pytest.mark.long
-def test_a_dask_worker_that_is_killed_is_replaced(dask_address: str, tmp_path: Path) -> None:
-    from distributed import Client
-
-    model = make_model(tmp_path / "model.safetensors", count=24)
-    convert(model, tmp_path / "single.gguf", quant="Q4_K")
-    killed: list[int] = []
-    with Client(f"tcp:{dask_address.removeprefix('dask:')}", set_as_default=False) as client:
-
-        def kill(_: int) -> None:
-            # A worker that has just ended cannot be asked.
-            with suppress(OSError):
-                numbers = [] if len(killed) == 3 else [*client.run(os.getpid).values()]
-                for number in numbers[:1]:
-                    os.kill(number, signal.SIGKILL)
-                    killed.append(number)
-
-        convert(model, tmp_path / "other.gguf", quant="Q4_K", on=dask_address, progress=kill)
-    assert killed
-    assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
-
-
 @pytest.mark.long
 def test_a_dask_cluster_that_is_not_there_is_named(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"the Dask scheduler at 127\.0\.0\.1:9 cannot be"):
@@ -264,6 +223,8 @@ def test_a_dask_cluster_that_is_not_there_is_named(model: Path, tmp_path: Path) 
         ("cluster:3", "`cluster:3` does not name a kind of executor"),
         ("processes", "`processes:` has no number of processes from 1 to 1024"),
         ("dask", "`dask:` has no address of a scheduler"),
+        ("ray://", "`ray://` has no address of a cluster"),
+        ("ranks:3", "`ranks:3` does not name a kind of executor"),
         ("processes:0", "`processes:0` has no number of processes"),
         ("processes:-1", "`processes:-1` has no number of processes"),
     ],
@@ -302,7 +263,9 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
     assert request is not None
     purpose = identify_run(planned.plan, planned.outcome)
     codecs = digest_codecs(planned.plan)
-    made = Job("a", request, purpose, (str(out),), __version__, codecs, 1, 1 << 28, False)
+    made = Job(
+        "a", request, purpose, TemporaryFiles((str(out),)), __version__, codecs, 1, 1 << 28, False
+    )
     return made._replace(token=os.urandom(4).hex(), **changes)
 
 
@@ -321,12 +284,12 @@ def test_a_worker_that_would_write_other_bytes_refuses(
     convert(model, out, quant="Q4_K")
     before = out.read_bytes()
     with pytest.raises(ValueError, match=message):
-        run_batch(job(model, out, **changes), [0])
+        run_batch(job(model, out, **changes), 0, [0])
     assert out.read_bytes() == before
 
 
 def test_a_worker_creates_no_file(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(OutputError, match="No such file"):
-        run_batch(job(model, out), [0])
+        run_batch(job(model, out), 0, [0])
     assert not os.listdir(tmp_path)

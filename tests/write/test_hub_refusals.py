@@ -1,4 +1,4 @@
-"""Outputs that the Hugging Face Hub does not take: an error says why, and nothing is committed."""
+"""Outputs that the Hugging Face Hub refuses: an error says why, and nothing is committed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_other_parts_of_the_same_name_are_refused_without_force(
     xet_hub.create(MODEL).put("out-00001-of-00002.gguf", b"mine")
     error = refuse(matrices, f"{URL}/out.gguf", names="keep")
     assert error.message == (
-        f"out-00001-of-00002.gguf in {URL}/out.gguf belongs to another checkpoint of this name: "
-        "programs would find both"
+        f"out-00001-of-00002.gguf in {URL}/out.gguf is a file of an older checkpoint with the same "
+        "name as the output: programs would find the old and the new checkpoint"
     )
 
 

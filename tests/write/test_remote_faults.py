@@ -1,4 +1,4 @@
-"""A fault of a server at any moment: the output is whole, or nothing is and the command goes on."""
+"""After a fault of a server at any moment, the output is complete, or absent and continued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remote_stores import BUCKET, put_files, serve_s3, serve_web
 from servers.faults import Redirect
 from weightctl import convert
 from weightctl.errors import WeightctlError
-from weightctl.write import uploading
+from weightctl.write.objects import stopped_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -189,7 +189,7 @@ def test_a_run_that_fails_again_and_again_sends_each_part_once(s3: S3Server, mod
 def test_the_rest_of_a_journal_that_could_not_be_removed_goes_later(
     s3: S3Server, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(stopped_uploads, "_ENDED_AFTER", -1.0)
     bucket = s3.buckets[BUCKET]
     bucket.put("out.safetensors.weightctl-0123abcd.partial.journal-00000002", b"{}")
     convert(model, f"{S3}/out.safetensors")

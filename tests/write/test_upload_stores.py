@@ -20,7 +20,8 @@ from tested_stores import PART, serve
 from weightctl import convert, open_weights
 from weightctl.errors import OutputError
 from weightctl.storage.location import store_of
-from weightctl.write import journal, object_journal, uploading
+from weightctl.write import journal
+from weightctl.write.objects import object_journal, stopped_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -213,7 +214,7 @@ def test_a_stopped_run_is_continued(
 def test_uploads_of_another_plan_are_ended(
     store: TestedStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(stopped_uploads, "_ENDED_AFTER", -1.0)
     fault = store.server.inject(Answer(403, pause=0.5), "PUT", path=store.part, nth=range(5, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{store.url}/out/", max_shard_size="1MB", threads=1)

@@ -64,7 +64,7 @@ def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
         Cell("relative RMSE", "dim", short="RMSE", right=True),
         *(
             Cell(text, "dim", right=True)
-            for text in ("expected", "times", "max difference", "cosine")
+            for text in ("expected", "ratio", "max difference", "cosine")
         ),
     ]
     rows = [heads]
@@ -146,7 +146,7 @@ def _agreement(divergence: Divergence, room: int | None) -> Lines:
         figures.append(f"largest {number(divergence.greatest)}")
     lines = hung([Cell("KL divergence ", "bold")], f"{', '.join(figures)} nats", room)
     if divergence.top_1 is not None:
-        text = f"{percent(divergence.top_1)} of positions"
+        text = f"at {percent(divergence.top_1)} of positions"
         lines += hung([Cell("same top token ", "bold")], text, room)
     return lines
 

@@ -80,13 +80,13 @@ app = typer.Typer(add_completion=False)
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
+                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
             ),
             (
-                "Some names, such as Q4_0 and Q2_K, are both a recipe and a type. With --quant, "
-                "they mean the recipe if weightctl can detect the role of each tensor, and the "
-                "type otherwise. A recipe can store some tensors in another type. With "
-                "--tensor-type, they mean the type."
+                "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
+                "a name means the recipe, which can store some tensors in other types; if the "
+                "model family cannot be detected, it means the type. With --tensor-type, it always "
+                "means the type."
             ),
             (
                 "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
@@ -135,8 +135,8 @@ def convert(
         typer.Option(
             metavar="RECIPE",
             help="Quantize matrices with a llama.cpp recipe (such as Q4_K_M), to a single type "
-            "(such as Q4_K), or with your own recipe in a .toml file. Recipes and types are "
-            "listed below.",
+            "(such as Q4_K), or with your own recipe in a .toml file. `weightctl help convert` "
+            "lists recipes and types.",
             rich_help_panel=_TYPES,
             autocompletion=complete_quant_types,
         ),
@@ -194,9 +194,9 @@ def convert(
         Names,
         typer.Option(
             "--names",
-            help="Naming convention of the tensor names, config and tokenizer. gguf: as in GGUF "
-            "files; hf: as in Hugging Face models; keep: as in MODEL; auto: gguf if OUT is a GGUF "
-            "file, hf if OUT is a directory, keep otherwise.",
+            help="Naming convention of the output, for tensor names, config and tokenizer. gguf: "
+            "as in GGUF files; hf: as in Hugging Face models; keep: as in MODEL; auto: gguf if OUT "
+            "is a GGUF file, hf if OUT is a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
@@ -216,8 +216,8 @@ def convert(
             "--rename",
             metavar="REGEX=NEW|FILE",
             help="Rename input tensors: replace each match of REGEX in a name with NEW, or apply "
-            "the rules in a TOML file. The first matching rule decides. --include, --exclude and "
-            "--tensor-type match the new names. Repeatable.",
+            "the rules in a TOML file. The first matching rule decides. Names are replaced before "
+            "--names translates them. Repeatable.",
             rich_help_panel=_CONTENT,
         ),
     ] = None,
@@ -254,7 +254,8 @@ def convert(
         typer.Option(
             "--align",
             metavar="BYTES",
-            help="Start each tensor at a multiple of BYTES, a power of two.",
+            help="Start each tensor at a multiple of BYTES, a power of two of at least 8. In "
+            "safetensors, only the data section as a whole is aligned.",
             rich_help_panel=_FILES,
         ),
     ] = None,

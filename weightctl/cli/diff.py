@@ -91,8 +91,8 @@ def diff(
         bool,
         typer.Option(
             "--values",
-            help="Compare values, and ignore differences in type. The largest changes are listed "
-            "first.",
+            help="Compare values, and ignore differences in type. The largest differences are "
+            "listed first.",
         ),
     ] = False,
     anonymous: Anonymous = False,

@@ -130,13 +130,16 @@ def ls(
         bool,
         typer.Option(
             "--scan",
-            help="List findings in pickles: dangerous globals (functions and classes that can run "
-            "code), unknown globals, and data that cannot be scanned. No code is run. Exit "
-            "with 1 if there are findings.",
+            help="List findings in pickles: globals (functions and classes) that are dangerous "
+            "because they can run code, unknown globals, and data that cannot be scanned. No code "
+            "is run. Exit with 1 if there are findings.",
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --scan, also list known globals.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="With --scan, also list known globals, which are harmless."
+        ),
     ] = False,
     allow: Annotated[
         list[str] | None,
@@ -169,8 +172,8 @@ def ls(
 ) -> None:
     """List the contents of checkpoints: tensors, shapes, types and sizes.
 
-    Layers with the same tensor names, shapes and types are shown as one entry. Without --hash, only
-    headers are read, so the time does not depend on the file size.
+    Layers with the same tensor names, shapes and types are shown as one entry. Without --hash and
+    --scan, only headers are read, so the time does not depend on the file size.
     """
     del anonymous  # its callback does all
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
@@ -214,8 +217,9 @@ def _refuse_contradictions(asked: _Asked) -> None:
     )  # fmt: skip
     if asked.scan and any(others):
         raise WeightctlError(
-            "--scan reads pickles only, so options about tensors do not apply",
-            hint="use it with --json, -q, -v, --allow, --allow-file and --sarif only",
+            "--scan lists the globals of pickles, not tensors: it cannot be combined with --depth, "
+            "--flat, -l, --sort, --hash, --meta, --values, --include or --exclude",
+            hint="leave out --scan, or the other options",
         )
     if asked.depth is not None and asked.is_flat:
         raise WeightctlError(

@@ -108,9 +108,9 @@ Include = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GLOB",
-        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*'. The "
-        "wildcard * matches any characters, including dots. [0-27] matches any number from 0 to "
-        "27. Repeatable.",
+        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*' "
+        "('blk.[0-27].*' for GGUF). The wildcard * matches any characters, including dots. [0-27] "
+        "matches any number from 0 to 27. Repeatable.",
         autocompletion=complete_tensor_names,
     ),
 ]
@@ -157,8 +157,8 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Have workers do the work: processes:N for N processes on this machine, or "
-        "dask://HOST:PORT for the workers of a Dask cluster. -j and --mem then apply to each "
+        help="Divide the work among workers: processes:N for N processes on this machine, or "
+        "dask://HOST:PORT for the workers of a Dask cluster. Limits such as -j then apply to each "
         "worker, and -j is 1 by default.",
     ),
 ]

@@ -196,7 +196,7 @@ def _substitutes(plan: Plan) -> Iterator[str]:
         counts = Counter(f"{item.info.encoding} instead of {item.asked}" for item in substituted)
         made = ", ".join(f"{count} {change}" for change, count in counts.most_common())
         yield (
-            f"fallback types, where rows are not a multiple of the block size: {made} "
+            f"fallback types, where the row length is not a multiple of the block size: {made} "
             f"({share:.1f} % of the parameters)"
         )
 

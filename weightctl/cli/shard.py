@@ -89,8 +89,8 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The checkpoint to read; with --gather, the directory of the shards. Each is a "
-            "path or a URL.",
+            help="The path or URL of the checkpoint to read; with --gather, of the directory of "
+            "the shards.",
             callback=locate,
         ),
     ],
@@ -138,9 +138,9 @@ def shard(
         typer.Option(
             "--plan",
             metavar="FILE",
-            help="Split tensors by the rules in a TOML file, each of the form REGEX = STRATEGY. "
-            "Tensors that match no rule are split by the rules of the model family, or replicated "
-            "if the family is not supported.",
+            help="Split tensors by the rules in a TOML file: a table [tensors] with lines of the "
+            "form 'REGEX' = 'STRATEGY'. Tensors that match no rule are split by the rules of the "
+            "model family, or replicated if the family is not supported.",
             rich_help_panel=_CUT,
         ),
     ] = None,
@@ -165,7 +165,8 @@ def shard(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Write FORMAT (safetensors or gguf). [default: the format of MODEL]",
+            help="Write FORMAT (safetensors or gguf). [default: gguf if MODEL is GGUF, else "
+            "safetensors]",
             rich_help_panel=_FILES,
             autocompletion=_formats,
         ),
@@ -192,7 +193,7 @@ def shard(
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather reads from the manifest how the tensors are split")
+        _refuse(given, "--gather", "it reads from the manifest how the tensors are split")
         gather_into(
             path,
             require_out(out, "--gather DIR OUT"),
@@ -208,7 +209,7 @@ def shard(
         return
     if tensor == _AUTO:
         given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto writes nothing: it lists which N work for --layout ranks")
+        _refuse(given, "--tp auto", "it writes nothing, and lists which N work for --layout ranks")
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
@@ -250,8 +251,11 @@ def _rules(path: str | None) -> CutRulesLike | None:
     return None if path is None else read_rules(path)
 
 
-def _refuse(given: Mapping[str, object], why: str) -> None:
+def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
     """Raise `ConversionError` if an option is given that has no effect here."""
     names = [name for name, value in given.items() if value is not None]
     if names:
-        raise ConversionError(why, hint=f"remove {' and '.join(names)}")
+        options = " and ".join(names)
+        raise ConversionError(
+            f"{action} cannot be combined with {options}: {why}", hint=f"remove {options}"
+        )

@@ -179,7 +179,7 @@ def verify(
             "--max-rmse",
             metavar="X",
             help="Report a problem for each tensor whose relative RMSE is above X; 0.1 means 10 %. "
-            "[default: the error expected for the tensor's type]",
+            "[default: about 3 times the error expected for the tensor's type]",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -216,9 +216,9 @@ def verify(
     The checks cover the files, every tensor value, the tensor names and the metadata. Then the
     model runs on a sample text; this step requires torch.
 
-    With --against, each tensor and each layer is compared with those of another checkpoint, even if
-    formats, names and types differ. Without --against, swapped or slightly wrong weights cannot be
-    detected. In the output, A is MODEL and B is OTHER.
+    With --against, each tensor and each layer is compared with its counterpart in another
+    checkpoint, even if the formats, tensor names and tensor types differ. Without --against,
+    swapped or slightly wrong weights cannot be detected. In the output, A is MODEL and B is OTHER.
     """
     del anonymous  # its callback does all
     limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}

@@ -1,7 +1,7 @@
-"""Values to the bytes of every encoding and back, and from one encoding to another.
+"""Encoding and decoding of values, and conversion between encodings.
 
-The NumPy modules beside this one are the definition of each encoding. Where a compiled kernel gives
-the same bytes faster, it does the work.
+The NumPy modules of this package define each encoding. A compiled kernel is used where it gives the
+same bytes faster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def codec(encoding: Encoding) -> Codec:
 
 
 class Transcoded(NamedTuple):
-    """The bytes of a new encoding, and the loss: None if the conversion `is_exact`."""
+    """The bytes in the new encoding, and the loss; it is None if the conversion `is_exact`."""
 
     raw: U8
     loss: Loss | None
@@ -61,11 +61,11 @@ def transcode(
     zero_nonfinite: bool = False,
     out: U8 | None = None,
 ) -> Transcoded:
-    """Turn rows of one encoding into rows of another.
+    """Convert rows of one encoding to another.
 
     `raw` and the result have shape (rows, bytes per row). The result is `out` if that is given;
     `out` must be contiguous and must not share memory with `raw`. `importance` is one weight per
-    column, or None. Values without blocks are rounded once, to nearest even. If one side is a block
+    column, or None. Plain values are rounded once, to nearest even. If one side is a block
     encoding, values are converted to float32 first, as in ggml, and the loss is relative to that.
     Overflows are always counted; the rest of the loss is measured only with `measure`. Raises
     `NonFiniteError` if a block encoding cannot hold a value: one that overflows the scale, a NaN or

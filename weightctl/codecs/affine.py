@@ -26,7 +26,7 @@ def _fit(x: F32, weights: F32 | None, most: int) -> tuple[U8, dict[str, F32]]:
 
 def _round(x: F32, most: int) -> tuple[U8, F32, F32]:
     """Return levels (r, b, 32), scales and mins (r, b): ggml's `quantize_row_q4_1_ref`."""
-    # The first least number: of a 0 and a -0 that one.
+    # The first minimum: of a 0 and a -0, the one that comes first.
     low = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)
     spread = x.max(axis=2, keepdims=True) - low
     # Adding 0 turns -0, the spread of zeros of both signs, into 0.

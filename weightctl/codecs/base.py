@@ -1,4 +1,4 @@
-"""The protocol of codecs, and the record of a block type's codec, with its loop over tiles."""
+"""The protocol of codecs, and the codec of a block type, which processes tiles of blocks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """IQ4_NL and IQ4_XS: values in 4 bits each, at sixteen uneven levels times a scale.
 
-IQ4_NL has 32 values and one scale; IQ4_XS 256 values in eight sub-blocks of 32. A sub-block of
-IQ4_XS whose scale overflows to NaN, as it does where its values are beyond 1e17, becomes zeros;
-ggml's does too.
+IQ4_NL has 32 values and one scale; IQ4_XS has 256 values in eight sub-blocks of 32. A sub-block of
+IQ4_XS whose scale overflows to NaN, as for values beyond 1e17, becomes zeros, as in ggml.
 
-Arrays of the search have shape (32, lanes), a block of 32 values in each lane, and each lane does
-ggml's float32 operations in ggml's order, as in `scale_search`.
+Arrays of the search have shape (32, lanes), with a block of 32 values in each lane, and each lane
+does ggml's float32 operations in ggml's order, as in `scale_search`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MIDPOINTS = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
 def _find_nearest(values: F32) -> U8:
-    """Return the indices of the nearest levels; the upper of two equally near, 15 for NaN."""
+    """Return the indices of the nearest levels; the upper one in a tie, and 15 for NaN."""
     level = np.full(values.shape, 15, np.uint8)
     for midpoint in _MIDPOINTS:
         level -= values < midpoint
@@ -42,7 +41,7 @@ def _find_nearest(values: F32) -> U8:
 
 
 def _fit_scale(x: F32, weights: F32) -> F32:
-    """Return the scale for each lane, so that `x` is near to the scale times levels.
+    """Return a scale for each lane such that `x` is near the scale times levels.
 
     Tries the peak at 127, then at -134, -133 ... -120, fits a scale to the levels of each trial by
     weighted least squares, and uses the scale with the least error. The scale of a lane of
@@ -146,8 +145,8 @@ def _decode_xs(block: NDArray[np.void], out: F32) -> None:
 
 # ggml's `block_iq4_nl`.
 IQ4_NL = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 32, _encode_nl, _decode_nl)
-# ggml's `block_iq4_xs`. A sub-block's scale has 6 bits, 32 more than its value: the low four are in
-# `low`, those of an even sub-block below those of the next, the high two in `high` from bit 0 on.
+# ggml's `block_iq4_xs`. The scale of a sub-block is stored in 6 bits, plus 32. The low four bits
+# are in `low`, two sub-blocks per byte, the even one first; the high two are in `high`, from bit 0.
 IQ4_XS = BlockCodec(
     np.dtype([("scale", "<f2"), ("high", "<u2"), ("low", "u1", 4), ("q", "u1", (8, 16))]),
     256,

@@ -1,4 +1,4 @@
-"""Codecs whose work the compiled kernels do; each gives the bytes of its NumPy definition."""
+"""Codecs that use compiled kernels; each gives the same bytes as its NumPy definition."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def transcode_in_one_pass(
 ) -> tuple[U8, Loss | None]:
     """Return the result of `transcode_arrays` for rows that are not empty, in `out` if given.
 
-    Raises `NonFiniteError` as that does.
+    Raises `NonFiniteError` in the same cases.
     """
     rows, width = raw.shape
     columns = width // source.size * source.block

@@ -1,4 +1,4 @@
-"""The NumPy definition of each encoding: ours, or that of the `gguf` package for decoding."""
+"""The NumPy definition of each encoding, from this package or, to decode only, from `gguf`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def definition(encoding: Encoding) -> Codec:
 
 
 def can_encode(encoding: Encoding) -> bool:
-    """Whether numbers can be turned into this encoding."""
+    """Whether values can be encoded in this encoding."""
     return encoding.codec != "" or encoding.dtype is not None
 
 
 def can_decode(encoding: Encoding) -> bool:
-    """Whether this encoding can be turned into numbers."""
+    """Whether this encoding can be decoded to values."""
     return can_encode(encoding) or (encoding.name in _DECODED and encoding.is_known)
 
 

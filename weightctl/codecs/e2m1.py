@@ -1,11 +1,11 @@
 """MXFP4 and NVFP4: values as 4-bit floats (E2M1) times a scale.
 
-A code is a sign bit above the three bits of 0, 0.5, 1, 1.5, 2, 3, 4 or 6. As in ggml, values are
-counted in halves here, 0 to 12, and scales are half of what they are called elsewhere.
+A code is a sign bit above a three-bit code for 0, 0.5, 1, 1.5, 2, 3, 4 or 6. As in ggml, values are
+counted in halves here, 0 to 12, and scales are half of their usual value.
 
-MXFP4 has 32 values times one power of two (E8M0). Where all magnitudes are below 2**-125 the
-exponent is 0, the least. ggml has no defined result there: it converts a negative number to a byte,
-and writes exponents such as 255, which is NaN.
+MXFP4 has 32 values times one power of two (E8M0). If all magnitudes are below 2**-125, the exponent
+is 0, the smallest. ggml has no defined result there: it converts a negative number to a byte, and
+writes exponents such as 255, which is NaN.
 
 NVFP4 has 64 values in four sub-blocks with 8-bit scales (E4M3, unsigned). ggml's blocks have no
 scale for the whole tensor: values beyond 2688 (6 times 448) become 2688. Values that are millions
@@ -60,21 +60,21 @@ def _restore(q: U8, scale: F32, out: F32) -> None:
 
 
 def _encode_mx(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
-    """Fill blocks of MXFP4; as in ggml's `quantize_mxfp4`, `importance` changes nothing."""
+    """Fill blocks of MXFP4; as in ggml's `quantize_mxfp4`, `importance` has no effect."""
     exponent = _choose_exponents(np.maximum(x.max(axis=2), -x.min(axis=2)))
     block["exponent"] = exponent
     block["q"] = pack_pairs(_find_nearest(x, _half_powers(exponent)))
 
 
 def _choose_exponents(peak: F32) -> U8:
-    """Return E8M0 exponents that bring peaks to 4 to 8; the largest value of E2M1 is 6."""
-    # ggml takes the floor of a float32: just below a power of two it has been rounded up to that.
+    """Return E8M0 exponents that scale the peak to 4 to 8; the largest value of E2M1 is 6."""
+    # ggml takes the floor of a float32: just below a power of two, that is rounded up first.
     logarithm = np.log2(peak.astype(np.float64)).astype(np.float32)
     return np.clip(np.floor(logarithm) + np.float32(127 - 2), 0, 255).astype(np.uint8)
 
 
 def _half_powers(exponent: U8) -> F32:
-    """Return half of what E8M0 exponents represent; as in ggml, 255 is not a NaN."""
+    """Return half of the values of E8M0 exponents; as in ggml, 255 is not NaN."""
     return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128)
 
 
@@ -83,7 +83,7 @@ def _decode_mx(block: NDArray[np.void], out: F32) -> None:
 
 
 def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
-    """Fill blocks of NVFP4; as in ggml's `quantize_nvfp4`, `importance` changes nothing."""
+    """Fill blocks of NVFP4; as in ggml's `quantize_nvfp4`, `importance` has no effect."""
     sub_blocks = x.reshape(*block.shape, 4, 16)
     peak: F32 = np.maximum(sub_blocks.max(axis=3), -sub_blocks.min(axis=3))
     scales = _round_scales(peak / np.float32(6))
@@ -92,12 +92,12 @@ def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
 
 
 def _round_scales(values: F32) -> U8:
-    """Return values >= 0 as E4M3, half rounded up, as ggml's `ggml_fp32_to_ue4m3` does it.
+    """Return values >= 0 as E4M3, half rounded up, as ggml's `ggml_fp32_to_ue4m3` does.
 
-    Values of 248 or more become 448, although E4M3 has numbers between these.
+    Values of 248 or more become 448, although E4M3 has values between these.
     """
     bits = values.view(np.uint32)
-    # The exponent and three bits of the mantissa in one: what they round up to carries over.
+    # The exponent and three bits of the mantissa together, so that rounding up carries over.
     rounded = (bits >> np.uint32(19)) + np.uint32(1) >> np.uint32(1)
     normal = np.minimum(rounded.astype(np.int32) - (127 - 7 << 3), 15 << 3)
     tiny = np.minimum(values * np.float32(512) + np.float32(0.5), np.float32(7)).astype(np.int32)
@@ -107,7 +107,7 @@ def _round_scales(values: F32) -> U8:
 
 
 def _half_scales(scales: U8) -> F32:
-    """Return half of what unsigned E4M3 represent; their top bit changes nothing, and 0x7F is 0."""
+    """Return half of the values of unsigned E4M3; the top bit is ignored, and 0x7F is 0."""
     exponent = (scales >> np.uint8(3) & np.uint8(15)).astype(np.int32)
     mantissa = (scales & np.uint8(7)).astype(np.float32)
     normal = np.ldexp(mantissa + np.float32(8), exponent - 11)

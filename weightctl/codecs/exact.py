@@ -18,7 +18,7 @@ __all__ = ["holds_all", "is_exact"]
 
 
 class _Range(NamedTuple):
-    """The range of a type: bits of the significand, smallest positive and largest value."""
+    """The range of a type: significand bits, smallest positive value and largest value."""
 
     precision: int
     least: float
@@ -27,9 +27,9 @@ class _Range(NamedTuple):
 
 @cache
 def is_exact(source: Encoding, target: Encoding) -> bool:
-    """Whether another encoding can hold every value of one, or refuses the value.
+    """Whether a conversion keeps all values exactly, or raises an error for those it cannot.
 
-    The numbers of a block encoding are float32.
+    The values of a block encoding are float32.
     """
     if source == target:
         return True
@@ -56,13 +56,13 @@ def _range(dtype: DType) -> _Range:
         whole = np.iinfo(dtype.value)
         # The only value with one more bit, such as -128 for int8, is a power of two.
         return _Range(int(whole.max).bit_length(), 1, -float(whole.min) or float(whole.max))
-    limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
+    limits: Any = ml_dtypes.finfo  # has no annotations
     found = limits(numpy_dtype(dtype))
     return _Range(found.nmant + 1, float(found.smallest_subnormal), float(found.max))
 
 
 def holds_all(source: Encoding, target: Encoding) -> bool:
-    """Whether another encoding can hold every value of one exactly."""
+    """Whether `target` can hold every value of `source` exactly."""
     before, after = source.dtype, target.dtype
     if before is not None and after is not None and before.is_integer and after.is_integer:
         low, high = _integer_limits(before)

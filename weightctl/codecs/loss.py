@@ -1,4 +1,4 @@
-"""The loss of a conversion, and its measuring."""
+"""The loss of a conversion, and its measurement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loss:
 
     @classmethod
     def from_counts(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
-        """Return the loss of a conversion if only its overflows were counted."""
+        """Return the loss of a conversion whose errors were not measured, only counted."""
         return cls(count, overflows, 0, nan, nan, nonfinite)
 
     def __add__(self, other: Loss) -> Loss:
@@ -58,7 +58,7 @@ class Loss:
 
     @property
     def relative_rmse(self) -> float:
-        """The root of `squared_error` over `squares`: 0 for no error, 1 where all became zero."""
+        """The root of `squared_error / squares`: 0 for no error, 1 if all values became zero."""
         if self.squares == 0:
             # All values are zero, or their squares are too small even for float64.
             return float(self.underflows > 0 or self.squared_error > 0)
@@ -68,15 +68,15 @@ class Loss:
 def sum_squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:
     """Return the sums of squares of `numbers` and of their differences from `held`, shape (n,).
 
-    Their relative error is at most 1e-6 for values of any size. They are not finite if a value is
-    not finite. `held` is overwritten.
+    The relative error of the sums is at most 1e-6 for values of any size. The sums are not finite
+    if a value is not finite. `held` is overwritten.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         error = np.subtract(numbers, held, out=held)
         return _sum_of_squares(numbers), _sum_of_squares(error)
 
 
-# From this mean square on, squares that float32 cannot hold (below 2**-126) are negligible.
+# Above this mean square, squares that float32 cannot hold (below 2**-126) are negligible.
 _LEAST_MEAN = 2.0**-100
 
 
@@ -87,8 +87,8 @@ def _sum_of_squares(x: F32) -> float:
     return _sum_in_chunks(x.astype(np.float64))
 
 
-# Numbers at a time: few enough that rounding errors do not add up, and that no BLAS starts threads
-# of its own for them.
+# Values per chunk: few enough that rounding errors do not accumulate, and that BLAS does not start
+# threads for them.
 _CHUNK = 4096
 
 
@@ -100,12 +100,12 @@ def _sum_in_chunks(x: F32 | F64) -> float:
 
 
 _TILE = 1 << 15
-# Float64 can hold the sum of 10**28 squares of numbers up to this one.
+# Float64 can hold the sum of 10**28 squares of values up to this size.
 _MOST = 1e140
 
 
 def measure_loss(numbers: Numbers, made: Numbers) -> Loss:
-    """Return the loss of numbers of any type that became `made`, both of shape (n,)."""
+    """Return the loss of values of any type that became `made`, both of shape (n,)."""
     total = Loss(0)
     for start in range(0, numbers.size, _TILE):
         tile = slice(start, start + _TILE)

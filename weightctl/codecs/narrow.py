@@ -1,7 +1,7 @@
-"""Float32 from narrower floats and back, in whole-array arithmetic.
+"""Conversion between float32 and narrower floats, in whole-array arithmetic.
 
-`scalar.convert` is the definition; NumPy and ml_dtypes take three to nine nanoseconds for a number,
-this one or two.
+`scalar.convert` is the definition. NumPy and ml_dtypes need three to nine nanoseconds per value,
+this module one or two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LAYOUTS", "narrow", "widen"]
 
 
 class FloatLayout(NamedTuple):
-    """A float type: bits of the significand that it stores, least exponent, largest number."""
+    """A float type: stored significand bits, smallest exponent and largest value."""
 
     stored: int
     least: int
@@ -59,12 +59,12 @@ def widen(numbers: NDArray[Any], out: F32 | None = None) -> F32:
 
 @lru_cache
 def _values(kind: np.dtype[Any]) -> F32:
-    """Return the value of each code of a type."""
+    """Return the value of each bit pattern of a type."""
     codes = np.arange(1 << 8 * kind.itemsize, dtype=f"u{kind.itemsize}")
     with np.errstate(invalid="ignore"):
         values: F32 = codes.view(kind).astype(np.float32)
     if kind == np.float16:
-        # This is what processors do; NumPy may leave a signalling NaN unchanged.
+        # This is what processors do; NumPy may leave a signaling NaN unchanged.
         values.view(np.uint32)[np.isnan(values)] |= np.uint32(1 << 22)
     return values
 
@@ -72,11 +72,11 @@ def _values(kind: np.dtype[Any]) -> F32:
 def narrow(
     numbers: F32, dtype: DType, out: NDArray[Any], space: Sequence[NDArray[np.uint32]]
 ) -> F32:
-    """Fill `out` with numbers rounded to nearest even, and return what it then holds as float32.
+    """Fill `out` with values rounded to nearest even, and return the rounded values as float32.
 
-    `out` has the shape (n,) of `numbers`, as have the four arrays where the work is done. To
-    bfloat16 any number may go; no other type of `LAYOUTS` takes one that is beyond its largest or
-    a NaN. Zeros that are returned have lost their sign.
+    `numbers`, `out` and the four arrays of `space` have shape (n,). bfloat16 accepts any value; the
+    other types of `LAYOUTS` accept neither NaN nor values beyond their largest. Zeros in the result
+    have lost their sign.
     """
     sign, power, sums, code = space
     held = sums.view(np.float32)
@@ -88,17 +88,18 @@ def narrow(
     dropped = 23 - stored
     width = 8 * out.itemsize
     bits = numbers.view(np.uint32)
-    # Each number is added to a power of two so much larger that the sum's last bit is the last that
-    # the type keeps: the addition itself rounds. Subnormal numbers all have the same power.
+    # Add to each value a power of two that is so much larger that the last bit of the sum is the
+    # last bit that the type keeps: the addition itself rounds. All subnormal values use the same
+    # power.
     np.bitwise_and(bits, _EXPONENT, out=power)
     np.maximum(power, np.uint32(least + 127 << 23), out=power)
     power += np.uint32(dropped << 23)
     np.bitwise_and(bits, _SIGN, out=sign)
     power |= sign
     np.add(numbers, power.view(np.float32), out=held)
-    # The sum ends in the significand with its leading one, and begins with an exponent. That is
-    # brought down to where the leading one stands, which adds the one that an exponent of normal
-    # numbers has over that of subnormal ones.
+    # The sum has an exponent, and a significand whose last bits include the leading one. Shift the
+    # exponent down to the position of the leading one: adding that one gives the difference between
+    # the exponents of normal and subnormal values.
     np.right_shift(sums, np.uint32(dropped), out=code)
     code += sums
     sign >>= np.uint32(32 - width)

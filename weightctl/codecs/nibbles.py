@@ -1,4 +1,4 @@
-"""Blocks of 32 values with levels of 4 or 5 bits, and how levels are packed in pairs.
+"""Blocks of 32 values with levels of 4 or 5 bits, and the packing of levels in pairs.
 
 Byte i of a block's `low` has the low four bits of the levels of elements i and i + 16. The fifth
 bit of element i, if there is one, is bit i of `high`, little endian.
@@ -27,11 +27,11 @@ _LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 class NibbleCodec(NamedTuple):
-    """The codec of such blocks.
+    """The codec of blocks of 32 values with levels of 4 or 5 bits.
 
-    `fit` takes values of shape (r, b, 32), and their weights or None; it returns levels of that
-    shape, and what each field of scales holds, shape (r, b). `restore` fills an array of shape
-    (r, b, 32) from levels of that shape and their blocks, shape (r, b).
+    `fit` takes values of shape (r, b, 32), and their weights or None; it returns levels of the same
+    shape, and the content of each scale field, shape (r, b). `restore` fills an array of shape (r,
+    b, 32) from levels of that shape and their blocks, shape (r, b).
     """
 
     block_dtype: np.dtype[np.void]
@@ -41,8 +41,8 @@ class NibbleCodec(NamedTuple):
     def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
         """Fill `out` with the blocks of `rows`: the bytes of ggml's `quantize_...`.
 
-        ggml weights a value by the importance of its column, and by its own size beside that of its
-        whole row.
+        As in ggml, the weight of a value depends on the importance of its column and on its square
+        plus the mean square of the row.
         """
         blocks = out.view(self.block_dtype)
         x = rows.reshape(*blocks.shape, 32)
@@ -76,7 +76,7 @@ def _pack(level: U8, scales: dict[str, F32], block: NDArray[np.void]) -> None:
 def _unpack(
     blocks: NDArray[np.void], out: F32
 ) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8], F32]]:
-    """Yield blocks (r, b), their levels (r, b, 32), and where their values go, the same shape.
+    """Yield blocks (r, b), their levels (r, b, 32), and views of `out` of the same shape.
 
     Together they cover `blocks`, shape (r, n // 32), and `out`, shape (r, n).
     """
@@ -88,7 +88,7 @@ def _unpack(
             level <<= 4
         else:
             level = np.zeros((*part.shape, 32), np.uint8)
-        # Sixteen low bits are two words here, and each word is one of a long column.
+        # The low bits are processed as two 64-bit words per block.
         low, words = part["low"].view(np.uint64), level.view(np.uint64)
         for i in range(2):
             words[..., i] |= low[..., i] & _LOW
@@ -97,7 +97,7 @@ def _unpack(
 
 
 def pack_pairs(level: U8) -> U8:
-    """Return the bytes (..., n / 2) of 4-bit levels (..., n): i and, high, i + n / 2 in byte i."""
+    """Return the bytes (..., n / 2) of 4-bit levels (..., n): byte i has i and, high, i + n / 2."""
     half = level.shape[-1] // 2
     both: U8 = level[..., :half] | level[..., half:] << np.uint8(4)
     return both

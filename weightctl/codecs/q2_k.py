@@ -22,7 +22,7 @@ __all__ = ["Q2_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    """Store scales, and return levels, as ggml's `quantize_q2_K` does."""
+    """Store the scales, and return the levels, as ggml's `quantize_q2_K` does."""
     x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         found, scale, low = fit_scale_and_min(
@@ -46,7 +46,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
 def _round_to_greatest(values: F32) -> tuple[U8, F32]:
     """Return levels (16, b) and the scale (b,) at which the greatest of (16, b) has level 15.
 
-    A negative value has a level that wraps around as a byte does, as in ggml.
+    For a negative value, the level wraps around like a byte, as in ggml.
     """
     greatest = np.zeros(values.shape[1], np.float32)
     for row in values:

@@ -24,7 +24,7 @@ __all__ = ["Q3_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    """Store scales, and return levels, as ggml's `quantize_q3_K` does."""
+    """Store the scales, and return the levels, as ggml's `quantize_q3_K` does."""
     x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         level, scale = _descend(x)
@@ -49,9 +49,10 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
 def _descend(x: F32) -> tuple[F32, F32]:
     """Find levels -4..3 and a scale such that `x`, shape (16, lanes), is near `scale * level`.
 
-    Returns the levels plus 4, and the scale of each lane; both are 0 where numbers are negligible.
-    Starts with the scale that puts the number of largest magnitude at -4 and changes single levels
-    while that raises the correlation, five times over. Mirrors ggml's `make_q3_quants`.
+    Returns the levels plus 4, and the scale of each lane; both are 0 for a lane of negligible
+    values. Starts with the scale that puts the value of largest magnitude at -4, and changes single
+    levels while that raises the correlation, in at most five passes. Mirrors ggml's
+    `make_q3_quants`.
     """
     peak = first_peak(x)
     weights = x * x

@@ -18,7 +18,7 @@ __all__ = ["Q6_K"]
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
-    """Store scales, and return levels, as ggml's `quantize_q6_K` does."""
+    """Store the scales, and return the levels, as ggml's `quantize_q6_K` does."""
     x = sub_blocks.arrange_lanes(rows)
     if importance is None:
         weights = x * x

@@ -19,7 +19,7 @@ _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 
 def _encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
-    """Fill blocks as ggml's `quantize_row_q8_0_ref`; as there, `importance` changes nothing."""
+    """Fill blocks as ggml's `quantize_row_q8_0_ref` does; `importance` has no effect."""
     magnitude = np.abs(x)
     peak = np.take_along_axis(magnitude, magnitude.argmax(axis=2, keepdims=True), axis=2)
     scale = peak / np.float32(127)

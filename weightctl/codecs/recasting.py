@@ -1,4 +1,4 @@
-"""Conversions of plain numbers to a type that cannot hold them all, and their loss."""
+"""Conversion of plain values to a type that cannot hold all of them, and its loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["recast"]
 
-# Numbers at a time: few enough that the arrays at work stay in cache, and enough that the
-# interpreter's share of the time, which threads cannot have at once, is small.
+# Values per tile: few enough that the work arrays stay in cache, and enough that the interpreter,
+# which only one thread uses at a time, takes a small part of the time.
 _TILE = 1 << 17
 
 
 def recast(numbers: Numbers, dtype: DType, *, measure: bool) -> tuple[Numbers, Loss]:
-    """Return what `scalar.convert` makes of numbers, and the loss: all of it with `measure`."""
+    """Return the result of `scalar.convert` and the loss, which is complete with `measure`."""
     if dtype not in LAYOUTS or numbers.dtype.kind not in "fV" or numbers.itemsize > 4:
         made = convert(numbers, dtype)
         return made, _measure(numbers.reshape(-1), made.reshape(-1), measure=measure)
@@ -49,11 +49,11 @@ def recast(numbers: Numbers, dtype: DType, *, measure: bool) -> tuple[Numbers, L
 def _narrow(
     numbers: F32, dtype: DType, out: Numbers, space: list[NDArray[np.uint32]], *, measure: bool
 ) -> Loss | None:
-    """Fill `out` and return the loss; None if some numbers are too large or not finite."""
-    # Of bfloat16 the sums tell, where there are any.
+    """Fill `out` and return the loss; None if a value is too large or not finite."""
+    # For bfloat16, the sums of squares reveal such values if they are measured.
     if dtype is not DType.bfloat16 or not measure:
         greatest = max(numbers.max(), -numbers.min())
-        if not greatest <= LAYOUTS[dtype].largest:  # nor is a NaN
+        if not greatest <= LAYOUTS[dtype].largest:  # also true for NaN
             return None
     held = narrow(numbers, dtype, out, space)
     if not measure:
@@ -68,7 +68,7 @@ def _narrow(
 
 
 def _measure(numbers: Numbers, made: Numbers, *, measure: bool) -> Loss:
-    """Return the loss of numbers of any type, shape (n,), that became `made`."""
+    """Return the loss of values of any type, shape (n,), that became `made`."""
     if measure:
         return measure_loss(numbers, made)
     return Loss.from_counts(numbers.size, overflow(numbers, made))

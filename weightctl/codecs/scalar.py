@@ -1,4 +1,4 @@
-"""Plain numbers: every `DType` as a NumPy type, and conversions that round once."""
+"""Plain values: each `DType` as a NumPy type, and conversions that round once."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _CLIP = "clip the values first, or use a wider dtype"
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the NumPy type of a `DType`; those NumPy lacks come from `ml_dtypes`."""
+    """Return the NumPy type of a `DType`; `ml_dtypes` provides those that NumPy does not have."""
     made: np.dtype[Any] = np.dtype(_ML_DTYPES.get(dtype, dtype.value))
     return made
 
 
 def unpack(raw: U8, dtype: DType) -> Numbers:
-    """Return the numbers stored in bytes: a view, but for float4, which stores two in a byte."""
+    """Return the values in bytes: a view, except for float4, which stores two values per byte."""
     if dtype is not DType.float4_e2m1fn:
         return raw.view(numpy_dtype(dtype))
     nibbles = np.stack([raw & 15, raw >> 4], axis=-1)
@@ -58,9 +58,9 @@ def unpack(raw: U8, dtype: DType) -> Numbers:
 
 
 def pack(numbers: Numbers) -> U8:
-    """Return the bytes that store numbers: a view, but for float4.
+    """Return the bytes that store values: a view, except for float4.
 
-    Raises `EncodingError` for rows of an odd number of float4.
+    Raises `EncodingError` for float4 rows with an odd number of elements.
     """
     raw = np.ascontiguousarray(numbers).view(np.uint8)
     if numbers.dtype != _PACKED:
@@ -75,13 +75,13 @@ def pack(numbers: Numbers) -> U8:
 
 
 def convert(numbers: Numbers, dtype: DType) -> Numbers:
-    """Round numbers to another type, once and to nearest even.
+    """Convert values to another type, rounded once, to nearest even.
 
-    What is too large becomes an infinity where the type has one, and the largest finite number of
-    its sign where it has none (float8_e4m3fn, the fnuz forms, float4); `overflow` counts both. A
-    NaN stays one, and a signalling one of float16 becomes quiet. Raises `EncodingError` if numbers
-    with fractions would become integers, if an integer does not fit, for complex numbers, and for
-    what float8_e8m0fnu or float4 have nothing near to.
+    A value that is too large becomes infinity, or the largest finite value of its sign if the type
+    has no infinity (float8_e4m3fn, the fnuz types, float4); `overflow` counts both. NaN stays NaN,
+    and a signaling NaN from or to float16 becomes quiet. Raises `EncodingError` if floats would
+    become integers, if an integer does not fit, for complex types, and for values that
+    float8_e8m0fnu or float4 cannot represent.
     """
     target = numpy_dtype(dtype)
     if numbers.dtype == target:
@@ -112,9 +112,9 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
 
 
 def truncate(numbers: Numbers, dtype: DType) -> Numbers:
-    """Return floats as integers, without their fractions, or as truth values: not 0.
+    """Return floats as integers, rounded towards zero, or as bool: whether they are not 0.
 
-    Raises `EncodingError` for an integer that does not hold one of them, or NaN.
+    Raises `EncodingError` if the integer type cannot hold a value, or for NaN.
     """
     target = numpy_dtype(dtype)
     if dtype is DType.bool:
@@ -122,7 +122,8 @@ def truncate(numbers: Numbers, dtype: DType) -> Numbers:
         return made
     limits = np.iinfo(target)
     whole = np.trunc(numbers)
-    # The bounds as floats: one above the largest integer is exact where that itself is not.
+    # The bounds as floats: the largest integer plus 1 is exact even where the largest integer is
+    # not.
     fits = (whole >= float(limits.min)) & (whole < float(limits.max) + 1)
     if not fits.all():
         index = int((~fits).argmax())
@@ -134,7 +135,7 @@ def truncate(numbers: Numbers, dtype: DType) -> Numbers:
 
 
 def _make_quiet(numbers: Numbers, made: Numbers) -> None:
-    """Give NaNs that became float16 the bits that processors make; NumPy's own are not settled."""
+    """Give NaNs that became float16 the bits that processors set; NumPy's are not defined."""
     nan = np.isnan(numbers)
     if nan.any():
         bits = numbers[nan].astype(np.float32).view(np.uint32)
@@ -164,7 +165,7 @@ def _require_convertible(numbers: Numbers, dtype: DType) -> None:
 
 
 def _require_representable(numbers: F32, dtype: DType) -> None:
-    """Refuse NaN in float4, which has none, and all but positive numbers in float8_e8m0fnu."""
+    """Raise `EncodingError` for NaN in float4, and for values <= 0 in float8_e8m0fnu."""
     if dtype is DType.float4_e2m1fn:
         refused = np.isnan(numbers)
     elif dtype is DType.float8_e8m0fnu:
@@ -179,14 +180,14 @@ def _require_representable(numbers: F32, dtype: DType) -> None:
 
 
 def _largest(kind: np.dtype[Any]) -> float:
-    limits: Any = ml_dtypes.finfo  # ml_dtypes leaves it without types
+    limits: Any = ml_dtypes.finfo  # has no annotations
     return float(limits(kind).max)
 
 
 def _to_float64(numbers: Numbers) -> NDArray[np.float64]:
-    """Return float64 from which rounding to 24 bits or fewer is as from the integers."""
+    """Return integers as float64 values that round to 24 bits or fewer as the integers do."""
     if numbers.dtype.itemsize == 8:
-        # Where 53 bits do not do, the last twelve bits only matter in being all zero or not.
+        # Beyond 53 bits, it only matters whether the last twelve bits are all zero.
         is_large = (numbers >= 1 << 53) | (numbers <= -(1 << 53))
         rest = (numbers & 0xFFF != 0).astype(numbers.dtype)
         numbers = np.where(is_large, numbers >> 12 << 12 | rest << 11, numbers)
@@ -194,16 +195,17 @@ def _to_float64(numbers: Numbers) -> NDArray[np.float64]:
 
 
 def _round_to_odd(numbers: NDArray[np.float64]) -> F32:
-    """Return float32 from which a further rounding gives what one rounding would have given.
+    """Return float32 values that round to narrower types as the given values do.
 
-    An inexact result gets its last bit set (S. Boldo, G. Melquiond, "When double rounding is
-    odd", 2005).
+    The last bit of an inexact result is set (S. Boldo, G. Melquiond, "When double rounding is odd",
+    2005).
     """
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = numbers.astype(np.float32)
     back = nearest.astype(np.float64)
     inexact = np.isfinite(numbers) & (back != numbers)
-    # Step back towards zero where the rounding went away from it; infinities become the largest.
+    # If a value was rounded away from zero, take the float before it; infinity becomes the largest
+    # value.
     away = inexact & (np.abs(back) > np.abs(numbers))
     bits = nearest.view(np.uint32)
     bits = np.where(away, bits - np.uint32(1), bits)
@@ -211,34 +213,34 @@ def _round_to_odd(numbers: NDArray[np.float64]) -> F32:
 
 
 def overflow(numbers: Numbers, converted: Numbers) -> int:
-    """Count the numbers that were too large.
+    """Return the number of values that were too large.
 
-    These are the finite ones that became an infinity, and where a type has none, all that are
-    held at its largest number.
+    These are finite values that became infinity, or, in a type without infinity, all values that
+    exceed its largest value.
     """
     if converted.dtype.kind in "iub" or converted.dtype == np.float64:
         return 0
     is_wide = numbers.dtype == np.float64 or numbers.dtype.kind in "iub"
-    with np.errstate(invalid="ignore"):  # a signalling NaN, on arm64
+    with np.errstate(invalid="ignore"):  # a signaling NaN, on arm64
         wide = numbers.astype(np.float64 if is_wide else np.float32, copy=False)
     over = np.abs(wide) > _largest(converted.dtype)
     if over.any() and DType(converted.dtype.name) in HAS_INFINITY:
-        # A number between the largest and the next step may still round down to the largest.
+        # A value between the largest and the next step may still be rounded down to the largest.
         with np.errstate(invalid="ignore"):
             over &= np.isfinite(wide) & np.isinf(converted.astype(np.float64))
     return int(np.count_nonzero(over))
 
 
 class ScalarCodec:
-    """The codec of plain numbers of one type; the values pass through float32."""
+    """The codec of plain values of one type; values are converted through float32."""
 
     def __init__(self, dtype: DType) -> None:
         self._dtype = dtype
 
     def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG002
-        """Fill `out` with rows of float32 rounded to the type, as `convert` does."""
+        """Fill `out` with float32 rows rounded to the type, as `convert` does."""
         out[...] = pack(convert(rows, self._dtype))
 
     def decode(self, blocks: U8, out: F32) -> None:
-        """Fill `out` with the numbers stored in `blocks`."""
+        """Fill `out` with the values stored in `blocks`."""
         out[...] = convert(unpack(blocks, self._dtype), DType.float32)

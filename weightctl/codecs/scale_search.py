@@ -1,10 +1,10 @@
-"""The searches for scales that ggml's block encodings share, one block in each lane.
+"""Searches for scales that ggml's block encodings share, one block per lane.
 
 Arrays have shape (n, lanes): row `i` holds element `i` of every block. Each lane does ggml's
 float32 operations in ggml's order (sums run over the rows from first to last, no fused
-multiply-add), so that the levels and scales are ggml's own to the last bit; the lanes side by side
-are what makes it fast. Callers ignore floating point warnings: blocks of zeros or of huge numbers
-pass through here, and what comes out of a lane's infinities is what comes out in ggml.
+multiply-add), so that levels and scales equal ggml's to the last bit; processing many lanes at once
+makes it fast. Callers ignore floating-point warnings: blocks of zeros or of huge values are
+processed too, and infinities in a lane give the same result as in ggml.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ __all__ = [
     "sum_of_squares",
 ]
 
-# A float32 between 2**23 and 2**24 has its unit in the last bit of the mantissa, so that adding
-# this rounds to an integer (half to even) and leaves that integer, plus _HALF, in the mantissa.
+# In a float32 between 2**23 and 2**24 the last bit of the mantissa is worth 1. Adding this value
+# therefore rounds to an integer (half to even) and leaves that integer, plus _HALF, in the
+# mantissa.
 _ROUNDER = np.float32(1.5 * 2**23)
 _MANTISSA = np.int32(2**23 - 1)
 _HALF = np.int32(2**22)
 _EXPONENT = np.float32(2**23).view(np.int32)
 
-# Where all magnitudes are below this they count as zero: ggml's GROUP_MAX_EPS.
+# A block whose magnitudes are all below this counts as zero: ggml's GROUP_MAX_EPS.
 NEGLIGIBLE = np.float32(1e-15)
 
 
 def nearest_int(values: F32) -> NDArray[np.int32]:
-    """Return the nearest integers, half to even, as ggml's `nearest_int` has them.
+    """Return the nearest integers, half to even, as ggml's `nearest_int` does.
 
-    Beyond 2**22, and for NaN, they are whatever the mantissa then holds, there as here.
+    Beyond 2**22, and for NaN, the result is whatever the mantissa contains, as in ggml.
     """
     bits = (values + _ROUNDER).view(np.int32)
     bits &= _MANTISSA
@@ -52,10 +53,10 @@ def nearest_int(values: F32) -> NDArray[np.int32]:
 
 
 def clamp_levels(values: F32, least: int, most: int) -> F32:
-    """Round `values` in place to `nearest_int` held within `least` and `most`; return them.
+    """Round `values` in place as `nearest_int` does, clamp them, and return them.
 
-    The levels stay in float32, which is what the sums over them need: clamped as the integers in
-    the mantissas, they become floats again by putting the exponent back.
+    The limits are `least` and `most`. The levels stay in float32, as the sums over them need: the
+    integers in the mantissas are clamped, and become floats again when the exponent is restored.
     """
     values += _ROUNDER
     bits = values.view(np.int32)
@@ -81,7 +82,7 @@ def _total(terms: F32) -> F32:
 
 
 def first_peak(x: F32) -> F32:
-    """Return the first number of largest magnitude of each lane; a NaN counts as 0."""
+    """Return the first value of largest magnitude in each lane; NaN counts as 0."""
     peak = np.zeros(x.shape[1:], np.float32)
     greatest = np.zeros(x.shape[1:], np.float32)
     for row in x:
@@ -93,7 +94,7 @@ def first_peak(x: F32) -> F32:
 
 
 def _extremes(x: F32) -> tuple[F32, F32]:
-    """Return the first least and the first greatest number of each lane, as `<` and `>` see it."""
+    """Return the first minimum and the first maximum of each lane, compared with `<` and `>`."""
     low, high = x[0].copy(), x[0].copy()
     for row in x[1:]:
         np.copyto(low, row, where=row < low)
@@ -114,19 +115,19 @@ def fit_scale_and_min(
 ) -> tuple[F32, F32, F32]:
     """Find levels 0..`most`, a scale and a min >= 0 such that `x` is near `scale * level - min`.
 
-    Returns levels of the shape of `x`, (n, lanes), and the scale and min of each lane. Tries
-    the inverse scales `(first + step * i + most) / range` for i in 0..`steps`, fits scale and min
-    to the levels of each by weighted least squares, and keeps the one of least weighted squared
-    error, or with `magnitudes` (ggml's `use_mad`) error. Mirrors ggml's `make_qkx2_quants` and,
-    with `saturate`, its `make_qkx3_quants`. They differ where a range near 0 makes quotients that
-    no integer holds: the former takes what `nearest_int` makes of them, the latter the nearest
-    level, 0 for NaN.
+    Returns levels of the shape of `x`, (n, lanes), and the scale and min of each lane. Tries the
+    inverse scales `(first + step * i + most) / range` for i in 0..`steps`, fits scale and min to
+    the levels of each by weighted least squares, and keeps the fit with the least weighted error:
+    of squares, or of magnitudes with `magnitudes` (ggml's `use_mad`). Mirrors ggml's
+    `make_qkx2_quants` and, with `saturate`, its `make_qkx3_quants`. They differ if a range near 0
+    gives quotients beyond any integer type: the former uses the result of `nearest_int`, the latter
+    the nearest level, or 0 for NaN.
     """
     low, high = _extremes(x)
     sum_w, sum_x = _total(weights), _total(weights * x)
     np.copyto(low, np.float32(0), where=low > 0)
 
-    # Where all numbers are one, this is infinite, and so the scale and all levels are 0.
+    # If all values are equal, this is infinite, and the scale and all levels are 0.
     inverse = np.float32(most) / (high - low)
     scale = np.float32(1) / inverse
     levels, work = np.empty_like(x), np.empty_like(x)
@@ -152,13 +153,13 @@ def fit_scale_and_min(
 
     choose_levels(inverse, low)
     least_error = measure_error(scale, low)
-    # The levels of the best trial are made again at the end, from what they were made of. Before
-    # the first trial they do not saturate: all are 0 where the inverse is infinite.
+    # The levels of the best trial are computed again at the end. Levels from before the first
+    # trial do not saturate: they are all 0 if the inverse is infinite.
     best_inverse = np.where(np.isinf(inverse), np.float32(0), inverse)
     best_low = low
     for i in range(steps + 1):
         numerator = np.float32(first) + np.float32(step) * np.float32(i) + np.float32(most)
-        # `low` is the best so far, `high` stays: ggml's range narrows as its search goes on.
+        # `low` is the best so far and `high` is constant: ggml's range changes during its search.
         inverse = numerator / (high - low)
         choose_levels(inverse, low)
         weighted = np.multiply(weights, levels, out=terms[:, 0])
@@ -186,10 +187,10 @@ def fit_scale_and_min(
 def fit_scale(x: F32, weights: F32, half: int) -> tuple[F32, F32]:
     """Find levels -`half`..`half - 1` and a scale such that `x` is near `scale * level`.
 
-    Returns the levels plus `half`, shape (n, lanes), and the scale of each lane; a lane of
-    negligible numbers has level 0 (not `half`) throughout, and scale 0. Tries 19 scales around the
-    one that puts the number of largest magnitude at -`half`. Mirrors ggml's `make_qx_quants` with
-    `rmse_type` 1 and weights (where ggml has none, they are `x * x`).
+    Returns the levels plus `half`, shape (n, lanes), and the scale of each lane; for a lane of
+    negligible values, all levels returned are 0 (not `half`), and the scale is 0. Tries 19 scales
+    around the one that puts the value of largest magnitude at -`half`. Mirrors ggml's
+    `make_qx_quants` with `rmse_type` 1 and weights (where ggml has none, they are `x * x`).
     """
     peak = first_peak(x)
     negligible = np.abs(peak) < NEGLIGIBLE
@@ -233,12 +234,12 @@ def fit_unsigned_scale(x: F32, weights: F32, most: int) -> tuple[U8, F32]:
     """Find levels 0..`most` and a scale such that `x` >= 0 is near `scale * level`.
 
     Returns levels of the shape of `x`, (n, lanes), and the scale of each lane. Takes the best of
-    nine scales, then changes single levels while that raises the correlation, five times over.
-    Mirrors ggml's `make_qp_quants`; where `x` is negative, a level wraps around as a byte does.
+    nine scales, then changes single levels if that raises the correlation, in five passes. Mirrors
+    ggml's `make_qp_quants`; for negative `x`, a level wraps around like a byte.
     """
     peak = np.zeros(x.shape[1:], np.float32)
     for row in x:
-        # Not `row > peak`: a NaN among `x` counts as greater, and whatever follows it too.
+        # Not `row > peak`: a NaN counts as greater, and so does the value after it.
         np.copyto(peak, row, where=~(peak > row))
     negligible = peak < NEGLIGIBLE
 

@@ -26,7 +26,7 @@ __all__ = ["Q4_K", "Q5_K"]
 
 
 class _LevelRange(NamedTuple):
-    """Levels 0..`most`, and the search for them without importance."""
+    """Levels 0..`most`, and the parameters of the search without importance."""
 
     most: int
     first: float
@@ -39,10 +39,11 @@ def _build_codec(
     pack: Callable[[U8, NDArray[np.void]], None],
     unpack: Callable[[NDArray[np.void], F32], None],
 ) -> BlockCodec:
-    """Return the codec of blocks whose `scale` and `min` are those of their twelve `scales`.
+    """Return a codec of blocks with sub-blocks whose scales and mins are in `scales`.
 
-    `pack` puts levels of shape (32, 8, b), those of the sub-blocks side by side, into b blocks.
-    `unpack` fills an array of shape (r, b, 8, 32) with the levels of blocks of shape (r, b).
+    The fields `scale` and `min` scale them. `pack` stores levels of shape (32, 8, b), one sub-block
+    per lane, in b blocks. `unpack` fills an array of shape (r, b, 8, 32) with the levels of blocks
+    of shape (r, b).
     """
 
     def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
@@ -62,7 +63,7 @@ def _build_codec(
 
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _LevelRange) -> U8:
-    """Fill in the scales and mins of `block`, shape (r * b,); return levels (32, 8, r * b).
+    """Store the scales and mins of `block`, shape (r * b,); return levels (32, 8, r * b).
 
     The values have shape (r, b, 256) and `importance` (b, 256).
     """
@@ -92,7 +93,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
     block["scale"], block["min"] = block_scale, block_min
     block["scales"] = _pack_scales(scales, mins).T
 
-    # The levels of the search belong to scales that no longer are: choose them again.
+    # The scales were rounded after the search: choose levels for the rounded ones.
     final_scale, final_min = (values.reshape(-1) for values in _scales_and_mins(block))
     rounded = clamp_levels((x + final_min) / final_scale, 0, levels.most)
     np.copyto(rounded, level, where=final_scale == 0)
@@ -100,13 +101,13 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
 
 
 def _magnitude_weights(x: F32) -> F32:
-    """Return the weights that ggml uses without importance: root mean square plus magnitude."""
+    """Return ggml's weights without importance: root mean square plus magnitude."""
     mean_square: F32 = np.add.accumulate(x * x, axis=0)[-1] / np.float32(32)
     return np.sqrt(mean_square) + np.abs(x)
 
 
 def _round_to_greatest(values: F32) -> tuple[F32, U8]:
-    """Return the scale (b,) that makes the greatest of (8, b) 63, and the levels (8, b) at it."""
+    """Return the scale (b,) at which the greatest of (8, b) has level 63, and the levels (8, b)."""
     greatest = np.zeros(values.shape[1], np.float32)
     for row in values:
         np.copyto(greatest, row, where=row > greatest)
@@ -154,8 +155,8 @@ def _unpack_five_bits(block: NDArray[np.void], level: F32) -> None:
     level[..., 1::2, :] = block["low"] >> 4 | high[..., 1::2, :]
 
 
-# ggml's `block_q4_K`. Byte i of row j of `low` has elements 64 * j + i (low bits) and 32 further
-# on.
+# ggml's `block_q4_K`. Byte i of row j of `low` has elements 64 * j + i (low bits) and
+# 64 * j + i + 32 (high bits).
 Q4_K = _build_codec(
     np.dtype([("scale", "<f2"), ("min", "<f2"), ("scales", "u1", 12), ("low", "u1", (4, 32))]),
     _LevelRange(most=15, first=-1.0, steps=20),

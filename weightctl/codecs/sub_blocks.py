@@ -1,4 +1,4 @@
-"""Blocks of 256 values in sub-blocks: what the K types share, and the codec of sixteen of 16."""
+"""Blocks of 256 values in sub-blocks, as in the K types, and the codec of sixteen sub-blocks."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def build_codec(
     """Return the codec of blocks of sixteen sub-blocks.
 
     `fit` takes values of shape (r, b, 256), their importance of shape (b, 256), and blocks of shape
-    (r * b,); it stores the scales and returns the levels, sub-blocks side by side. `pack` stores
-    levels of shape (r * b, 256). Of blocks of shape (n,), `unpack` returns the levels, shape (n,
-    256), `scales` the scales of the sub-blocks, shape (16, n), and `mins` what is to be subtracted.
+    (r * b,); it stores the scales and returns the levels, one sub-block per lane. `pack` stores
+    levels of shape (r * b, 256). For blocks of shape (n,), `unpack` returns the levels, shape (n,
+    256), `scales` the scales of the sub-blocks, shape (16, n), and `mins` the values to subtract.
     """
 
     def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
@@ -67,9 +67,9 @@ def build_codec(
 
 
 def arrange_lanes(rows: F32, count: int = 16) -> F32:
-    """Return (r, b, 256) as `count` sub-blocks of each block side by side.
+    """Return (r, b, 256) with `count` sub-blocks of each block as lanes.
 
-    The shape is (256 / count, count * r * b); lane s * r * b + i is the sub-block s of block i.
+    The shape is (256 / count, count * r * b); lane s * r * b + i is sub-block s of block i.
     """
     length = 256 // count
     turned = rows.reshape(-1, count, length).transpose(2, 1, 0)
@@ -79,7 +79,7 @@ def arrange_lanes(rows: F32, count: int = 16) -> F32:
 def weight_by_importance(rows: F32, importance: F32, share: float) -> F32:
     """Return ggml's weights, shape (r, b, 256), from the importance of columns, shape (b, 256).
 
-    They grow with a number's square plus `share` of the mean square of its block.
+    They grow with the square of a value plus `share` times the mean square of its block.
     """
     total = sum_of_squares(rows.reshape(-1, 256)).reshape(*rows.shape[:2], 1)
     variance: F32 = np.float32(share) * total / np.float32(256)
@@ -89,7 +89,7 @@ def weight_by_importance(rows: F32, importance: F32, share: float) -> F32:
 def choose_levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -> U8:
     """Return the levels, less `least`, of `x` at scales that were rounded after the search.
 
-    For a scale that became 0, they are the levels `found` by the search, less `least`.
+    If a scale was rounded to 0, the result is `found`: the search's levels, less `least`.
     """
     levels = clamp_levels(x / scale, least, most)
     levels -= np.float32(least)
@@ -100,7 +100,7 @@ def choose_levels_again(x: F32, scale: F32, found: F32, least: int, most: int) -
 def pack_two_bits(levels: U8) -> U8:
     """Return the lower two bits of levels (n, 256) as bytes (n, 2, 32).
 
-    Each half of the numbers is four groups of 32, and the first is lowest in the bytes.
+    Each half of the values is four groups of 32; the first is lowest in the bytes.
     """
     q = levels.reshape(-1, 2, 4, 32) & 3
     packed = np.empty((len(q), 2, 32), np.uint8)

@@ -25,9 +25,9 @@ def _fit(x: F32, weights: F32 | None, half: int) -> tuple[U8, dict[str, F32]]:
 
 
 def _round(x: F32, half: int) -> tuple[U8, F32]:
-    """Return levels (r, b, 32) and scales (r, b): ggml's `quantize_row_q4_0_ref` and its like."""
+    """Return levels (r, b, 32) and scales (r, b) as ggml's `quantize_row_q4_0_ref` does."""
     first_greatest = np.abs(x).argmax(axis=2, keepdims=True)
-    # Adding 0 turns -0 into 0, where ggml starts: the scale of a block of zeros is -0.
+    # Adding 0 turns -0 into 0, the initial value in ggml: the scale of a block of zeros is -0.
     peak = np.take_along_axis(x, first_greatest, axis=2) + np.float32(0)
     scale = peak / np.float32(-half)
     inverse = np.where(scale != 0, 1 / scale, np.float32(0))
@@ -39,7 +39,7 @@ def _round(x: F32, half: int) -> tuple[U8, F32]:
 
 
 def _search(x: F32, weights: F32, half: int) -> tuple[U8, F32]:
-    """Return levels (r, b, 32) and scales (r, b): ggml's `quantize_row_q4_0_impl` and its like."""
+    """Return levels (r, b, 32) and scales (r, b) as ggml's `quantize_row_q4_0_impl` does."""
     lanes, lane_weights = (np.ascontiguousarray(v.reshape(-1, 32).T) for v in (x, weights))
     level, scale = fit_scale(lanes, lane_weights, half)
     return level.T.astype(np.uint8).reshape(x.shape), scale.reshape(x.shape[:2])

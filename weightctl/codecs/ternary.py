@@ -17,9 +17,9 @@ __all__ = ["TQ1_0", "TQ2_0"]
 
 
 def _round(x: F32) -> tuple[F32, U8]:
-    """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256): 1 represents zero."""
+    """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256); level 1 is zero."""
     scale: F32 = np.maximum(x.max(axis=2), -x.min(axis=2))
-    # Adding 0 turns -0 into 0, where ggml starts.
+    # Adding 0 turns -0 into 0, the initial value in ggml.
     scale += np.float32(0)
     inverse = np.where(scale > 0, 1 / scale, np.float32(0))
     # The inverse of a subnormal scale may be infinite; ggml's levels are then 1.
@@ -37,12 +37,12 @@ def _restore(level: U8, scale: NDArray[np.float16], out: F32) -> None:
     np.multiply(signed, scale.astype(np.float32)[..., None], out=out, dtype=np.float32)
 
 
-# Where the elements of each field of TQ1_0 begin and end, and how many are in a byte.
+# The first and last (exclusive) element of each field of TQ1_0, and its digits per byte.
 _DIGITS = {"first": (0, 160, 5), "second": (160, 240, 5), "third": (240, 256, 4)}
 
 
 def _encode_digits(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
-    """Fill blocks of TQ1_0; as in ggml's `quantize_tq1_0`, `importance` changes nothing."""
+    """Fill blocks of TQ1_0; as in ggml's `quantize_tq1_0`, `importance` has no effect."""
     block["scale"], level = _round(x)
     for name, (start, stop, digits) in _DIGITS.items():
         part = level[..., start:stop].reshape(*block.shape, digits, -1)
@@ -69,7 +69,7 @@ def _decode_digits(block: NDArray[np.void], out: F32) -> None:
 
 
 def _encode_bits(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
-    """Fill blocks of TQ2_0; as in ggml's `quantize_tq2_0`, `importance` changes nothing."""
+    """Fill blocks of TQ2_0; as in ggml's `quantize_tq2_0`, `importance` has no effect."""
     block["scale"], level = _round(x)
     q = level.reshape(*block.shape, 2, 4, 32)
     block["q"] = q[..., 0, :] | q[..., 1, :] << 2 | q[..., 2, :] << 4 | q[..., 3, :] << 6
@@ -83,16 +83,18 @@ def _decode_bits(block: NDArray[np.void], out: F32) -> None:
     _restore(level.reshape(out.shape), block["scale"], out)
 
 
-# ggml's `block_tq1_0`. Byte i of each field has elements i, i + its bytes, i + twice its bytes ...,
-# the first the most significant of five ternary digits; `third` has four elements in a byte.
+# ggml's `block_tq1_0`. In a field of n bytes, byte i has the elements i, i + n, i + 2 * n ... of
+# the field; the first is the most significant of five ternary digits. `third` has four elements per
+# byte.
 TQ1_0 = BlockCodec(
     np.dtype([("first", "u1", 32), ("second", "u1", 16), ("third", "u1", 4), ("scale", "<f2")]),
     256,
     _encode_digits,
     _decode_digits,
 )
-# ggml's `block_tq2_0`. Byte i of row j of `q` has elements 128 * j + i (low bits), and 32, 64 and
-# 96 further on. A level of 1 is zero; 3, which is never written, is twice the scale.
+# ggml's `block_tq2_0`. Byte i of row j of `q` has element 128 * j + i in its low bits, and then
+# those at + 32, + 64 and + 96. Level 1 is zero; level 3, which is never written, is twice the
+# scale.
 TQ2_0 = BlockCodec(
     np.dtype([("q", "u1", (2, 32)), ("scale", "<f2")]), 256, _encode_bits, _decode_bits
 )

@@ -1,6 +1,6 @@
-"""Transcoding in whole arrays: the definition of what the kernels do in one pass.
+"""Conversion in whole arrays, the definition of what the kernels do in one pass.
 
-Values that a block cannot hold are refused, and the loss of a conversion is measured.
+Raises errors for values that a block cannot hold, and measures the loss.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_rows", "transcode_arrays"]
 
-# Only where a number is beyond this can the scale of a block overflow float16. The least such
-# numbers are about 65504, but a fit of scale and minimum may reach further than its numbers; where
-# some of them have hardly any importance, by far.
+# The scale of a block can overflow float16 only if a value exceeds this. Such values are usually at
+# least 65504, but a fit of scale and minimum may reach further than the values, and much further if
+# some of them have hardly any importance.
 _HARMLESS = 256.0
-# Beyond this no block holds a number: a scale of float16, one of 7 bits and a level of 6 are the
-# most there is of a type. NVFP4 saturates much earlier, and a search for IQ4_XS makes zeros of its
-# own infinities. A scale of MXFP4 is any power of two.
+# No block holds a larger value: the largest scales and levels of a type are a float16 scale, a
+# 7-bit scale and a 6-bit level. NVFP4 saturates much earlier, and the search for IQ4_XS turns its
+# own infinities into zeros. A scale of MXFP4 can be any power of two.
 _LARGEST = 2.0**28
 _LARGEST_OF = {"NVFP4": 2688.0, "MXFP4": inf}
-# Numbers that are decoded at a time, to measure the loss.
+# Values that are decoded at a time to measure the loss.
 _TILE = 1 << 17
 
 
@@ -49,7 +49,7 @@ def transcode_arrays(
     measure: bool,
     zero_nonfinite: bool,
 ) -> tuple[U8, Loss | None]:
-    """Return what `codecs.transcode` returns; `codec` gives the codec of an encoding."""
+    """Return the result of `codecs.transcode`; `codec` returns the codec of an encoding."""
     if target.dtype is None:
         numbers = decode_rows(raw, source, codec)
         return _encode_blocks(
@@ -65,7 +65,7 @@ def transcode_arrays(
 
 
 def decode_rows(raw: U8, encoding: Encoding, codec: Callable[[Encoding], Codec]) -> F32:
-    """Return the numbers of rows of an encoding, shape (rows, columns)."""
+    """Return the values of encoded rows, shape (rows, columns)."""
     # Scales of damaged blocks can have any value; callers check the decoded values.
     with np.errstate(all="ignore"):
         if encoding.dtype is not None:
@@ -90,7 +90,7 @@ def _encode_blocks(
     """Return the blocks for rows of values, and the loss, which is complete with `measure`.
 
     `importance` is one weight per column, or None. Raises `NonFiniteError` if a block would have to
-    hold a number that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.
+    hold a value that overflows its scale or, without `zero_nonfinite`, a NaN or an infinity.
     """
     rows, columns = numbers.shape
     blocks = np.empty((rows, columns // target.block * target.size), np.uint8)

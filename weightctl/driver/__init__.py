@@ -1,4 +1,4 @@
-"""Devices, and arrays on them: the documented names of `driver`."""
+"""Devices and arrays, under the documented names of `driver`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documented path of arrays: `driver.tensor`."""
+"""Arrays, under the documented import path `driver.tensor`."""
 
 from __future__ import annotations
 

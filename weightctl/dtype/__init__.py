@@ -1,4 +1,4 @@
-"""Types of numbers: `DType`, `QuantizationEncoding`, and the one table of `Encoding`s."""
+"""Types of values: `DType`, `QuantizationEncoding`, and the table of `Encoding`s."""
 
 from weightctl.dtype.encodings import (
     ENCODINGS,

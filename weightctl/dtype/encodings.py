@@ -1,4 +1,4 @@
-"""The encodings of tensors, as one table: what formats call each, its codec, and its traits."""
+"""The table of tensor encodings: their ids in each format, their codecs, and their properties."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _CODECS = "weightctl.codecs."
 
 
 class BlockScale(NamedTuple):
-    """A field of a block: `width` numbers in a form, one after the other, from a byte on.
+    """A field with scales in a block: `width` consecutive values of a `form`, from byte `offset`.
 
-    Forms are `f16`, `f32`, `e8m0` and `ue4m3`. Encoders never write one below zero where it
-    `is_positive`. One that `is_added`, not multiplied with, may be as small as it likes. Those that
-    are `in_nibbles` are the four highest bits of four words each.
+    Forms are `f16`, `f32`, `e8m0` and `ue4m3`. If `is_positive`, encoders never write a negative
+    value. A field that `is_added` is added instead of multiplied, so that a value of any small
+    magnitude is valid. If `in_nibbles`, the value is spread over the highest four bits of four
+    16-bit words.
     """
 
     called: str
@@ -45,19 +46,19 @@ class BlockScale(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """Every `block` elements of a row fill `size` bytes.
+    """An encoding of values: every `block` elements of a row fill `size` bytes.
 
-    `layout` is the `struct` format of one block, which says what a change of byte order swaps.
-    `ids` are what formats call it, by their names. `codec` refers to the codec of its blocks,
-    `module:name`; empty if none of ours does them. `file_type` is llama.cpp's number for a file
-    that is mostly of it (llama.h, `llama_ftype`). `fallback` takes its place where blocks do not
-    divide the row (llama-quant.cpp, `tensor_type_fallback`); what fits neither becomes F16. Where
-    it `takes_importance`, ggml weights its search for blocks (ggml-quants.c). `encode_ns` are the
-    nanoseconds in which one core (AMD EPYC) encodes a value, without and with importance; they
-    only estimate how long work takes. `scales` are the fields of a block that scale its numbers.
-    `significand` counts its bits, the hidden one too, of
-    floating-point numbers that are stored one by one. One that does not have `holds_weights` is for
-    scales, or for numbers that have scales beside them.
+    `layout` is the `struct` format of one block, for swapping the byte order. `ids` has the
+    encoding's id in each format, by format name. `codec` refers to the codec of its blocks,
+    `module:name`; it is empty if weightctl has none. `file_type` is llama.cpp's number for a file
+    that mostly has this encoding (llama.h, `llama_ftype`). `fallback` replaces it if the row is not
+    divisible into blocks (llama-quant.cpp, `tensor_type_fallback`); if that does not fit either,
+    F16 does. If it `takes_importance`, ggml uses importance weights when it encodes blocks
+    (ggml-quants.c). `encode_ns` is the time in nanoseconds in which one core encodes a value,
+    without and with importance, as measured on an AMD EPYC; it is used only to estimate times.
+    `scales` are the fields of a block that scale its values. `significand` is the number of
+    significand bits of plain floats, including the implicit one. Encodings without `holds_weights`
+    are for scales, or for values that have separate scales.
     """
 
     name: str
@@ -82,31 +83,31 @@ class Encoding(NamedTuple):
 
     @property
     def dtype(self) -> DType | None:
-        """The type of its numbers when each is stored by itself, None for blocks."""
+        """The dtype of plain values, None for blocks."""
         return _DTYPES.get(self.name)
 
     @property
     def quantization(self) -> QuantizationEncoding | None:
-        """The block type, None for plain numbers."""
+        """The block type, None for plain values."""
         return _QUANTIZATIONS.get(self.name)
 
     @property
     def is_real(self) -> bool:
-        """Whether it is of real numbers with fractions, each by itself or in blocks."""
+        """Whether it holds real numbers with fractions, plain or in blocks."""
         return self.quantization is not None or (self.dtype is not None and self.dtype.is_float)
 
     @property
     def called(self) -> str:
-        """What messages call it: its dtype, such as `float32`, or the block type."""
+        """The name for messages: its dtype, such as `float32`, or the block type."""
         return self.name if self.dtype is None else self.dtype.value
 
     @property
     def is_known(self) -> bool:
-        """Whether the table has this encoding; the data of any other cannot be interpreted."""
+        """Whether the table has this encoding; other data cannot be interpreted."""
         return ENCODINGS.get(self.name) == self
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a tensor of this shape (outermost first).
+        """Return the number of bytes of a tensor of this shape, outermost dimension first.
 
         Raises `EncodingError` if the elements do not fill whole blocks.
         """
@@ -120,11 +121,11 @@ class Encoding(NamedTuple):
         return prod(shape) // self.block * self.size
 
     def elements_of(self, row_bytes: _Size) -> _Size:
-        """Return how many elements are in a row of this many bytes, which are whole blocks."""
+        """Return the number of elements in a row of this many bytes, which must be whole blocks."""
         return row_bytes // self.size * self.block
 
     def row_bytes(self, elements: _Size) -> _Size:
-        """Return how many bytes a row of this many elements fills, which are whole blocks."""
+        """Return the number of bytes of a row of this many elements, which must be whole blocks."""
         return elements // self.block * self.size
 
     def fits(self, shape: Sequence[int]) -> bool:
@@ -140,8 +141,9 @@ _SCALE = (BlockScale("scale", 0),)
 _POSITIVE = (BlockScale("scale", 0, is_positive=True),)
 _SCALE_AND_MINIMUM = (*_POSITIVE, BlockScale("minimum", 2, is_added=True))
 
-# Each has a name, elements and bytes of a block, its layout, and the ids of the formats. Scales lie
-# where `block_dtype` of the codec has them; of those without a codec, as in ggml-common.h.
+# Each line has a name, the elements and bytes of a block, its layout, and its ids in formats.
+# Offsets of scales are those in the codec's `block_dtype`, or in ggml-common.h if there is no
+# codec.
 # fmt: off
 _TABLE = (
     Encoding("F64", 1, 8, "Q", {"gguf": 28, "safetensors": "F64", "pytorch": "float64"},
@@ -180,7 +182,7 @@ _TABLE = (
     Encoding("C64", 1, 8, "2I", {"safetensors": "C64", "pytorch": "complex64"}),
     Encoding("C32", 1, 4, "2H", {"pytorch": "complex32"}),
     Encoding("C128", 1, 16, "2Q", {"pytorch": "complex128"}),
-    # Numbers with a scale and a zero point of their tensor or its channels.
+    # Values with a scale and a zero point for the whole tensor or per channel.
     Encoding("QINT8", 1, 1, "B", {"pytorch": "qint8"}),
     Encoding("QUINT8", 1, 1, "B", {"pytorch": "quint8"}),
     Encoding("QINT32", 1, 4, "I", {"pytorch": "qint32"}),
@@ -274,14 +276,14 @@ _BY_ID = {
 
 
 def encoding_by_id(format_name: str, identifier: int | str) -> Encoding | None:
-    """Return the encoding that a format calls `identifier`, None if the table lacks it."""
+    """Return the encoding with this id in a format, None if the table does not have it."""
     return _BY_ID.get((format_name, identifier))
 
 
 def unknown_encoding(format_name: str, identifier: int | str, count: int, nbytes: int) -> Encoding:
-    """Return an encoding that the table lacks, of a tensor of `count` elements in `nbytes` bytes.
+    """Return an encoding for a tensor of unknown type with `count` elements in `nbytes` bytes.
 
-    A tensor without elements tells nothing of a block; it is taken to be one byte.
+    The size of a block is taken to be one byte if the tensor has no elements.
     """
     name = f"{format_name} type {identifier}"
     if isinstance(identifier, str):

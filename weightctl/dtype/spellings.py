@@ -1,4 +1,4 @@
-"""The spellings of types: by people, by NumPy and by torch, and what a misspelled one may mean."""
+"""Spellings of types: users' names and those of NumPy and torch, and hints for misspelled ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from weightctl.errors import EncodingError
 
 __all__ = ["find_spelling", "hint_for", "parse_encoding"]
 
-# What NumPy means by these: it counts bytes, and safetensors bits; `float` is float32 in torch.
+# The meaning in NumPy: it counts bytes, but safetensors counts bits, and torch's `float` is
+# float32.
 _AMBIGUOUS = {"f4": "float32", "i8": "int64", "u8": "uint64", "float": "float64"}
 
 
 def find_spelling(text: str) -> Encoding | None:
-    """Return the encoding that is spelled so, None for what means different ones to some."""
+    """Return the encoding with this name, None if the name is unknown or ambiguous."""
     return None if text in _AMBIGUOUS else _list_spellings().get(_normalize_name(text))
 
 
 def hint_for(value: object) -> str:
-    """Return what may have been meant by what is not a dtype."""
+    """Return a hint for a value that is not a dtype."""
     name: object = getattr(value, "__name__", value)
     if isinstance(name, str):
         import difflib  # only on an error
@@ -39,9 +40,9 @@ def hint_for(value: object) -> str:
 
 
 def parse_encoding(text: str) -> Encoding:
-    """Return the encoding that a person means by `bf16`, `bfloat16`, `q4_k`, `f8_e4m3fn`, ...
+    """Return the encoding for a name such as `bf16`, `bfloat16`, `q4_k` or `f8_e4m3fn`.
 
-    Raises `EncodingError` for an unknown name, with the nearest known ones.
+    Raises `EncodingError` with similar names if the name is unknown.
     """
     wanted = _normalize_name(text)
     found = _list_spellings().get(wanted)

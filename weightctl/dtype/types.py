@@ -1,4 +1,4 @@
-"""Types of numbers: `DType` for single ones, `QuantizationEncoding` for blocks."""
+"""Types of values: `DType` for plain values, `QuantizationEncoding` for blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _LibraryDType(Protocol):
 
 
 class DType(Enum):
-    """The type of one number.
+    """The type of one value.
 
     `DType("float16")`, `DType("f16")`, `DType(np.float16)`, `DType(np.dtype("float16"))` and
     `DType(torch.float16)` are `DType.float16`; raises `ValueError` if the value is not a dtype.
@@ -51,14 +51,15 @@ class DType(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> DType | None:
-        """Find the dtype that NumPy or torch, or a person, calls so."""
+        """Return the dtype for another spelling, or for a dtype of NumPy or torch."""
         if isinstance(value, str):
             from weightctl.dtype.spellings import find_spelling
 
             encoding = find_spelling(value)
             found = None if encoding is None else encoding.dtype
         else:
-            # `np.dtype` has a name, NumPy's scalars are of types, and torch prints its name.
+            # `np.dtype` has `name`, NumPy's scalar types have `__name__`, and a torch dtype is
+            # printed.
             name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
             found = cls.__members__.get(str(name).removeprefix("torch.").removesuffix("_x2"))
         if found is None:
@@ -74,30 +75,30 @@ class DType(Enum):
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding that stores plain numbers of this type."""
+        """The encoding that stores plain values of this type."""
         from weightctl.dtype.encodings import ENCODING_OF_DTYPE
 
         return ENCODING_OF_DTYPE[self]
 
     @property
     def is_float(self) -> _bool:
-        """Whether the numbers are real floating-point numbers."""
+        """Whether values are real floating-point numbers."""
         return self.value.startswith(("float", "bfloat"))
 
     @property
     def is_integer(self) -> _bool:
-        """Whether the numbers are integers."""
+        """Whether values are integers."""
         return self.value.startswith(("int", "uint"))
 
     @property
     def is_complex(self) -> _bool:
-        """Whether the numbers are complex ones."""
+        """Whether values are complex numbers."""
         return self.value.startswith("complex")
 
 
 _bool = bool  # inside the class body above, `bool` is a member
 
-# What is taken where a dtype is: ours, its name, or that of NumPy or torch.
+# What is accepted as a dtype: a `DType`, its name, or a dtype of NumPy or torch.
 DTypeLike: TypeAlias = "DType | str | type[Any] | _LibraryDType"
 
 
@@ -112,7 +113,7 @@ def as_dtype(given: DTypeLike) -> DType:
 
 
 class QuantizationEncoding(Enum):
-    """A way ggml packs blocks of numbers; one member for each block type of ggml."""
+    """A block type of ggml."""
 
     Q1_0 = "Q1_0"
     Q2_0 = "Q2_0"
@@ -149,14 +150,17 @@ class QuantizationEncoding(Enum):
 
     @property
     def encoding(self) -> Encoding:
-        """The line of the table for this encoding."""
+        """The entry of the table for this type."""
         from weightctl.dtype.encodings import ENCODINGS
 
         return ENCODINGS[self.name]
 
 
 def as_quantization(given: QuantizationEncoding | str) -> QuantizationEncoding:
-    """Return a block encoding, or its name, as such; raises `ArgumentTypeError` if invalid."""
+    """Return a block type or its name as a `QuantizationEncoding`.
+
+    Raises `ArgumentTypeError` if it is invalid.
+    """
     if isinstance(given, QuantizationEncoding):
         return given
     from weightctl.dtype.spellings import find_spelling

@@ -1,4 +1,4 @@
-"""Graphs, run on torch."""
+"""Execution of graphs with torch."""
 
 from __future__ import annotations
 

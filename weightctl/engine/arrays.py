@@ -34,15 +34,15 @@ _SMALL = 1 << 20
 
 
 class DeviceBuffer(Buffer):
-    """A `Buffer` of a contiguous torch tensor, wherever that is.
+    """A `Buffer` over a contiguous torch tensor on any device.
 
-    DLPack hands it out in place; `to_numpy()`, `memory`, `np.asarray` and pickle copy it to the
+    DLPack exports it without a copy; `to_numpy()`, `memory`, `np.asarray` and pickle copy it to the
     CPU.
     """
 
     __slots__ = ("tensor",)
 
-    # The bytes are the tensor's, so that there is no memory to wrap.
+    # The tensor owns the bytes: there is no memory to wrap.
     def __init__(self, tensor: Tensor) -> None:  # pylint: disable=super-init-not-called
         self.tensor = tensor
         self.dtype = dtype_of(tensor.dtype)
@@ -50,7 +50,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def device(self) -> DeviceRef:
-        """Where the bytes are."""
+        """The device that holds the bytes."""
         found = self.tensor.device
         return DeviceRef("cpu" if found.type == "cpu" else "gpu", found.index or 0)
 
@@ -61,7 +61,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def address(self) -> int:
-        """Where the first byte is, in the memory of its device."""
+        """The address of the first byte, in the memory of the device."""
         return self.tensor.data_ptr()
 
     @property
@@ -76,11 +76,11 @@ class DeviceBuffer(Buffer):
         return _wrap_host_tensor(self.tensor.to(torch.device("cpu"), copy=True))
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the numbers as an array on the CPU."""
+        """Return the values as an array on the CPU."""
         return self.to_host().to_numpy()
 
     def __dlpack__(self, **options: Any) -> Any:
-        # torch does not say what these give, and NumPy asks with options of its own.
+        # torch has no annotations for these options, and NumPy passes options of its own.
         return cast("Any", self.tensor).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -92,17 +92,17 @@ class DeviceBuffer(Buffer):
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU, as they lie there."""
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
     import torch
 
-    # Of a single element any stride is contiguous, but `view` takes 1 only.
+    # A tensor of one element is contiguous with any stride, but `view` requires stride 1.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _wrap_host_tensor(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
     """Return a buffer over the memory of a contiguous tensor on the CPU.
 
-    `device` is the processor that a graph has it on, which torch does not number.
+    `device` is the graph's device for the tensor: torch does not distinguish several CPUs.
     """
     shape = tuple(tensor.shape)
     memory = bytes_of(tensor) if prod(shape) else memoryview(bytearray())
@@ -112,8 +112,8 @@ def _wrap_host_tensor(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
 def tensor_of(array: Any) -> Tensor:
     """Return an array as a tensor: from torch, NumPy, a `Buffer` or another DLPack object.
 
-    Shares the memory of the array if it is contiguous and aligned; it must not be written to then.
-    Raises `EngineError` if the value is not an array and for types that torch has none for.
+    The result shares the memory of a contiguous and aligned array, so do not write to it. Raises
+    `EngineError` if the value is not an array or torch does not support its type.
     """
     import numpy as np
     import torch
@@ -126,7 +126,8 @@ def tensor_of(array: Any) -> Tensor:
     if isinstance(array, Buffer):
         return _of_buffer(array)
     if isinstance(array, np.ndarray | np.generic):
-        # NumPy calls the type of a scalar unknown; to look at a mask, subclasses stay.
+        # `asanyarray` keeps subclasses, so that a masked array is detected; NumPy's stubs do not
+        # know the type of a scalar.
         return _of_numpy(np.asanyarray(cast("Any", array)))
     if not hasattr(array, "__dlpack__"):
         raise EngineError(
@@ -134,7 +135,7 @@ def tensor_of(array: Any) -> Tensor:
             hint="use NumPy arrays, torch tensors, Buffers or other objects that support DLPack",
         )
     if array.__dlpack_device__()[0] != DLPACK_CPU[0]:
-        # torch does not say what this takes.
+        # torch has no annotations for `from_dlpack`.
         found: Tensor = cast("Any", torch).from_dlpack(array)
         return found
     try:
@@ -172,7 +173,7 @@ def _of_numpy(array: NDArray[Any]) -> Tensor:
         )
     if array.dtype.name not in DType.__members__:
         raise EngineError(
-            f"no DType matches arrays of {array.dtype}", hint="convert it with `.astype`"
+            f"no DType matches arrays of {array.dtype}", hint="convert the array with `.astype`"
         )
     shape = array.shape
     native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
@@ -193,19 +194,19 @@ def _of_memory(memory: memoryview, dtype: DType, shape: Sequence[int]) -> Tensor
 
 
 def _as_writable(memory: memoryview) -> Any:
-    """Return the same memory as torch wants it: it has no tensors that nobody may write to."""
+    """Return writable access to read-only memory, since torch has no read-only tensors."""
     import numpy as np
 
     array = np.frombuffer(memory, np.uint8)
     found = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
-    found.owner = array  # type: ignore[attr-defined]  # keeps it alive as long as a tensor is
+    found.owner = array  # type: ignore[attr-defined]  # a tensor keeps the memory alive
     return found
 
 
 def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
-    """Return a buffer over a tensor's memory where that is; it is copied only to be contiguous.
+    """Return a buffer over a tensor's memory on its device; only a strided tensor is copied.
 
-    `device` is the processor that a graph has it on, which torch does not number.
+    `device` is the graph's device for the tensor: torch does not distinguish several CPUs.
     """
     tensor = tensor.contiguous()
     if tensor.device.type != "cpu":
@@ -214,10 +215,10 @@ def buffer_of(tensor: Tensor, device: DeviceRef = CPU) -> Buffer:
 
 
 def make_result_buffer(tensor: Tensor, device: DeviceRef) -> Buffer:
-    """Return a buffer of a result for whoever may keep it.
+    """Return a buffer of a result that the caller may keep for long.
 
-    A small one is copied: it lies between large ones that are free now, and would keep the
-    allocator from using their place for the next.
+    A small result is copied: its memory lies between large values that have been freed, and would
+    keep the allocator from reusing theirs.
     """
     made = buffer_of(tensor, device)
     if tensor.device.type != "cpu" or made.nbytes > _SMALL:
@@ -226,6 +227,6 @@ def make_result_buffer(tensor: Tensor, device: DeviceRef) -> Buffer:
 
 
 def describe_tensor(tensor: Tensor) -> str:
-    """Return a tensor's type for messages: `float32[2, 3]`, with any device but the CPU."""
+    """Return a tensor's type for messages: `float32[2, 3]`, and its device if it is not the CPU."""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{dtype_of(tensor.dtype).value}{list(tensor.shape)}{where}"

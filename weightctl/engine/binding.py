@@ -1,4 +1,4 @@
-"""The weights of a graph, found in a checkpoint's tree or in a mapping, and taken from there."""
+"""The weights of a graph: looked up in a checkpoint's tree or in a mapping, and loaded from it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BoundWeights", "bind"]
 
-# For how many missing names near ones are looked for, and among how many: that takes a while.
+# The number of missing names for which similar names are suggested, and the number of names that
+# are compared: the comparison is slow.
 _MOST_HINTS, _MOST_NAMES = 8, 1000
 _REGISTRY = (
     "pass them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
@@ -66,24 +67,25 @@ class _Allocated:
 
     @property
     def key(self) -> Hashable:
-        """The source, its name for the tensor, and what that becomes."""
+        """The source, the name of the tensor in it, and the encoding after the conversion."""
         name = header_of(self._node).aliases.get(self._node.name, self._node.name)
         return (id(self.source), name, self.info.encoding)
 
     def raw(self) -> Tensor:
-        """Return the bytes, in memory of their own."""
+        """Return the converted bytes in new memory."""
         memory = _as_asked(self._node).view()
         return tensor_of(Buffer(memory, DType.uint8, (memory.nbytes,)))
 
     def expect(self) -> None:
-        """Do nothing: the conversion takes longer than the reading."""
+        """Do nothing: the conversion takes longer than reading."""
 
 
 def _find_allocated(entry: object, form: WeightForm) -> _Allocated | None:
-    """Return what was allocated under an entry of a registry, where a graph means that by a form.
+    """Return the converted tensor that a weight of the graph was allocated as; None if it was not.
 
-    It does where its weight is one that the entry's tree gave, and these are blocks, or numbers of
-    the form's dtype. Any other weight of the name is the numbers as they are stored.
+    `Weights.allocate` can ask for another dtype or encoding. The conversion applies only if the
+    form's weight came from the tree of this entry, and if the result is blocks or has the dtype of
+    the form. Any other weight with the name gets the values as they are stored.
     """
     if not isinstance(entry, Checkpoint) or not allocations_of(entry).gave(form.weight):
         return None
@@ -93,16 +95,16 @@ def _find_allocated(entry: object, form: WeightForm) -> _Allocated | None:
 
 
 def _as_asked(node: Checkpoint) -> WeightData:
-    """Return a node's data as `allocate` was asked for it; nothing is read before it is touched."""
+    """Return a node's data, converted as `allocate` requested; nothing is read yet."""
     return allocations_of(node).take(node.name, find_stored_name(node))
 
 
 class BoundWeights:
-    """The weights of a graph, each with the place of its bytes.
+    """The weights of a graph, each with the place where its bytes are stored.
 
-    Those that are not `resident` are read on demand, and nothing keeps them. Resident ones are read
-    once, now: numbers wait on their device as the graph wants them, blocks in the memory of the
-    CPU, to be decoded each time.
+    Without `resident`, a weight is read on each use and not kept. With it, all weights are read
+    once, in the constructor: values are kept on their device in the dtype of the graph, blocks are
+    kept on the CPU and decoded on each use.
     """
 
     def __init__(self, found: Mapping[WeightForm, StoredWeight], *, resident: bool) -> None:
@@ -120,11 +122,11 @@ class BoundWeights:
         return make_tensor(self._found[form], form) if ready is None else ready
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the rows of a weight that numbers pick, and the numbers of them among these.
+        """Return the rows of a weight that `numbers` selects, and the index of each number in them.
 
-        They alone are read. None if that cannot be: of what is in memory, or stored with other
-        rows, as bare bytes may be, or with rows that start within a byte, and for a row that is not
-        there.
+        Only these rows are read. Returns None if single rows cannot be read: if the weight is in
+        memory, if it is stored with another number of rows (blocks stored as plain bytes may be),
+        if a row does not start on a byte, or if a number is out of range.
         """
         place, (count, *row) = self._found[form], form.shape
         if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
@@ -134,7 +136,7 @@ class BoundWeights:
             return None
         import torch
 
-        # torch does not say what this gives.
+        # torch has no annotations for `unique`.
         wanted, among = cast("Any", torch).unique(numbers, return_inverse=True)
         chosen: list[int] = wanted.tolist()
         if not all(0 <= number < count for number in chosen):
@@ -142,7 +144,7 @@ class BoundWeights:
         return make_tensor(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
 
     def is_borrowed(self, form: WeightForm) -> bool:
-        """Whether the memory of `tensor` belongs to other code that will use it again."""
+        """Whether the result of `tensor` shares memory that other code uses."""
         return form in self._ready or self._found[form].is_borrowed
 
     def expect(self, form: WeightForm) -> None:
@@ -167,7 +169,7 @@ class BoundWeights:
                 if is_kept_as_stored(place.info, form):
                     self._found[form] = held
                     continue
-                # The numbers are all that is wanted; the bytes they came from may go.
+                # Only the values are kept: the bytes that they were decoded from are freed.
                 kind = form._replace(name="", weight=0, whole=None, second_names=())
                 if kind not in same:
                     same[kind] = make_tensor(held, form)
@@ -179,8 +181,9 @@ def bind(
 ) -> dict[WeightForm, StoredWeight]:
     """Return where each weight of a graph is stored.
 
-    Raises `EngineError` if the value is not a registry, and one that names all weights which are
-    missing, of another shape, or stored in what does not become what the graph wants.
+    Raises `EngineError` if `registry` is neither a tree nor a mapping, or if weights are missing,
+    have another shape, or are stored in a type that does not convert to the graph's; that error
+    names all of these weights.
     """
     _require_registry({} if registry is None else registry)
     given = _searchable(registry)
@@ -222,7 +225,7 @@ def bind(
 
 
 class _RegistryEntry(NamedTuple):
-    """What a registry has for a weight, and where its bytes are."""
+    """The entry of a registry for a weight, and where its bytes are stored."""
 
     given: Any
     place: StoredWeight
@@ -231,10 +234,10 @@ class _RegistryEntry(NamedTuple):
 def _entry(
     registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]
 ) -> _RegistryEntry:
-    """Return what a registry has under the name of a weight, or else under a second name of it.
+    """Return a registry's entry for a weight, under its name or one of its second names.
 
-    Names of other weights of the graph are theirs. Raises `KeyError` if it has none, and
-    `EngineError` if it has different values under two names.
+    A second name that another weight of the graph has is ignored. Raises `KeyError` if there is no
+    entry, and `EngineError` if two names have different values.
     """
     others = [each for each in wanted.second_names if each not in names and _has(registry, each)]
     try:
@@ -258,7 +261,7 @@ def _place(entry: Any, name: str) -> StoredWeight:
         return to_stored_weight(entry, name)
     except MissingTensorError as error:
         if isinstance(entry, WeightData):
-            # It is there, and only declared: that is not what `KeyError` says.
+            # The entry exists but has no data, so `KeyError` would be misleading.
             raise EngineError(error.message, hint=error.hint) from None
         raise
 
@@ -268,7 +271,7 @@ def _data_of(entry: Any) -> WeightData:
 
 
 def _resolve_form(registry: Checkpoint | Mapping[str, Any], form: WeightForm) -> WeightForm:
-    """Return the form in which a weight is found: a shard as its whole, if not by its own name."""
+    """Return the form to look up: for a shard without an entry of its own, the whole weight's."""
     whole = form.whole
     if whole is None or _has(registry, form.name):
         return form
@@ -296,19 +299,19 @@ def _require_registry(given: object) -> None:
 def _searchable(
     registry: Weights | Mapping[str, Any] | None,
 ) -> Checkpoint | Mapping[str, Any]:
-    """Return a registry in which a weight is found by its name."""
+    """Return a registry as an object that returns entries by the name of a weight."""
     if registry is None:
         return {}
     return as_checkpoint(registry) if isinstance(registry, Weights) else registry
 
 
 def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[str]:
-    """Return names that the graph does not ask for; one that it does not find may mean them."""
+    """Return names in a registry that the graph does not use: suggestions for missing names."""
     if isinstance(registry, Checkpoint):
         below = registry.name and f"{registry.name}."
         names = [name.removeprefix(below) for name, _ in registry.items()]
     else:
-        # Whatever else they may be, only text can be what was meant.
+        # Keys of a mapping may be of any type; only text can be a misspelled name.
         names = [name for name in cast("Iterable[object]", registry) if isinstance(name, str)]
     return list(islice((name for name in names if name not in wanted), _MOST_NAMES))
 
@@ -325,7 +328,7 @@ def _refusal(
 ) -> EngineError:
     count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
     lines = "".join(f"\n  `{name}`: {problem.reason}" for name, problem in problems.items())
-    # A dictionary for its order.
+    # A dictionary removes duplicates and keeps the order.
     hints = dict.fromkeys(problem.hint for problem in problems.values() if problem.hint)
     hint = _REGISTRY if is_empty else "; ".join(hints)
     return EngineError(f"{count} of graph `{graph_name}` cannot be loaded:{lines}", hint=hint)

@@ -1,4 +1,4 @@
-"""Checks of devices against those of this machine."""
+"""Checks that devices exist on this machine and belong to a session."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ON_THE_CPU = "InferenceSession() runs on the CPU"
 
 
 def devices_of(given: object) -> tuple[DeviceRef, ...]:
-    """Return one or several given devices as a tuple; raises `EngineError` for anything else."""
-    # One is a record of two, and text is of letters: neither is a collection of devices.
+    """Return one device or several as a tuple; raises `EngineError` for any other value."""
+    # A `DeviceRef` is a tuple and text is a sequence, but neither is a collection of devices.
     if isinstance(given, DeviceRef | str) or not isinstance(given, Iterable):
         several: list[object] = [given]
     else:
@@ -32,7 +32,7 @@ def devices_of(given: object) -> tuple[DeviceRef, ...]:
 
 
 def require_devices(devices: Iterable[DeviceRef]) -> None:
-    """Raise `EngineError` if this machine, or its torch, lacks one of the devices."""
+    """Raise `EngineError` if this machine, or its build of torch, lacks one of the devices."""
     _require_torch()
     wanted = [device for device in devices if device.kind != "cpu"]
     if wanted:
@@ -50,7 +50,7 @@ def _require_torch() -> None:
 def _require_gpus(last: DeviceRef) -> None:
     import torch
 
-    # The builds for AMD have CUDA's names too.
+    # torch's builds for AMD use the names of CUDA too.
     if torch.version.cuda is None and torch.version.hip is None:
         raise EngineError(
             f"{last} is not available: torch {torch.__version__} was built without GPU support",
@@ -72,7 +72,7 @@ def _require_gpus(last: DeviceRef) -> None:
 def require_placed(
     graph_name: str, used: Iterable[DeviceRef], devices: Iterable[DeviceRef]
 ) -> None:
-    """Raise `EngineError` if a graph is placed on devices that a session does not have.
+    """Raise `EngineError` if a graph uses devices that a session does not have.
 
     The CPU is always available.
     """

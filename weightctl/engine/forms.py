@@ -1,4 +1,4 @@
-"""Weights in the form that a graph wants them in: numbers of a dtype, or blocks as bytes."""
+"""Weights in the form that a graph uses: values of a dtype, or blocks as bytes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _DTYPES = (
 
 
 class BindingProblem(NamedTuple):
-    """What keeps a weight from being loaded, and what to do about it."""
+    """The reason why a weight cannot be loaded, and a hint."""
 
     reason: str
     hint: str
 
 
 class ShardedWhole(NamedTuple):
-    """The weight that a shard is a `part` of, as `WeightForm` has a weight."""
+    """The whole weight that a shard is a `part` of, with the fields of `WeightForm`."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,12 +57,14 @@ class ShardedWhole(NamedTuple):
 
 
 class WeightForm(NamedTuple):
-    """What a graph uses a weight as; `name` is the whole one, `shape` that of its numbers.
+    """How a graph uses a weight: under which full `name`, in which dtype, and on which device.
 
-    A `quantization` says which blocks bare bytes are. With dtype uint8 it is these that are wanted,
-    not the numbers in them. `weight` is the `id` of the graph's `Weight`: a tree that gave it knows
-    what was asked for. Of a shard `whole` is what it may be cut from. Its elements start on a
-    multiple of `align` bytes. `second_names` are others that its value may be found by.
+    `shape` counts values, also for blocks. `quantization` is the encoding of a weight that is
+    stored as plain bytes; with dtype uint8 the graph uses the blocks themselves, with another dtype
+    the values in them. `weight` is the `id` of the graph's `Weight`, by which a tree finds what
+    `allocate` requested. For a shard, `whole` is the weight to cut it from. `align` is the
+    alignment of the data in bytes. `second_names` are other names under which a registry may have
+    the value.
     """
 
     name: str
@@ -77,7 +79,7 @@ class WeightForm(NamedTuple):
 
     @property
     def blocks(self) -> QuantizationEncoding | None:
-        """The blocks that it is, None for numbers."""
+        """The encoding of the blocks that the graph uses, None if it uses values."""
         return self.quantization if self.dtype is DType.uint8 else None
 
     def __str__(self) -> str:
@@ -86,10 +88,10 @@ class WeightForm(NamedTuple):
 
 
 def mismatch(info: TensorInfo, form: WeightForm) -> BindingProblem | None:
-    """Return what keeps a stored tensor from taking a form, None if nothing does.
+    """Return the reason why a stored tensor cannot be loaded in a form, None if it can.
 
-    Numbers take another dtype where that loses none of them. Blocks become numbers of any float
-    dtype; nothing becomes blocks, but bytes may be declared as such.
+    Values convert to another dtype only without loss. Blocks decode to any float dtype. Nothing is
+    encoded as blocks, but a tensor of plain bytes may be declared as blocks.
     """
     found = interpret_info(info, form)
     encoding, own = found.encoding, list(found.shape)
@@ -111,7 +113,10 @@ def _blocks_hint(blocks: QuantizationEncoding) -> str:
 
 
 def interpret_info(info: TensorInfo, form: WeightForm) -> TensorInfo:
-    """Return what a stored tensor is to a graph: as many bare bytes as its blocks take are they."""
+    """Return the info that a graph has of a stored tensor: plain bytes may be declared as blocks.
+
+    A uint8 tensor counts as the blocks of the form's `quantization` if its size in bytes matches.
+    """
     if form.quantization is None or info.encoding != DType.uint8.encoding:
         return info
     blocks = form.quantization.encoding
@@ -143,14 +148,14 @@ def _converts(encoding: Encoding, dtype: DType) -> bool:
 
 
 def is_kept_as_stored(info: TensorInfo, form: WeightForm) -> bool:
-    """Whether a weight that stays in memory stays there as it is stored: blocks do."""
+    """Whether a resident weight is kept in its stored encoding, as blocks are."""
     return interpret_info(info, form).encoding.dtype is None
 
 
 def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
-    """Return a stored tensor in a form, on the form's device and boundary.
+    """Return a stored tensor in a form, on its device and with its alignment.
 
-    Raises `EngineError` if its bytes are not elements of that dtype.
+    Raises `EngineError` if the stored bytes do not decode to that dtype.
     """
     return _align_tensor(_decode_tensor(stored, form), form.align)
 
@@ -161,7 +166,7 @@ def _decode_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
     if form.blocks is not None:
         return _in_rows(raw, form.blocks.encoding, form.shape).to(device)
     if encoding.dtype is None or encoding.dtype is DType.float4_e2m1fn:
-        # On the CPU, from which the numbers go to the device.
+        # Decode on the CPU, then copy the values to the device.
         rows = raw[None] if encoding.dtype else _in_rows(raw, encoding, form.shape)
         numbers = decode_blocks(rows, encoding, form.dtype)
     else:
@@ -173,7 +178,7 @@ def _decode_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
 
 
 def _align_tensor(tensor: Tensor, align: int) -> Tensor:
-    """Return a tensor whose elements start on a boundary: a copy where they do not yet."""
+    """Return a tensor whose data has the given alignment; copies it only if it does not have it."""
     if tensor.data_ptr() % align == 0:
         return tensor
     import torch

@@ -1,4 +1,4 @@
-"""Inputs of a run: arrays and numbers of the graph's input types, which give sizes to names."""
+"""Inputs of a run: arrays and scalars checked against the graph's input types, and named sizes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["has_names", "name_of", "prepare_inputs", "resolve_attributes", "size_of"]
 
-# Python does not write out the digits of any integer.
+# Integers with more bits are not printed: Python refuses to format very long ones.
 _LONG = 128
 _ROUNDED = "use `float(number)`, which rounds, unless the number is too large"
 
 
 def name_of(dim: Dim) -> str | None:
-    """Return the name that a dimension is, None for a size and for arithmetic."""
+    """Return the name of a dimension that is only a name, None for a size or an expression."""
     if dim.is_static:
         return None
     (name, *others) = dim.symbols
@@ -38,7 +38,8 @@ def name_of(dim: Dim) -> str | None:
 def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
     """Return the size of a dimension.
 
-    Raises `EngineError` if one of its names has none yet, and if it comes out as no size.
+    Raises `EngineError` if one of its names has no size yet, if the result is negative, or if the
+    expression divides by 0.
     """
     if dim.is_static:
         return int(dim)
@@ -57,12 +58,12 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
 
 
 def has_names(attributes: Mapping[str, Any]) -> bool:
-    """Whether there are dimensions with names in the attributes of an operation."""
+    """Whether the attributes of an operation contain dimensions with names."""
     return any(map(_has_names, attributes.values()))
 
 
 def resolve_attributes(attributes: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return attributes with a number for every dimension, and a tuple of them for a shape."""
+    """Return attributes with sizes instead of dimensions, and tuples of sizes instead of shapes."""
     return {key: _resolve_value(value, sizes) for key, value in attributes.items()}
 
 
@@ -87,10 +88,10 @@ def _resolve_value(content: Any, sizes: Mapping[str, int]) -> Any:
 def prepare_inputs(
     graph_name: str, types: Sequence[TensorType], given: Sequence[Any]
 ) -> tuple[list[Tensor], dict[str, int]]:
-    """Return the inputs of a graph on their devices, and the sizes that they give to names.
+    """Return the inputs of a graph on their devices, and the size of each named dimension.
 
-    Raises `EngineError` that names the input if one is not of its type, or if a name would
-    represent two sizes.
+    Raises `EngineError` that names the input if an input is not of its type, or if a name would
+    have two sizes.
     """
     if len(given) != len(types):
         raise EngineError(
@@ -134,7 +135,7 @@ def prepare_inputs(
 
 
 def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
-    """Return what is given for an input; raises `EngineError` if it is not of the input's type."""
+    """Return an input as a tensor; raises `EngineError` if it is not of the input's type."""
     is_scalar = isinstance(given, bool | int | float | complex) and not kind.rank
     try:
         tensor = _read_scalar(given, kind.dtype) if is_scalar else tensor_of(given)
@@ -149,10 +150,10 @@ def _read_input(number: int, kind: TensorType, given: Any) -> Tensor:
 
 
 def _read_scalar(number: complex, dtype: DType) -> Tensor:
-    """Return a number in a dtype; fractions are rounded to the nearest that it has.
+    """Return a scalar in a dtype, rounded to the nearest value if it is a fraction.
 
-    Raises `EngineError` if it has none: for integers that it does not hold exactly, for what is too
-    large, and for fractions in a dtype of integers.
+    Raises `EngineError` if the dtype cannot hold the scalar: an integer that it does not represent
+    exactly, a number that is too large, or a fraction in an integer dtype.
     """
     import torch
 
@@ -167,7 +168,7 @@ def _read_scalar(number: complex, dtype: DType) -> Tensor:
 
 
 def _is_held(number: complex, dtype: DType) -> bool:
-    """Whether a dtype holds a number, or a fraction near enough to it."""
+    """Whether a dtype can hold a scalar; fractions may be rounded."""
     if isinstance(number, complex):
         return dtype.is_complex and all(
             _is_held(part, dtype) for part in (number.real, number.imag)
@@ -183,7 +184,7 @@ def _is_held(number: complex, dtype: DType) -> bool:
 
 
 def _is_held_by_fractions(number: float, dtype: DType) -> bool:
-    """Whether a dtype of fractions does; integers are held exactly, or not."""
+    """Whether a float dtype can hold a real number: integers exactly, fractions rounded."""
     import torch
 
     kind = torch_dtype(dtype)
@@ -192,8 +193,8 @@ def _is_held_by_fractions(number: float, dtype: DType) -> bool:
             held: complex = torch.tensor(number, dtype=kind).item()
         except OverflowError:
             return False
-        return held == number or (isnan(number) and held != held)  # noqa: PLR0124  # of NaN alone
+        return held == number or (isnan(number) and held != held)  # noqa: PLR0124  # NaN only
     limits = torch.finfo(kind)
-    # What is nearer to the largest number than to the next, which is not there, is rounded to it.
+    # A number that exceeds the largest value by less than half a step is rounded to that value.
     reach = 1 + limits.eps / 4
     return limits.min * reach <= number <= limits.max * reach

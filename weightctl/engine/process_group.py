@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["Process", "processes"]
 
 _BY_TORCHRUN = "start the program with `torchrun --nproc-per-node 2 PROGRAM`, which sets them"
-# Where the processes meet remembers each group that there was: every one has a number of its own.
+# The rendezvous store keeps the keys of earlier groups, so each group gets a number of its own.
 _groups = count()
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """This process among `count` that were joined: its `rank`, from 0 on, and its device."""
+    """This process: its `rank` (from 0) in a group of `count` processes, and its device."""
 
     rank: int
     count: int
@@ -35,7 +35,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """What torchrun says of a process; the `local` ones are those of its machine."""
+    """What torchrun's environment variables state; the `local` fields are for this machine."""
 
     rank: int
     count: int
@@ -49,7 +49,7 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
 
     By default each process uses its own GPU if the machine has enough, and the CPU otherwise. No
     process waits longer than `timeout` seconds for another; if one fails or leaves early, the
-    others raise `EngineError` at the next value that they share. Raises `EngineError` if torchrun
+    others raise `EngineError` at the next collective operation. Raises `EngineError` if torchrun
     did not start this process, if the process is already in a group, if the device does not exist,
     or if other processes do not join.
     """
@@ -60,7 +60,7 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
     try:
         yield Process(started.rank, started.count, own)
     except BaseException:
-        # What has gone wrong is the news, not that others are gone too.
+        # Raise the original error, not a failure to leave a group whose other processes are gone.
         with suppress(RuntimeError):
             _leave()
         raise
@@ -134,10 +134,10 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
 
 
 def _meeting(started: _Started, timeout: float) -> Any:
-    """Return where the processes of this group tell each other how they are reached."""
+    """Return the store through which the processes of this group find each other."""
     from torch import distributed
 
-    # torch does not say what it has for this.
+    # torch has no annotations for `rendezvous` and `PrefixStore`.
     untyped: Any = distributed
     limit = timedelta(seconds=timeout)
     store, _, _ = next(untyped.rendezvous("env://", started.rank, started.count, timeout=limit))

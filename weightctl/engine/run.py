@@ -1,4 +1,4 @@
-"""Runs of a schedule, in which each value and each weight is dropped after its last use."""
+"""Execution of a schedule: each value and each weight is dropped after its last use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
 
-    Raises `EngineError` if an operation fails or gives what it should not.
+    Raises `EngineError` if an operation fails or its results differ from the graph's types.
     """
     import torch
 
@@ -41,25 +41,25 @@ def run(
 
 
 class _Running:
-    """The values that are alive, by slot, and the weights that are kept for the next operation."""
+    """A run in progress: the live values by slot, and the weights kept for the next operation."""
 
     def __init__(self, plan: Schedule, weights: BoundWeights, sizes: Mapping[str, int]) -> None:
         self._plan = plan
         self._weights = weights
         self._values: dict[int, Tensor] = {}
         self._kept: dict[WeightForm, Tensor] = {}
-        # The sizes that names stand for in each call, worked out when it is reached.
+        # The sizes of named dimensions by call, computed when the call is reached.
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
-        # The memory that somebody else will use again: the outputs must not share it.
+        # Addresses of memory that other code uses: outputs must not share it.
         self._borrowed: set[int] = set()
 
     def begin(self, inputs: Sequence[Tensor]) -> None:
-        """Put the inputs where the operations look for them."""
+        """Store the inputs in their slots."""
         self._values = dict(zip(self._plan.inputs, inputs, strict=True))
         self._borrowed |= {_memory(tensor) for tensor in inputs}
 
     def carry_out(self, number: int) -> None:
-        """Do one operation."""
+        """Run one operation and free the values that are no longer used."""
         operation = self._plan.operations[number]
         if operation.forms:
             self._expect_after(number)
@@ -92,7 +92,7 @@ class _Running:
             self._values.pop(slot, None)
 
     def outputs(self) -> list[Tensor]:
-        """Return what was asked for."""
+        """Return the outputs of the graph; those that share memory are copied."""
         found: list[Tensor] = []
         for place in self._plan.outputs:
             tensor = self._tensor(place).contiguous()
@@ -124,7 +124,7 @@ class _Running:
         return tensor
 
     def _expect_after(self, number: int) -> None:
-        """Have the weights read ahead that come after those of an operation."""
+        """Start reading ahead the weights of the next operation that uses weights."""
         keeps = self._plan.operations[number].keeps
         for operation in self._plan.operations[number + 1 :]:
             if forms := operation.forms:
@@ -150,7 +150,7 @@ class _Running:
         results: Sequence[Tensor],
         sizes: dict[str, int],
     ) -> None:
-        """Raise `EngineError` if results are not what the graph was told they would be."""
+        """Raise `EngineError` if results differ from the types in the graph."""
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
@@ -158,7 +158,8 @@ class _Running:
             if len(kind.shape) == result.ndim:
                 for dim, size in zip(kind.shape, result.shape, strict=True):
                     if (name := name_of(dim)) is not None:
-                        # A name that only this result gives a size to has it from here on.
+                        # A name without a size yet takes the size of this result for the rest of
+                        # the call.
                         sizes.setdefault(name, size)
             try:
                 shape = tuple(size_of(dim, sizes) for dim in kind.shape)

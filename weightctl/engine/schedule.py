@@ -1,4 +1,4 @@
-"""The schedule of a graph: operations in order, with calls expanded and unused ones removed."""
+"""The schedule of a graph: operations in order, calls expanded, unused operations removed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphRun", "Operation", "Place", "Schedule", "schedule"]
 
-# Where a value is found: in a slot, or as a weight, which is only loaded when it is used.
+# Where an operand is: in a slot, or in the registry as a weight, which is loaded on use.
 Place: TypeAlias = "int | WeightForm"
 
 
 class GraphRun(NamedTuple):
-    """A run of a graph: the whole one, or a subgraph called by a run; `names` in terms of that."""
+    """A run of a graph: the whole graph, or one call of a subgraph.
+
+    `caller` is the number of the run that calls it, -1 for the whole graph. `prefix` precedes the
+    names of placeholder weights. `names` gives the subgraph's named dimensions in terms of the
+    caller's.
+    """
 
     caller: int
     name: str
@@ -37,10 +42,10 @@ class GraphRun(NamedTuple):
 
 @dataclass(slots=True)
 class Operation:
-    """One operation to carry out.
+    """One operation to run.
 
-    `call` is the number of the run it belongs to. After it, the slots it `frees` are read no more,
-    and the weights it `keeps` are wanted again before any other.
+    `call` is the number of the run that it is part of. After the operation, the slots in `frees`
+    are not read again, and the weights in `keeps` are used by the next operation that uses weights.
     """
 
     op: Op
@@ -57,18 +62,18 @@ class Operation:
 
     @property
     def forms(self) -> list[WeightForm]:
-        """The weights that it uses."""
+        """The weights that the operation uses."""
         return [place for place in self.inputs if isinstance(place, WeightForm)]
 
     @property
     def table(self) -> WeightForm | None:
-        """The weight that it picks rows of, by the numbers which its second input gives."""
+        """The weight whose rows the operation picks; the second input has the row numbers."""
         first = self.inputs[0] if self.op.picks_rows else None
         return first if isinstance(first, WeightForm) else None
 
 
 class Schedule(NamedTuple):
-    """The operations of a graph, where its inputs go, and where its outputs are found."""
+    """The operations of a graph, the slots of its inputs, and the places of its outputs."""
 
     inputs: tuple[int, ...]
     operations: tuple[Operation, ...]
@@ -77,16 +82,16 @@ class Schedule(NamedTuple):
 
     @property
     def forms(self) -> list[WeightForm]:
-        """The weights that are used, each once for each form."""
+        """The weights that are used, each form listed once."""
         used = [form for operation in self.operations for form in operation.forms]
         given = [place for place in self.outputs if isinstance(place, WeightForm)]
         return list(dict.fromkeys([*used, *given]))
 
 
 def schedule(graph: Graph) -> Schedule:
-    """Return the operations of a graph, those of its subgraphs at each call.
+    """Return the operations of a graph; those of a subgraph are repeated for each call.
 
-    Raises `EngineError` for a weight whose size is not known.
+    Raises `EngineError` if a weight has a dimension without a fixed size.
     """
     inputs = tuple(range(len(graph.inputs)))
     unfolding = _Unfolding(len(inputs))
@@ -97,7 +102,7 @@ def schedule(graph: Graph) -> Schedule:
 
 
 class _Unfolding:
-    """The operations found so far, with slots counted through all calls, from the inputs' on."""
+    """Collects the operations of a graph and of its calls, with one numbering of the slots."""
 
     def __init__(self, slots: int) -> None:
         self.operations: list[Operation] = []
@@ -105,7 +110,7 @@ class _Unfolding:
         self._slots = slots
 
     def run(self, graph: Graph, inputs: Sequence[Place], call: GraphRun) -> tuple[Place, ...]:
-        """Add the operations of a graph with these inputs; return where its outputs are."""
+        """Add the operations of a graph for the given inputs; return the places of its outputs."""
         number = len(self.calls)
         self.calls.append(call)
         places: dict[int, Place] = {}
@@ -149,7 +154,7 @@ class _Unfolding:
         attributes = resolve_attributes(node.attributes, {}) if is_resolved else node.attributes
         types = tuple(value.type for value in node.outputs)
         op = OPS[node.op]
-        # Those without one, calls and dequantized weights, are not operations of a schedule.
+        # Only calls and `dequantize` have no `lower`, and they do not become operations.
         lower = cast("Callable[..., Any]", op.lower)
         self.operations.append(
             Operation(op, node.path, number, lower, given, attributes, is_resolved, slots, types)
@@ -158,7 +163,7 @@ class _Unfolding:
 
 
 def _names(inputs: Sequence[Value], given: Sequence[Value]) -> dict[str, Dim]:
-    """Return what the names of a subgraph's dimensions are to its caller."""
+    """Return the caller's dimension for each named dimension of a subgraph's inputs."""
     return {
         name: dim
         for value, other in zip(inputs, given, strict=True)
@@ -174,7 +179,7 @@ def _form(node: GraphNode, prefix: str) -> WeightForm:
     kind = node.outputs[0].type
     encoding, weight = attributes["encoding"], id(attributes["weight"])
     whole = _whole(attributes["cut_from"], prefix)
-    # Blocks stay where they were read, and go to the device as numbers.
+    # Blocks stay on the CPU; their decoded values go to the device.
     device = kind.device if encoding is None else CPU
     align = attributes["align"]
     before = prefix if attributes["is_placeholder"] else ""
@@ -184,7 +189,7 @@ def _form(node: GraphNode, prefix: str) -> WeightForm:
 
 
 def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
-    """Return what a shard is a part of, None for a weight that is not a shard."""
+    """Return the whole weight that a shard is cut from, None for a weight that is not a shard."""
     if cut is None:
         return None
     before = prefix if cut.is_placeholder else ""
@@ -193,8 +198,8 @@ def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
 
 
 def _numbers(node: GraphNode, place: Place) -> WeightForm:
-    """Return a weight as numbers, decoded where they are used, whatever it is stored as."""
-    # Nothing but weights is blocks.
+    """Return the form of a dequantized weight: values, decoded on use from any stored encoding."""
+    # `dequantize` takes weights only, so the place is a form.
     blocks = cast("WeightForm", place)
     kind = node.outputs[0].type
     sizes = _require_static(kind.shape, blocks.name)
@@ -212,7 +217,7 @@ def _require_static(shape: Shape, name: str) -> tuple[int, ...]:
 
 
 def _drop_unused(operations: Sequence[Operation], outputs: Sequence[Place]) -> list[Operation]:
-    """Return the operations whose results somebody reads, here or elsewhere."""
+    """Return the operations whose results are used, or that have another effect."""
     wanted = set(outputs)
     kept: list[Operation] = []
     for operation in reversed(operations):
@@ -223,7 +228,7 @@ def _drop_unused(operations: Sequence[Operation], outputs: Sequence[Place]) -> l
 
 
 def _is_seen(operation: Operation) -> bool:
-    """Whether people see what an operation does, or processes wait for it."""
+    """Whether an operation has a visible effect, or exchanges values with other processes."""
     ranks: int | None = operation.attributes.get("ranks")
     return operation.op.is_seen or (ranks or 0) > len(operation.inputs)
 
@@ -231,7 +236,7 @@ def _is_seen(operation: Operation) -> bool:
 def _end_lives(
     operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[Place]
 ) -> None:
-    """Tell every operation which values and weights nobody needs after it."""
+    """Set `frees` and `keeps` of every operation."""
     alive: set[Place] = set(outputs)
     later: frozenset[WeightForm] = frozenset(
         place for place in outputs if isinstance(place, WeightForm)

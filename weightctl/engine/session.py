@@ -1,4 +1,4 @@
-"""Graphs, loaded with their weights and run."""
+"""Sessions, which load graphs with their weights and run them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class InferenceSession:
         """Return the graph with its weights, ready to run.
 
         `weights_registry` is a checkpoint's tree, or a mapping from names to nodes of trees,
-        `WeightData` or arrays; it may have more entries than the graph uses. It takes the same
+        `WeightData` or arrays; it may have more entries than the graph uses. It accepts the same
         values as `Module.load_state_dict`: in the dtypes of the weights or dtypes that convert
-        without loss, at any address, and under any path of a shared weight. Each weight is read
-        when its operation runs and dropped afterwards, so a model may be larger than memory; of an
-        embedding table only the needed rows are read. `resident` weights are read once, now, and
-        kept: numbers on their device, blocks as they are stored. Raises `EngineError` that names
+        without loss, at any alignment, and under any name of a shared weight. Each weight is read
+        when its operation runs and dropped afterwards, so a model may be larger than memory; only
+        the needed rows of an embedding table are read. With `resident`, weights are read once, now,
+        and kept: values on their device, blocks as they are stored. Raises `EngineError` that names
         all weights which are missing or do not fit, and if the graph is placed on a device that the
         session does not have.
         """
@@ -90,16 +90,16 @@ class LoadedGraph:
         """Run the graph on inputs and return its outputs.
 
         Inputs are NumPy arrays, torch tensors, `Buffer`s and other objects that support DLPack,
-        numbers if the rank is 0, or a single list or tuple of these. Outputs are on the devices
-        where the graph computes them. Raises `EngineError` for inputs that are not of the graph's
+        numbers for inputs of rank 0, or a single list or tuple of these. Outputs are on the devices
+        where the graph computes them. Raises `EngineError` if the inputs are not of the graph's
         types, and, with the operation, the layer and the shapes, if torch fails.
         """
         if len(inputs) == 1 and isinstance(inputs[0], list | tuple):
-            # What is in it is looked at as any input is.
+            # Each element is checked like a separate argument.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
         results = run(self._schedule, self._weights, tensors, sizes)
-        # Numbers of a file that was written to meanwhile are nobody's.
+        # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]
         return [make_result_buffer(*each) for each in zip(results, devices, strict=True)]

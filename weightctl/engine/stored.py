@@ -1,4 +1,4 @@
-"""Stored weights, and parts of them: bytes in the files of a checkpoint, or in memory."""
+"""Stored weights and parts of them: bytes in the files of a checkpoint, or in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["InFiles", "InMemory", "StoredWeight", "slice_weight", "to_stored_weight"]
 
-# Of what is in more pieces the system is not told beforehand.
+# Reading ahead is not requested for a part in more byte ranges than this.
 _PIECES = 8
 
 
@@ -36,17 +36,17 @@ class StoredWeight(Protocol):
 
     @property
     def info(self) -> TensorInfo:
-        """Its logical shape and its encoding."""
+        """The logical shape and the encoding."""
         ...
 
     @property
     def key(self) -> Hashable:
-        """A key that is equal for all names of the same tensor."""
+        """A key that is equal for all names of one tensor."""
         ...
 
     @property
     def source(self) -> Source | None:
-        """What it is read from; None for what is in memory."""
+        """The source that the tensor is read from; None if it is in memory."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class StoredWeight(Protocol):
         ...
 
     def raw(self) -> Tensor:
-        """Return its bytes as a tensor of uint8 with one dimension."""
+        """Return the bytes as a uint8 tensor of one dimension."""
         ...
 
     def expect(self) -> None:
@@ -72,16 +72,16 @@ class InFiles:
 
     @property
     def key(self) -> Hashable:
-        """The source and its name for the tensor."""
+        """The source, and the name of the tensor in it."""
         return (id(self.source), self.info.name)
 
     @property
     def is_borrowed(self) -> bool:
-        """False: the bytes that were read belong to the reader."""
+        """False: the bytes are read into new memory."""
         return False
 
     def raw(self) -> Tensor:
-        """Return the bytes, read into memory of their own."""
+        """Read the bytes into new memory and return them."""
         import torch
 
         made = torch.empty(self.info.nbytes, dtype=torch.uint8)
@@ -90,7 +90,7 @@ class InFiles:
         return made
 
     def rows(self, numbers: Sequence[int]) -> InMemory:
-        """Return some of its rows; no other is read."""
+        """Return the rows with these numbers; only they are read."""
         import torch
 
         info = self.info._replace(shape=(len(numbers), *self.info.shape[1:]))
@@ -103,7 +103,7 @@ class InFiles:
         return InMemory(info, made)
 
     def expect(self) -> None:
-        """Have the system read the file ahead."""
+        """Ask the operating system to read the tensor ahead."""
         if (span := self.source.file_range(self.info.name)) is not None:
             span.expect()
 
@@ -123,11 +123,11 @@ class InMemory:
 
     @property
     def key(self) -> Hashable:
-        """Where its bytes lie, and what they are."""
+        """The address of the bytes, the shape and the encoding."""
         return (self._raw.device, self._raw.data_ptr(), self.info.shape, self.info.encoding)
 
     def raw(self) -> Tensor:
-        """Return the bytes themselves."""
+        """Return the bytes without a copy."""
         return self._raw
 
     def expect(self) -> None:
@@ -135,7 +135,10 @@ class InMemory:
 
 
 class InMapping(InFiles):
-    """A tensor in a mapping of its file: read from the file until the mapping may be written to."""
+    """A memory-mapped tensor; it is read from the file while the mapping is not shared.
+
+    Other code that has the mapping may have written to it: then the mapped bytes are used.
+    """
 
     def __init__(self, info: TensorInfo, buffer: FileBuffer) -> None:
         super().__init__(buffer.source, buffer.name)
@@ -144,24 +147,24 @@ class InMapping(InFiles):
 
     @property
     def key(self) -> Hashable:
-        """The mapping, which may differ from its file, and what its bytes are."""
+        """The mapping, whose bytes may differ from the file, and the tensor's info."""
         return (id(self._buffer), self.info)
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether other code has the memory."""
+        """Whether other code has the mapping."""
         return self._buffer.is_shared
 
     def raw(self) -> Tensor:
-        """Return the bytes, read again, or the mapped ones if other code has them."""
+        """Return the bytes: the mapped ones if other code has the mapping, or read again."""
         return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
 
 
 def to_stored_weight(given: object, name: str) -> StoredWeight:
-    """Return what is stored as an entry of a registry: a `Checkpoint` node, data or an array.
+    """Return the stored weight of a registry's entry: a `Checkpoint` node, data or an array.
 
     Raises `MissingTensorError` for a node without a tensor and for data that is only declared, and
-    `EngineError` for what is not an array.
+    `EngineError` if the entry is not an array.
     """
     if isinstance(given, Checkpoint):
         info, header = info_of(given), header_of(given)
@@ -188,7 +191,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def slice_weight(place: StoredWeight, whole: TensorInfo, part: Part) -> StoredWeight:
-    """Return a part of a stored tensor, which is to be understood as `whole`."""
+    """Return a part of a stored tensor, with `whole` as the tensor's info."""
     if not part:
         return place
     if isinstance(place, InFiles):
@@ -197,7 +200,7 @@ def slice_weight(place: StoredWeight, whole: TensorInfo, part: Part) -> StoredWe
 
 
 class _Slice:
-    """A part of a tensor that is in memory, or made."""
+    """A part of a tensor that is in memory or computed."""
 
     def __init__(self, place: StoredWeight, whole: TensorInfo, part: Part) -> None:
         self._place, self._whole, self._part = place, whole, part
@@ -206,25 +209,25 @@ class _Slice:
 
     @property
     def key(self) -> Hashable:
-        """The tensor and the part."""
+        """The key of the tensor, and the part."""
         return (self._place.key, self._part)
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the tensor is: a part may be the same memory."""
+        """Whether the tensor is borrowed: the part may share its memory."""
         return self._place.is_borrowed
 
     def raw(self) -> Tensor:
-        """Return the part's bytes, themselves where they follow one another."""
+        """Return the part's bytes, without a copy if they are contiguous."""
         return _cut(self._place.raw(), self._whole, self._part)
 
     def expect(self) -> None:
-        """Say that the tensor will be wanted."""
+        """Announce that the data of the tensor is needed soon."""
         self._place.expect()
 
 
 class _FileSlice(InFiles):
-    """A part of a tensor of a source, read again each time."""
+    """A part of a tensor in a file, read on each use."""
 
     def __init__(self, place: InFiles, whole: TensorInfo, part: Part) -> None:
         super().__init__(place.source, place.info.name)
@@ -233,22 +236,22 @@ class _FileSlice(InFiles):
 
     @property
     def key(self) -> Hashable:
-        """The tensor and the part."""
+        """The key of the tensor, and the part."""
         return (self._place.key, self._part)
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether somebody else has the memory of the tensor."""
+        """Whether other code has the memory of the tensor."""
         return self._place.is_borrowed
 
     def raw(self) -> Tensor:
-        """Return the part's bytes, read again, or those in memory that somebody else has."""
+        """Return the part's bytes, read from the file unless other code has the tensor's memory."""
         if self.is_borrowed:
             return _cut(self._place.raw(), self._whole, self._part)
         return super().raw()
 
     def expect(self) -> None:
-        """Have the system read the part ahead, where it is in few pieces."""
+        """Ask the operating system to read the part ahead if it has few byte ranges."""
         span = self.source.file_range(self.info.name)
         pieces = list(islice(runs(self._whole, self._part), _PIECES + 1))
         if span is not None and len(pieces) <= _PIECES:
@@ -263,7 +266,7 @@ class _FileSlice(InFiles):
 
 
 def _cut(raw: Tensor, whole: TensorInfo, part: Part) -> Tensor:
-    """Return the bytes of a part of a tensor's bytes."""
+    """Return the bytes of a part, cut from the bytes of the whole tensor."""
     import torch
 
     found = raw.reshape(byte_shape(whole))

@@ -54,7 +54,9 @@ class RopeScaling:
                 hint=f"use one of {', '.join(known)}",
             )
         if not self.factor > 0:
-            raise GraphError(f"a scaling factor of {self.factor:g} is not valid")
+            raise GraphError(
+                f"a RoPE scaling factor of {self.factor:g} is not valid: it must be greater than 0"
+            )
         if self.kind != "linear" and self.original_context <= 0:
             raise GraphError(
                 f"{self.kind} scaling needs the original context length",

@@ -122,7 +122,7 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
     if counts != [pairs, pairs] and not (is_gguf and counts == [0, 0]):
         raise ValueError(
             f"`longrope` has {counts[0]} values in `short_factor` and {counts[1]} in "
-            f"`long_factor` for {pairs} pairs of rotary dimensions"
+            f"`long_factor`, but there are {pairs} pairs of rotary dimensions: each needs one value"
         )
     return factors
 

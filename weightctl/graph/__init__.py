@@ -1,6 +1,6 @@
 """Graphs of operations on tensors, whose shapes are checked as they are built.
 
-An engine runs them; here nothing is computed.
+This package computes nothing; `weightctl.engine` runs graphs.
 """
 
 from __future__ import annotations

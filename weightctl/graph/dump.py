@@ -1,4 +1,4 @@
-"""Graphs as text that people read."""
+"""Graphs as readable text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["dump"]
 
-# More numbers of a constant than these are only counted.
+# Constants with more elements are shown by their number of elements.
 _MOST_NUMBERS = 8
 
 
 def dump(graph: Graph) -> str:
-    """Return a line for each operation, with its results' types and the layer that added it.
+    """Return a line for each operation, with the types of its results and the layer that added it.
 
     Subgraphs follow, each once, however often they are called.
     """

@@ -32,7 +32,7 @@ __all__ = ["CutFrom", "Graph", "GraphNode"]
 
 
 class GraphNode(NamedTuple):
-    """One operation of a graph; `path` is that of the layer which added it, or empty."""
+    """One operation of a graph; `path` is the path of the layer that added it, or empty."""
 
     op: str
     inputs: tuple[Value, ...]
@@ -42,7 +42,10 @@ class GraphNode(NamedTuple):
 
 
 class CutFrom(NamedTuple):
-    """The weight that a shard is a part of, and which one it is; named as a graph's weights are."""
+    """The whole weight that a shard is cut from, and the shard's `part` of it.
+
+    Names and `is_placeholder` are relative to the graph's `weight_prefix`, as for other weights.
+    """
 
     name: str
     is_placeholder: bool
@@ -53,7 +56,7 @@ class CutFrom(NamedTuple):
 
 
 class _Current:
-    """Gives the graph of the innermost open `with`."""
+    """A descriptor that returns the graph of the innermost open `with`."""
 
     def __get__(self, _: object, __: object) -> Graph:
         return current_graph()
@@ -62,10 +65,10 @@ class _Current:
 class Graph:
     """Operations on values, in the order they were added in `with Graph(...) as graph:`.
 
-    `input_types` are those of `inputs`, which may have dimensions with names. Every operation adds
-    itself to the graph whose `with` is open, `Graph.current`. A graph may be entered again.
-    `weight_prefix` is what a subgraph leaves out at the start of its weights' names, for every
-    `ops.call` to put in, and `parent` the graph that it is a subgraph of.
+    `input_types` are the types of `inputs` and may have named dimensions. Every operation is added
+    to the graph whose `with` is open, `Graph.current`. A graph may be entered again.
+    `weight_prefix` is the start of weight names that a subgraph leaves open: each `ops.call`
+    replaces it by its own prefix. `parent` is the graph that this one is a subgraph of.
     """
 
     current = _Current()
@@ -85,12 +88,12 @@ class Graph:
         self.outputs: tuple[Value, ...] = ()
         self.subgraphs: dict[str, Graph] = {}
         self.weights_by_name: dict[str, Weight] = {}
-        # Of each weight its value, by the identity of the weight; the nodes keep them alive.
+        # The value of each weight, by the identity of the weight; the nodes keep the weights alive.
         self._weight_values: dict[int, Value] = {}
         self._weight_nodes: dict[int, GraphNode] = {}
-        # The numbers of quantized weights, by the number of a weight's value and their dtype.
+        # Dequantized weights, by the number of the quantized value and the dtype.
         self.dequantized: dict[tuple[int, DType], Value] = {}
-        # Made when it is asked for.
+        # Created on first use.
         self._weights: Checkpoint | None = None
         self._count = 0
         self.inputs: list[Value] = [
@@ -106,13 +109,13 @@ class Graph:
         graphs.set(graphs.get()[:-1])
 
     def output(self, *values: ValueLike) -> None:
-        """Make these values what the graph gives, in this order.
+        """Set the outputs of the graph, in this order.
 
-        Raises `GraphError` for the values of another graph, or if that was said before.
+        Raises `GraphError` for values of another graph, or if the outputs are already set.
         """
         if self.outputs:
             raise GraphError(f"graph `{self.name}` already has outputs")
-        # It may be anything: a caller's types are not checked.
+        # The value may be of any type: a caller's types are not checked.
         given: tuple[Any, ...] = values
         if len(given) == 1 and (is_list(given[0]) or is_tuple(given[0])) and _has_value(given[0]):
             raise GraphError(
@@ -123,12 +126,12 @@ class Graph:
             self.outputs = tuple(self._numbers(self.value_of(value)) for value in values)
 
     def add_weight(self, weight: Weight) -> Value:
-        """Add a weight as it is now, where it is not there yet, and return its value.
+        """Add a weight in its current state, unless the graph has it, and return its value.
 
-        What is changed about the weight later does not change the graph. Raises `GraphError` if
-        another weight has its name, also in a subgraph, if it has another name than when it was
-        added, and if it would be the weight of one layer in a subgraph that represents several, and
-        `ArgumentTypeError` for what is not a weight.
+        Later changes of the weight do not change the graph. Raises `GraphError` if another weight
+        has the same name, also in a subgraph, if the weight was renamed after it was added, or if a
+        subgraph that is called for several layers would use the weight of one layer. Raises
+        `ArgumentTypeError` if the argument is not a weight.
         """
         _require_weight(weight)
         before = self._weight_values.get(id(weight))
@@ -158,25 +161,25 @@ class Graph:
         return value
 
     def weight_node(self, value: Value) -> GraphNode | None:
-        """Return the node that a value of this graph is a weight by, None for what is computed.
+        """Return the node of a value that is a weight, None for a computed value.
 
-        Its attributes are what the weight was when it was added: `name`, without the graph's
-        `weight_prefix` where `is_placeholder`; the `original` type of its numbers, on the weight's
-        device; the `encoding` of its blocks, or None; what a shard is `cut_from`, or None; the
-        boundary in bytes on which it starts, `align`; its `second_names`, written as `name` is; and
-        the `weight` itself.
+        Its attributes describe the weight when it was added: `name`, without the graph's
+        `weight_prefix` if `is_placeholder`; `original`, the type of its values on the weight's
+        device; `encoding`, the encoding of its blocks or None; `cut_from`, the whole weight of a
+        shard or None; `align`, the alignment of its data in bytes; `second_names`, in the form of
+        `name`; and `weight`, the weight itself.
         """
         return self._weight_nodes.get(value.number)
 
     def weight_of(self, value: Value) -> Weight | None:
-        """Return the weight that a value of this graph is, None for what is computed."""
+        """Return the weight that a value of this graph is, None for a computed value."""
         node = self.weight_node(value)
         return None if node is None else node.attributes["weight"]
 
     def weights(self) -> Checkpoint:
-        """Return the graph's own tree, in which `allocate` declares weights by their place.
+        """Return the graph's own tree, whose `allocate` declares weights by their path.
 
-        It is the same tree each time, so that one name is one weight.
+        It is the same tree each time, so each name is one weight.
         """
         if self._weights is None:
             from weightctl.weights.from_arrays import declare_weights
@@ -187,9 +190,9 @@ class Graph:
     def add_subgraph(
         self, name: str, input_types: Iterable[TensorType], weight_prefix: str = ""
     ) -> Graph:
-        """Make a graph that this one calls; raises `GraphError` if one has the name already.
+        """Create a graph that this one can call; raises `GraphError` if the name is taken.
 
-        Without a `weight_prefix` it has that of this graph.
+        By default its `weight_prefix` is that of this graph.
         """
         if name in self.subgraphs:
             raise GraphError(
@@ -206,8 +209,8 @@ class Graph:
     ) -> tuple[Value, ...]:
         """Add an operation and return its results.
 
-        Raises `GraphError`, which names the operation, what it was given, and the layer that is
-        being called, if they do not fit.
+        Raises `GraphError` that names the operation, its arguments and the current layer if the
+        arguments do not fit.
         """
         record = OPS[op]
         with refusing(attributes.get("function", op), *inputs):
@@ -217,12 +220,12 @@ class Graph:
             if not record.crosses_devices:
                 _refuse_devices(types)
             found = record.infer(*types, **attributes)
-        # One type, or a tuple of them.
+        # `infer` returns one type, or a tuple of types.
         results = found if isinstance(found, tuple) else (found,)
         return self._add(op, tuple(values), attributes, results)
 
     def value_of(self, value: ValueLike | Shape, like: Value | None = None) -> Value:
-        """Return what is given as a value of this graph; numbers take the dtype of `like`.
+        """Return an argument as a value of this graph; Python numbers take the dtype of `like`.
 
         Raises `GraphError` for a value of another graph.
         """
@@ -244,7 +247,7 @@ class Graph:
         return constant(value, device=like.device)
 
     def dump(self) -> str:
-        """Return the operations as text, a line for each, those of subgraphs after."""
+        """Return the operations as text, one per line, followed by those of subgraphs."""
         from weightctl.graph.dump import dump
 
         return dump(self)
@@ -275,7 +278,7 @@ class Graph:
     def _values(self, inputs: Sequence[ValueLike], *, takes_blocks: bool) -> list[Value]:
         like = next((given for given in inputs if isinstance(given, Value)), None)
         if like is not None and not all(isinstance(given, Value) for given in inputs):
-            # Numbers beside a quantized weight are of its numbers' type, not of its bytes'.
+            # Numbers next to a quantized weight take the dtype of its values, not of its bytes.
             like = self._numbers(self.value_of(like))
         values = [self.value_of(given, like) for given in inputs]
         return values if takes_blocks else [self._numbers(value) for value in values]
@@ -314,7 +317,7 @@ def _has_value(given: Iterable[object]) -> bool:
 
 
 def _second_names(graph: Graph, weight: Weight, *, is_open: bool) -> tuple[str, ...]:
-    """Return the other names of a weight that are placeholders where its name is one."""
+    """Return the second names of a weight that are placeholders if its first name is one."""
     return tuple(
         name.removeprefix(graph.weight_prefix) if is_open else name
         for name in weight.second_names
@@ -373,7 +376,7 @@ def _refuse_loss(number: float, like: Value) -> None:
         )
     if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):
         raise GraphError(
-            f"{number} cannot be combined with {like.type}: its fraction would be lost",
+            f"the float {number} cannot be combined with {like.type}, which stores only integers",
             hint="cast the tensor to a float dtype first",
         )
 

@@ -1,4 +1,4 @@
-"""Graphs inside of graphs: their calls of each other, and the names of their weights in all."""
+"""Nested graphs: which graph calls which, and the names of weights across all of them."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ __all__ = [
 
 
 class WeightName(NamedTuple):
-    """What a graph calls a weight: by its full name, or by what follows the prefix of a call."""
+    """The name of a weight in a graph: a full name, or the part after the prefix of a call."""
 
     name: str
     is_placeholder: bool
 
     def add_prefix(self, prefix: str, *, stays_open: bool) -> WeightName:
-        """Return what a graph that calls the weight's graph with this prefix calls it."""
+        """Return the name of the weight in a graph that calls this one with a prefix."""
         if not self.is_placeholder:
             return self
         return WeightName(prefix + self.name, stays_open)
 
 
 def is_placeholder(graph: Graph, name: str) -> bool:
-    """Whether a weight of this name represents another in each call of a graph."""
+    """Whether the name starts with the graph's prefix, so that each call uses another weight."""
     return graph.weight_prefix != "" and name.startswith(graph.weight_prefix)
 
 
 def weight_names(graph: Graph) -> set[WeightName]:
-    """Return what a graph calls the weights that it and all graphs it calls use."""
+    """Return the names of the weights of a graph and of all graphs that it calls."""
     return _weight_names(graph, {})
 
 
 def calls(graph: Graph, wanted: Graph) -> bool:
-    """Whether a graph is another, or calls it, itself or by those it calls."""
+    """Whether a graph is `wanted`, or calls it directly or indirectly."""
     seen: dict[int, Graph] = {}
     left = [graph]
     while left:
@@ -61,7 +61,7 @@ def calls(graph: Graph, wanted: Graph) -> bool:
 
 
 def refuse_fixed_name(graph: Graph, name: str) -> None:
-    """Raise `GraphError` for a full name that would be one layer's in a graph of many layers."""
+    """Raise `GraphError` if a full name is used in a graph that represents several layers."""
     for outer in _enclosing(graph):
         if is_placeholder(outer, name):
             raise GraphError(
@@ -73,7 +73,7 @@ def refuse_fixed_name(graph: Graph, name: str) -> None:
 
 
 def refuse_renamed(graph: Graph, weight: Weight) -> None:
-    """Raise `GraphError` for a weight that a graph has under another name than it has now."""
+    """Raise `GraphError` if a weight was renamed after the graph took it."""
     if graph.weights_by_name.get(weight.name) is weight:
         return
     known = next(name for name, found in graph.weights_by_name.items() if found is weight)
@@ -85,9 +85,9 @@ def refuse_renamed(graph: Graph, weight: Weight) -> None:
 
 
 def refuse_second_weight(graph: Graph, weight: Weight) -> None:
-    """Raise `GraphError` if another weight has this one's name, also in another subgraph.
+    """Raise `GraphError` if another weight has the same name, also in another subgraph.
 
-    In another subgraph the names of placeholders do not count, which are not those they load by.
+    Placeholder names in other subgraphs do not count: weights are not loaded by those names.
     """
     name = weight.name
     *_, root = _enclosing(graph)
@@ -124,7 +124,7 @@ def _weight_names(graph: Graph, known: dict[int, set[WeightName]]) -> set[Weight
 
 
 def _enclosing(graph: Graph) -> Iterator[Graph]:
-    """Yield a graph, the one that it is a subgraph of, and so on to the outermost."""
+    """Yield a graph, the graph that it is a subgraph of, and so on to the outermost."""
     outer: Graph | None = graph
     while outer is not None:
         yield outer

@@ -1,4 +1,4 @@
-"""The documented place of `QuantizationEncoding`."""
+"""The documented import path of `QuantizationEncoding`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph that a program builds, the layer that it is in, and refusals that name the layer."""
+"""The graph that is being built, the current layer, and errors that name the layer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 __all__ = ["current_graph", "graphs", "layer_path", "module_path", "refusing", "sizing"]
 
-# The graphs whose `with` is open, the innermost last.
+# The graphs whose `with` is open, outermost first.
 graphs: ContextVar[tuple[Graph, ...]] = ContextVar("graphs", default=())
 
-# Gives the path of the layer that is being called, such as `layers.3.mlp.down`.
+# A function that returns the path of the layer being called, such as `layers.3.mlp.down`.
 module_path: ContextVar[Callable[[], str] | None] = ContextVar("module_path", default=None)
 
-# Whether an op that is being added will say what was refused.
+# Whether an outer `refusing` will describe the error.
 _is_refusing: ContextVar[bool] = ContextVar("is_refusing", default=False)
 
 
 def current_graph() -> Graph:
-    """Return the graph of the innermost open `with`; `GraphError` outside of all."""
+    """Return the graph of the innermost open `with`; raises `GraphError` if none is open."""
     found = graphs.get()
     if not found:
         raise GraphError("no graph is open", hint="call it inside `with Graph(...) as graph:`")
@@ -36,18 +36,18 @@ def current_graph() -> Graph:
 
 
 def layer_path() -> str:
-    """Return the path of the layer being called, empty outside of all."""
+    """Return the path of the layer being called, empty if none is."""
     path = module_path.get()
     return path() if path is not None else ""
 
 
 @contextmanager
 def refusing(op: str, *inputs: object, **attributes: object) -> Generator[None]:
-    """Have a `GraphError` inside say which op refused, which types, and in which layer.
+    """Add the op, the types of its inputs and the current layer to a `GraphError` raised inside.
 
-    Of ops that are added by other ops the outermost is named. Inputs that have no types, such as
-    numbers, are left out. Python's own errors, which attributes of wrong types lead to, become
-    a `GraphError` too.
+    If an op adds other ops, the error names the outermost one. Inputs without a type, such as
+    numbers, are left out. Python's own errors, which attributes of wrong types cause, become a
+    `GraphError` too.
     """
     if _is_refusing.get():
         yield
@@ -81,7 +81,7 @@ def _describe_failure(op: str, inputs: Iterable[object], reason: str) -> str:
 
 @contextmanager
 def sizing(op: str, *inputs: object) -> Generator[None]:
-    """Have what is not a dimension or shape refused as `refusing` does, where these are made."""
+    """Add the same to errors about dimensions and shapes, with a hint on valid dimensions."""
     with refusing(op, *inputs):
         try:
             yield

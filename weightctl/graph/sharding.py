@@ -1,4 +1,4 @@
-"""Strategies that cut a weight for several devices."""
+"""Strategies for sharding a weight across devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ShardingStrategy", "Strategy", "TensorParallel", "require_strategy"]
 
 
-# What need not be said, by strategy.
+# Default settings of strategies, which `repr` leaves out.
 _OMITTED: dict[str, dict[str, Any]] = {
     "stacked_qkv": {"axis": 0},
     "head_aware_columnwise": {"kv_heads": None, "axis": 1},
@@ -30,11 +30,11 @@ _OMITTED: dict[str, dict[str, Any]] = {
 
 
 class Strategy(Protocol):
-    """A way to cut a weight into one shard for each of a number of devices."""
+    """A way to cut a weight into one shard per device."""
 
     @property
     def devices(self) -> int:
-        """How many shards it makes."""
+        """The number of shards."""
         ...
 
     def shard(self, weight: Weight, number: int, device: DeviceRef) -> Weight:
@@ -43,19 +43,19 @@ class Strategy(Protocol):
 
 
 class TensorParallel(Protocol):
-    """A module that knows how its weights are cut so that its shards compute what it does."""
+    """A module that defines how to shard its weights for tensor parallel computation."""
 
     def tensor_parallel(self, devices: int, /) -> Mapping[Weight, Strategy]:
-        """Return for each of its weights how that is cut for this many devices."""
+        """Return the strategy of each weight for this number of devices."""
         ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardingStrategy:
-    """A way to cut weights for a number of `devices`, whole rows, heads and blocks for each.
+    """A way to cut weights for a number of `devices`, in whole rows, heads and blocks.
 
-    Sizes need not divide: the first devices have one more row, head or block. No device has an
-    empty part of what is cut; `ShardingError`, a `ValueError`, says which numbers of devices work.
+    Sizes need not be divisible: the first devices get one more row, head or block. No device gets
+    an empty shard: `ShardingError`, a `ValueError`, lists the numbers of devices that work.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ShardingStrategy:
     def stacked_qkv(
         cls, devices: int, *, heads: int, kv_heads: int, head_dim: int, axis: int = 0
     ) -> Self:
-        """Cut queries, keys and values that follow one another along an axis, each by heads.
+        """Cut queries, keys and values that are stacked along an axis, each by heads.
 
         KV heads are replicated if there are fewer KV heads than devices.
         """
@@ -104,36 +104,36 @@ class ShardingStrategy:
         kv_heads: int | None = None,
         axis: int = 1,
     ) -> Self:
-        """Cut the columns that an output projection reads as `stacked_qkv` cuts the queries."""
+        """Cut the input columns of an output projection as `stacked_qkv` cuts the queries."""
         settings = {"heads": heads, "head_dim": head_dim, "kv_heads": kv_heads, "axis": axis}
         return cls._of("head_aware_columnwise", devices, split.head_aware_columnwise, **settings)
 
     @classmethod
     def gate_up(cls, devices: int, *, axis: int = 0) -> Self:
-        """Cut either half of an axis, the gate and what it gates, by itself."""
+        """Cut each half of an axis separately: the gate projection and the up projection."""
         return cls._of("gate_up", devices, split.gate_up, axis=axis)
 
     @classmethod
     def segmented(cls, devices: int, sizes: Sequence[int], *, axis: int = 0) -> Self:
-        """Cut each of the segments of an axis by itself."""
+        """Cut each segment of an axis separately."""
         return cls._of("segmented", devices, split.segmented, sizes=tuple(sizes), axis=axis)
 
     @classmethod
     def expert_parallel(cls, devices: int) -> Self:
-        """Divide experts that are stacked along the first axis."""
+        """Divide experts that are stacked along the first axis; no expert is cut."""
         return cls._of("expert_parallel", devices, split.expert_parallel)
 
     @classmethod
     def given(cls, sharding: Sharding) -> Self:
-        """Cut into these very parts, one for each device."""
+        """Cut into exactly these parts, one per device."""
         settings = {"sharding": sharding}
         return cls("given", len(sharding.parts), settings, partial(_check_given, sharding))
 
     @classmethod
     def tensor_parallel(cls, module: TensorParallel, devices: int) -> Self:
-        """Cut each weight of a module by the rule of the module.
+        """Cut each weight of a module as the module's method `tensor_parallel` defines.
 
-        Raises what the module's `tensor_parallel` does, and `GraphError` for a module without.
+        Raises the errors of that method, and `GraphError` for a module without it.
         """
         if not hasattr(module, "tensor_parallel"):
             raise GraphError(
@@ -147,16 +147,17 @@ class ShardingStrategy:
         return cls("tensor_parallel", devices, {"module": module}, cut)
 
     def sharding(self, weight: Weight) -> Sharding:
-        """Return the part of a weight that each device has.
+        """Return the part of a weight for each device.
 
-        Raises `ShardingError` if it cannot be split so, and `GraphError` for unknown sizes.
+        Raises `ShardingError` if the weight cannot be split in this way, and `GraphError` if its
+        sizes are not defined.
         """
         return self._cut(weight)
 
     def shard(self, weight: Weight, number: int, device: DeviceRef) -> Weight:
         """Return the shard of a weight with this number, on a device.
 
-        Raises what `sharding` does, and `GraphError` for a shard without anything.
+        Raises the errors of `sharding`, and `GraphError` for an empty shard.
         """
         part = self.sharding(weight).parts[number]
         if part is None:
@@ -194,7 +195,7 @@ class ShardingStrategy:
 
 
 def require_strategy(given: Any) -> None:
-    """Raise `ArgumentTypeError` for what cannot be a strategy, such as the name of one."""
+    """Raise `ArgumentTypeError` if the value is not a strategy, but for example the name of one."""
     if not (hasattr(given, "devices") and hasattr(given, "shard")):
         raise ArgumentTypeError(
             f"a sharding_strategy must be a ShardingStrategy, not {given!r}",
@@ -210,7 +211,7 @@ def _require_count(devices: Any) -> None:
         )
 
 
-# Functions of this module, and not ones within others, so that strategies can be pickled.
+# These are module-level functions, not closures, so that strategies can be pickled.
 
 
 def _cut(
@@ -255,7 +256,7 @@ def _whole(weight: Weight) -> Whole:
 
 
 def _require_fitting(whole: Whole, sharding: Sharding) -> None:
-    """Raise `ShardingError` for parts that lie beyond a weight, or break its blocks."""
+    """Raise `ShardingError` for parts that exceed a weight or split its blocks."""
     for rank, part in enumerate(sharding.parts):
         for axis, ranges in part or ():
             fits = 0 <= axis < len(whole.shape) and all(
@@ -269,7 +270,6 @@ def _require_fitting(whole: Whole, sharding: Sharding) -> None:
             block = whole.blocks[axis]
             if any(end % block and end != whole.shape[axis] for each in ranges for end in each):
                 raise ShardingError(
-                    f"the ranges {list(ranges)} of device {rank} would split blocks of "
-                    f"`{whole.name}` of shape {list(whole.shape)}, which have {block} "
-                    f"elements along axis {axis}"
+                    f"the ranges {list(ranges)} of device {rank} would split blocks of {block} "
+                    f"elements along axis {axis} of `{whole.name}` of shape {list(whole.shape)}"
                 )

@@ -1,4 +1,4 @@
-"""Types of values: their dtype, shape and device, known before they exist."""
+"""Types of values: dtype, shape and device, defined before the values are computed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def require_device(given: Any) -> None:
 
 
 class Type(Generic[ValueT]):
-    """What is known of a value before it exists; `TensorType` is the only kind."""
+    """The base class of types of values; `TensorType` is the only subclass."""
 
     __slots__ = ()
 
@@ -40,7 +40,8 @@ class Type(Generic[ValueT]):
 class TensorType(Type[Any]):
     """The dtype, shape and device of a value; prints as `float32[batch, 256]`.
 
-    Raises `ArgumentTypeError`, a `TypeError` and a `ValueError`, for what is not a dtype or device.
+    Raises `ArgumentTypeError`, a `TypeError` and a `ValueError`, if an argument is not a dtype or a
+    device.
     """
 
     dtype: DType
@@ -49,7 +50,7 @@ class TensorType(Type[Any]):
 
     def __init__(self, dtype: DTypeLike, shape: ShapeLike, device: DeviceRef = CPU) -> None:
         require_device(device)
-        # Frozen: the one place where the fields are set.
+        # The dataclass is frozen; fields are set only here.
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "shape", Shape(shape))
         object.__setattr__(self, "device", device)
@@ -60,7 +61,7 @@ class TensorType(Type[Any]):
         return len(self.shape)
 
     def substitute(self, dims: Mapping[str, Dim]) -> TensorType:
-        """Return the type with names of dimensions replaced."""
+        """Return the type with named dimensions replaced."""
         return replace(self, shape=self.shape.substitute(dims))
 
     def _replace(self, **changes: Any) -> TensorType:

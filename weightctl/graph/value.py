@@ -1,4 +1,4 @@
-"""Values that graphs compute, and their operators, which add operations to the graph."""
+"""Values of graphs, and their operators, which add operations to the current graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["TensorValue", "Value", "ValueLike", "apply", "apply_all"]
 
 
 def _make_operator(name: str, *, swaps: bool = False) -> Callable[[Value, ValueLike], Value]:
-    """Return the operator that adds an operation; with `swaps` that of a value on the right."""
+    """Return a method that adds a binary operation; with `swaps`, `self` is the right operand."""
 
     def operate(self: Value, other: ValueLike) -> Value:
         from weightctl.graph import ops
@@ -35,10 +35,10 @@ def _make_operator(name: str, *, swaps: bool = False) -> Callable[[Value, ValueL
 
 
 class Value:
-    """What an operation of a graph gives: known by its dtype, shape and device, computed later.
+    """A result of an operation in a graph, with a dtype, shape and device; it is computed later.
 
-    `Value(x)` of a number, an array, a `Dim` or a `Shape` is that as a value of the current graph.
-    Operators add operations to it; `==` does too, so `is` tells whether two are one.
+    `Value(x)` converts a number, an array, a `Dim` or a `Shape` to a value of the current graph.
+    Operators add operations to the graph, including `==`: use `is` to compare identity.
     """
 
     __slots__ = ("_type", "graph", "number")
@@ -47,92 +47,92 @@ class Value:
     graph: Graph | None
     number: int
 
-    def __new__(cls, value: ValueLike | Shape) -> Value:  # noqa: PYI034  # of any class
-        """Return it as a value of the current graph; `GraphError` for one of another graph."""
+    def __new__(cls, value: ValueLike | Shape) -> Value:  # noqa: PYI034  # in subclasses too
+        """Return the argument as a value of the current graph; `GraphError` if it is another's."""
         return current_graph().value_of(value)
 
     @classmethod
     def of(cls, graph: Graph, number: int, kind: TensorType) -> Value:
-        """Make the value of this number in a graph; only graphs do."""
+        """Create the value with this number in a graph; called by graphs only."""
         made = object.__new__(cls)
         made.graph, made.number, made._type = graph, number, kind
         return made
 
     @property
     def type(self) -> TensorType:
-        """Dtype, shape and device together."""
+        """The dtype, shape and device."""
         return self._type
 
     @property
     def dtype(self) -> DType:
-        """The type of its numbers."""
+        """The dtype of the elements."""
         return self.type.dtype
 
     @property
     def shape(self) -> Shape:
-        """Its dimensions, outermost first."""
+        """The dimensions, outermost first."""
         return self.type.shape
 
     @property
     def device(self) -> DeviceRef:
-        """Where it is computed."""
+        """The device that it is computed on."""
         return self.type.device
 
     @property
     def rank(self) -> int:
-        """The number of its dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def weight(self) -> Weight | None:
-        """The weight that it is, None for what is computed."""
+        """The weight that this value is, None for a computed value."""
         return None if self.graph is None else self.graph.weight_of(self)
 
     @property
     def tensor(self) -> Value:
-        """The value itself, for code that tells tensors from other values."""
+        """The value itself, for code that distinguishes tensors from other values."""
         return self
 
     @property
     def T(self) -> Value:  # noqa: N802  # as arrays call it
-        """The value with its last two dimensions exchanged."""
+        """The value with its last two dimensions swapped."""
         return self.transpose(-1, -2)
 
     def cast(self, dtype: DTypeLike) -> Value:
-        """Return its numbers in another dtype."""
+        """Return the elements in another dtype."""
         from weightctl.graph import ops
 
         return ops.cast(self, dtype)
 
     def reshape(self, *shape: DimLike | ShapeLike) -> Value:
-        """Return its numbers in another shape; one size may be -1, which is what is left.
+        """Return the elements in another shape; one size may be -1 and is computed from the others.
 
-        The sizes are given one by one, or as one sequence.
+        The sizes are separate arguments, or one sequence.
         """
         from weightctl.graph import ops
 
         return ops.reshape(self, _one_by_one(shape))
 
     def transpose(self, axis_1: int, axis_2: int) -> Value:
-        """Return it with two dimensions exchanged."""
+        """Return the value with two dimensions swapped."""
         from weightctl.graph import ops
 
         return ops.transpose(self, axis_1, axis_2)
 
     def permute(self, *axes: int | Sequence[int]) -> Value:
-        """Return it with its dimensions in another order: of numbers, or of one sequence."""
+        """Return the value with its dimensions reordered; `axes` are integers or one sequence."""
         from weightctl.graph import ops
 
         return ops.permute(self, _one_by_one(axes))
 
     def broadcast_to(self, *shape: DimLike | ShapeLike) -> Value:
-        """Return it repeated to a larger shape, given as `reshape` takes it."""
+        """Return the value broadcast to a larger shape, given as for `reshape`."""
         from weightctl.graph import ops
 
         return ops.broadcast_to(self, _one_by_one(shape))
 
     def unsqueeze(self, axis: int | None = None, *, dim: int | None = None) -> Value:
-        """Return it with a dimension of size 1 put in."""
+        """Return the value with an additional dimension of size 1 at `axis`."""
         from weightctl.graph import ops
 
         return ops.unsqueeze(self, axis, dim=dim)
@@ -145,7 +145,7 @@ class Value:
         dim: int | None = None,
         keepdim: bool = False,
     ) -> Value:
-        """Return the sums along an axis, None for all elements."""
+        """Return the sum along an axis, or of all elements if `axis` is None."""
         from weightctl.graph import ops
 
         return ops.sum(self, axis, keepdims=keepdims, dim=dim, keepdim=keepdim)
@@ -158,25 +158,25 @@ class Value:
         dim: int | None = None,
         keepdim: bool = False,
     ) -> Value:
-        """Return the means along an axis, None for all elements."""
+        """Return the mean along an axis, or of all elements if `axis` is None."""
         from weightctl.graph import ops
 
         return ops.mean(self, axis, keepdims=keepdims, dim=dim, keepdim=keepdim)
 
     def pow(self, exponent: ValueLike) -> Value:
-        """Return its powers."""
+        """Return the elements raised to a power."""
         from weightctl.graph import ops
 
         return ops.pow(self, exponent)
 
     def to(self, device: DeviceRef) -> Value:
-        """Return it on another device."""
+        """Return the value on another device."""
         from weightctl.graph import ops
 
         return ops.transfer_to(self, device)
 
     def print(self, label: str = "") -> Value:
-        """Have its numbers printed when the graph runs; returns the value."""
+        """Print the elements whenever the graph runs; returns the value."""
         from weightctl.graph import ops
 
         return ops.print_value(self, label)
@@ -215,7 +215,7 @@ class Value:
     __lt__, __le__ = _make_operator("less"), _make_operator("less_equal")
     __gt__, __ge__ = _make_operator("greater"), _make_operator("greater_equal")
 
-    # Comparisons are values too, as arrays have it; `object` would give a bool.
+    # Comparisons return values, as they do for arrays; `object` would return a bool.
     def __eq__(self, other: object) -> Value:  # type: ignore[override]
         from weightctl.graph import ops
 
@@ -241,12 +241,12 @@ class Value:
 
         return ops.logical_not(self)
 
-    # NumPy arrays on the left of an operator give way to `__radd__` and its like.
+    # Makes NumPy arrays on the left of an operator defer to `__radd__` and the like.
     __array_ufunc__ = None
 
 
 def _one_by_one(given: tuple[Any, ...]) -> Any:
-    """Return arguments that were given one by one, or as one sequence, as that sequence."""
+    """Return arguments given separately, or as one sequence, as a sequence."""
     (first, *others) = given or ((),)
     is_sequence = not others and hasattr(first, "__iter__") and not isinstance(first, str)
     return first if is_sequence else given
@@ -259,7 +259,7 @@ ValueLike: TypeAlias = "Value | bool | float | NDArray[Any] | DimLike"
 def apply(op: str, *inputs: ValueLike, **attributes: Any) -> Value:
     """Add an operation to the current graph and return its only result.
 
-    Raises `GraphError` if there is no graph or if what it is given does not fit.
+    Raises `GraphError` if no graph is open, or if the arguments do not fit.
     """
     (result,) = apply_all(op, *inputs, **attributes)
     return result

@@ -1,4 +1,4 @@
-"""Weights of a graph: values whose numbers are loaded when it runs."""
+"""Weights of a graph: values whose data is loaded when the graph runs."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_ALIGN", "Weight", "is_alignment"]
 
-# The largest pages that processors have are of 1 GiB.
+# The largest page size of common processors, 1 GiB.
 MOST_ALIGN = 1 << 30
 
 
 class Weight(Value):
-    """A value that can be loaded at a later time, made inside a graph or before there is one.
+    """A value whose data is loaded later; it can be created inside or outside a graph.
 
-    It joins the graph in whose `with` it is first used; raises `GraphError` if there is none. With
-    a `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row), and becomes
-    numbers of `original_dtype_and_shape` where it is used. Such a weight is declared by the dtype
-    and shape of its numbers, or by uint8 and its bytes, which are then of float32. `align` is the
-    boundary in bytes that its data starts on, a power of two, None for that of its dtype. A graph
-    uses its state at first use; later changes only affect other graphs, and give a `UserWarning`.
-    `Weight(value)` is that value in the current graph, as `Value(value)` is.
+    A weight joins the graph in whose `with` it is first used; raises `GraphError` if there is none.
+    With a `quantization_encoding` it is bytes: dtype uint8, shape (rows, bytes per row). Where it
+    is used, it is decoded to values of `original_dtype_and_shape`. Declare such a weight with the
+    dtype and shape of its values, or with uint8 and the shape of its bytes; its values are then
+    float32. `align` is the alignment of its data in bytes, a power of two; None is the alignment of
+    its dtype. A graph uses the state of the weight at first use; later changes only affect other
+    graphs, and give a `UserWarning`. `Weight(value)` returns that value in the current graph, as
+    `Value(value)` does.
 
     A shard is a weight too: the `part` of the weight `shard_of`, which had `whole_shape`, with the
-    number `shard_idx`. By default its name is that of the whole weight with this number.
+    number `shard_idx`. By default its name is the name of the whole weight with this number.
     """
 
     __slots__ = (
@@ -66,13 +67,13 @@ class Weight(Value):
     )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a weight, which is not a value of a graph yet; `Weight(value)` is `Value(value)`."""
+        """Create a weight outside of any graph; `Weight(value)` returns `Value(value)`."""
         given = kwargs["value"] if not args and kwargs.keys() == {"value"} else None
         if len(args) == 1 and not kwargs and not isinstance(args[0], str):
             (given,) = args
         if given is not None:
-            # The documents describe this form for the class that weights derive from, too. What it
-            # returns is not a Weight, so that Python does not initialize it as one.
+            # The documented API defines `Value(value)` for subclasses too. The result is not a
+            # Weight, so Python does not call `__init__`.
             return cast("Self", current_graph().value_of(given))
         return object.__new__(cls)
 
@@ -91,7 +92,7 @@ class Weight(Value):
         sharding_strategy: Strategy | None = None,
     ) -> None: ...
 
-    # `__new__` answers the first form, which never comes here.
+    # `Weight(value)` is handled by `__new__` and does not call this.
     def __init__(  # type: ignore[misc]  # noqa: PLR0917  # pyright: ignore[reportInconsistentOverload]
         self,
         name: str,
@@ -103,7 +104,7 @@ class Weight(Value):
         sharding_strategy: Strategy | None = None,
     ) -> None:
         self.graph, self.number = None, -1
-        # Whether a graph took it as it was, so that a change comes too late for that graph.
+        # Whether a graph has taken its state, so that changes no longer affect that graph.
         self.is_in_a_graph = False
         self._name: str | None = name
         self.shard_of: Weight | None = None
@@ -113,15 +114,16 @@ class Weight(Value):
         self.align = align
         self.sharding_strategy = sharding_strategy
         self.shard_idx: int | None = None
-        # The other paths by which its model reaches it: values may have any of these names.
+        # Other names of this weight in its model: a state dict may have its value under any of
+        # them.
         self.second_names: tuple[str, ...] = ()
-        # The value that a Module has loaded for it.
+        # The value that a Module has loaded for this weight.
         self.held: object = None
         self.configure(dtype, shape, quantization_encoding)
 
     @property
     def name(self) -> str:
-        """The name, in graphs and in the source that its values are loaded from."""
+        """The name in graphs and in the source that the weight is loaded from."""
         if self._name is None and self.shard_of is not None:
             return f"{self.shard_of.name}.shard.{self.shard_idx}"
         return self._name or ""
@@ -132,9 +134,9 @@ class Weight(Value):
 
     @property
     def align(self) -> int | None:
-        """The boundary in bytes that its data starts on when a graph runs; None is its dtype's.
+        """The alignment of the data in bytes when a graph runs; None is the alignment of its dtype.
 
-        Raises `GraphError` if it is set to what is not a power of two.
+        Raises `GraphError` if it is set to a number that is not a power of two.
         """
         return self._align
 
@@ -152,9 +154,9 @@ class Weight(Value):
 
     @property
     def sharding_strategy(self) -> Strategy | None:
-        """How `shard` cuts it; None if that is not decided.
+        """The strategy that `shard` uses; None if it is not set.
 
-        Raises `ArgumentTypeError` if it is set to what is not a strategy, such as its name.
+        Raises `ArgumentTypeError` if it is set to another type, such as the name of a strategy.
         """
         return self._sharding_strategy
 
@@ -170,10 +172,10 @@ class Weight(Value):
         shape: ShapeLike,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        """Change dtype, shape and encoding together, with the arguments of `Weight`; never warns.
+        """Set dtype, shape and encoding together, with the arguments of `Weight`; never warns.
 
-        Raises `EncodingError`, a `ValueError`, if rows are not whole blocks, and `GraphError` for
-        blocks of numbers that are not floating-point numbers.
+        Raises `EncodingError`, a `ValueError`, if rows are not whole blocks, and `GraphError` if
+        the dtype of blocks is not a float dtype.
         """
         kind, shape = as_dtype(dtype), Shape(shape)
         _require_kind(self.name, kind, quantization_encoding)
@@ -187,10 +189,10 @@ class Weight(Value):
 
     @property
     def original_dtype_and_shape(self) -> tuple[DType, Shape]:
-        """The dtype and shape of its elements, also where it is quantized and loaded as bytes.
+        """The dtype and shape of the values, also of a quantized weight that is loaded as bytes.
 
-        Setting them keeps the encoding. Raises `EncodingError` for a shape that does not divide
-        into its blocks, and `GraphError` for a dtype without fractions if there are blocks.
+        Setting them keeps the encoding. Raises `EncodingError` if rows are not whole blocks, and
+        `GraphError` if the dtype of a quantized weight is not a float dtype.
         """
         return self._original
 
@@ -215,12 +217,12 @@ class Weight(Value):
 
     @property
     def type(self) -> TensorType:
-        """Dtype, shape and device together."""
+        """The dtype, shape and device."""
         return TensorType(self.dtype, self.shape, self.device)
 
     @property
     def dtype(self) -> DType:
-        """The type of its numbers; uint8 for one that is quantized."""
+        """The dtype of the values; uint8 for a quantized weight."""
         return self._original[0] if self.quantization_encoding is None else DType.uint8
 
     @dtype.setter
@@ -235,10 +237,10 @@ class Weight(Value):
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:
-        """The blocks that it is loaded as, None for numbers.
+        """The encoding of the blocks that it is loaded as, None for values.
 
-        Where it is set, the shape there is stays that of its numbers; of uint8, which is then the
-        type of its bytes, the numbers are float32.
+        Setting an encoding keeps the shape as that of the values. If the dtype was uint8, it
+        becomes the dtype of the bytes, and the values are float32.
         """
         return self._quantization
 
@@ -253,7 +255,7 @@ class Weight(Value):
 
     @property
     def shape(self) -> Shape:
-        """Its dimensions; (rows, bytes per row) for one that is quantized."""
+        """The dimensions; (rows, bytes per row) for a quantized weight."""
         shape, quantization = self._original[1], self.quantization_encoding
         if quantization is None:
             return shape
@@ -269,7 +271,7 @@ class Weight(Value):
 
     @property
     def device(self) -> DeviceRef:
-        """Where it is used; it is brought there when the graph runs."""
+        """The device that uses the weight; the data is moved there when the graph runs."""
         return self._device
 
     @device.setter
@@ -279,7 +281,7 @@ class Weight(Value):
         self._device = device
 
     def place(self, device: DeviceRef) -> None:
-        """Set the device without a warning, for what warns of many weights at once."""
+        """Set the device without a warning, for callers that warn once for many weights."""
         require_device(device)
         self._device = device
 
@@ -289,16 +291,16 @@ class Weight(Value):
         return self
 
     def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
-        """Return one view of a part of this weight for each device, as its strategy cuts it.
+        """Return a shard of this weight for each device, cut by its `sharding_strategy`.
 
-        Raises `GraphError`, a `ValueError`, without a `sharding_strategy`, for one that is meant
-        for another number of devices, and for what is itself a shard; and `ShardingError`, a
-        `ValueError` too, where it cannot be split in this way.
+        Raises `GraphError`, a `ValueError`, if there is no strategy, if it is for another number of
+        devices, or if this weight is itself a shard; and `ShardingError`, a `ValueError` too, if
+        the weight cannot be split in this way.
         """
         return self.shard_by(self.sharding_strategy, devices)
 
     def shard_by(self, strategy: Strategy | None, devices: Iterable[DeviceRef]) -> list[Weight]:
-        """Return what `shard` does, cut by a strategy that need not be its own; raises the same."""
+        """Return the shards that a given strategy cuts; raises the same errors as `shard`."""
         devices = list(devices)
         for device in devices:
             require_device(device)
@@ -318,9 +320,9 @@ class Weight(Value):
         return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
 
     def part_for(self, part: Part, number: int, device: DeviceRef) -> Weight:
-        """Return the shard with this number: a part of this weight, of whole blocks, on a device.
+        """Return the shard with this number on a device: a part of this weight, in whole blocks.
 
-        `GraphError` for a part of what is itself a shard.
+        Raises `GraphError` if this weight is itself a shard.
         """
         self._refuse_shard()
         dtype, shape = self._original
@@ -338,7 +340,7 @@ class Weight(Value):
         return made
 
     def _warn(self, attribute: str, after: object) -> None:
-        """Warn of an attribute that is changed after a graph took the weight as it was."""
+        """Warn if an attribute changes after a graph has taken the weight."""
         if self.is_in_a_graph and (before := getattr(self, attribute)) != after:
             warnings.warn(
                 f"graphs that are already built keep `{self.name}` with {attribute} "
@@ -362,7 +364,7 @@ class Weight(Value):
 
 
 def is_alignment(given: object) -> bool:
-    """Whether something is a boundary in bytes: a power of two up to `MOST_ALIGN`."""
+    """Whether a value is an alignment in bytes: a power of two up to `MOST_ALIGN`."""
     return type(given) is int and 1 <= given <= MOST_ALIGN and not given & (given - 1)
 
 

@@ -1,4 +1,4 @@
-"""The documented place of the tree of weights and of their data."""
+"""The documented import path of `Weights` and `WeightData`."""
 
 from __future__ import annotations
 

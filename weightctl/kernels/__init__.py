@@ -1,7 +1,8 @@
-"""The compiled twins of codecs: C, for the best instruction set that this processor has.
+"""Compiled codecs in C, for the best instruction set of this processor.
 
-They are optional: where no C compiler was found at install, NumPy serves. The environment variable
-`WEIGHTCTL_KERNELS` switches them `off`, or to an instruction set of less (`x86-64-v2`).
+They are optional: if no C compiler was found at install, NumPy is used. Set the environment
+variable `WEIGHTCTL_KERNELS` to `off` to disable them, or to a lesser instruction set (`x86-64-v2`)
+to select that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _OFF = "off"
 
 
 class Kernel(NamedTuple):
-    """What encodes or decodes one encoding at one level: an index into `levels`."""
+    """The kernel of one encoding at one level, which is an index into `levels`."""
 
     level: int
     name: str
@@ -37,23 +38,23 @@ class Kernel(NamedTuple):
     decodes: bool
 
     def encode(self, rows: Memory, columns: int, importance: Memory | None, out: Memory) -> None:
-        """Fill `out` with the blocks of rows of `columns` float32; all are contiguous."""
+        """Fill `out` with the blocks of rows of `columns` float32 values; all are contiguous."""
         from weightctl.kernels import _native
 
         _native.encode(self.level, self.name, rows, columns, importance, out)
 
     def decode(self, blocks: Memory, out: Memory) -> None:
-        """Fill `out` with the float32 that blocks hold; both are contiguous."""
+        """Fill `out` with the float32 values of blocks; both are contiguous."""
         from weightctl.kernels import _native
 
         _native.decode(self.level, self.name, blocks, out)
 
 
 class KernelResult(NamedTuple):
-    """What became of numbers that were transcoded, as in `codecs.Loss`.
+    """The loss of values that were transcoded, with the fields of `codecs.Loss`.
 
-    `refused` is the index of a `number` that blocks cannot hold, -1 where there is none: the first
-    that is not finite, or the greatest of those that overflowed a scale.
+    `refused` is the index of a value (`number`) that blocks cannot hold, -1 if there is none: the
+    first one that is not finite, or the largest one that overflowed a scale.
     """
 
     refused: int
@@ -66,7 +67,7 @@ class KernelResult(NamedTuple):
 
 
 class Transcoder(NamedTuple):
-    """What turns rows of one encoding into rows of another at one level, in one pass."""
+    """The kernel that converts rows of one encoding to another at one level, in one pass."""
 
     level: int
     source: str
@@ -83,10 +84,10 @@ class Transcoder(NamedTuple):
         measures: bool,
         zero_nonfinite: bool,
     ) -> KernelResult:
-        """Fill `out` with rows of `columns` numbers; all are contiguous, and do not overlap.
+        """Fill `out` with rows of `columns` values; all are contiguous and do not overlap.
 
-        Overflows of plain numbers are counted with `counts`, all else with `measures`. Where a
-        number is refused `out` and the rest of the outcome mean nothing.
+        `counts` counts the overflows of plain values; `measures` measures the rest of the loss. If
+        a value is refused, `out` and the other fields of the result are undefined.
         """
         from weightctl.kernels import _native
 
@@ -97,7 +98,7 @@ class Transcoder(NamedTuple):
 
 @cache
 def levels() -> tuple[str, ...]:
-    """Return the instruction sets that this processor has kernels for, the best last."""
+    """Return the instruction sets of this processor that have kernels, the best last."""
     try:
         from weightctl.kernels import _native
     except ImportError:
@@ -106,7 +107,7 @@ def levels() -> tuple[str, ...]:
 
 
 def active() -> str | None:
-    """Return the instruction set whose kernels serve, None if NumPy does."""
+    """Return the instruction set whose kernels are used, None if NumPy is."""
     level = _choose_level()
     return None if level is None else levels()[level]
 
@@ -132,7 +133,7 @@ def _choose_level() -> int | None:
 
 @cache
 def kernel(name: str, level: int | None = None) -> Kernel | None:
-    """Return the kernel of an encoding, of the active level unless another is asked for."""
+    """Return the kernel of an encoding, by default at the active level; None if there is none."""
     if level is None:
         level = _choose_level()
     if level is None:
@@ -147,9 +148,9 @@ def kernel(name: str, level: int | None = None) -> Kernel | None:
 def transcoder(
     source: str, target: str, *, weighted: bool = False, level: int | None = None
 ) -> Transcoder | None:
-    """Return what turns one encoding into another, `weighted` by importance; None without kernels.
+    """Return the kernel that converts one encoding to another; None if there is none.
 
-    Its level is the active one unless another is asked for.
+    With `weighted`, it accepts importance. By default its level is the active one.
     """
     before, after = kernel(source, level), kernel(target, level)
     if before is None or after is None or not (before.decodes and after.decodes):

@@ -1,4 +1,4 @@
-/* Q4_1 and Q5_1: 32 numbers in a few bits each, one scale and one min.
+/* Q4_1 and Q5_1: 32 values in a few bits each, one scale and one min.
 
    Level 0 is the min, level `most`, 15 or 31, the greatest. */
 #ifndef WEIGHTCTL_AFFINE_H
@@ -17,7 +17,7 @@ enum {
     Q5_1_SIZE = 4 + NIBBLES_HIGH + NIBBLES_LOW,
 };
 
-/* The bits of a float as an integer in the order of floats, -0 below 0, and back. */
+/* The bits of a float as an integer that sorts as floats do, with -0 below 0; also the inverse. */
 INLINE int32_t affine_ordered(int32_t bits)
 {
     return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
@@ -43,7 +43,7 @@ INLINE void affine_round_block(const float *restrict x, int most, uint8_t *restr
     }
     float low = f32_from_bits((uint32_t)affine_ordered(least));
     float high = f32_from_bits((uint32_t)affine_ordered(greatest));
-    if (low == 0) { /* of a 0 and a -0 the first */
+    if (low == 0) { /* the first of a 0 and a -0 */
         int i = 0;
         while (i < 31 && x[i] != 0)
             i++;
@@ -77,11 +77,11 @@ INLINE void affine_decode_block(const uint8_t *restrict block, int most, float *
 }
 
 enum {
-    AFFINE_VECTORS = FIT_VECTORS, /* that are searched at a time */
+    AFFINE_VECTORS = FIT_VECTORS, /* searched at a time */
     AFFINE_BLOCKS = AFFINE_VECTORS * LANES,
 };
 
-/* The blocks from `first` on, at most AFFINE_BLOCKS; `size` is that of a block. */
+/* Encode the blocks from `first`, at most AFFINE_BLOCKS; `size` is the size of a block. */
 INLINE void affine_search_blocks(const struct weighted_rows *rows, size_t first, int most,
                                  size_t size, uint8_t *out)
 {

@@ -1,4 +1,4 @@
-/* The kernels for what the compiler takes as the least of its machine: NEON on arm64. */
+/* The kernels for the compiler's default instruction set: NEON on arm64. */
 #if !defined(__x86_64__)
 #define LANES 4
 #include "table.h"

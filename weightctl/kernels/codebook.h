@@ -1,4 +1,4 @@
-/* The sixteen uneven levels of IQ4_NL and IQ4_XS, and the search for the scale that suits them. */
+/* The sixteen uneven levels of IQ4_NL and IQ4_XS, and the search for their scale. */
 #ifndef WEIGHTCTL_CODEBOOK_H
 #define WEIGHTCTL_CODEBOOK_H
 
@@ -8,27 +8,25 @@
 #include "scale_search.h"
 #include "transpose.h"
 
-/* The last is there twice: what is above a level stands after it. */
+/* The last level is repeated, so that every level is followed by the one above it. */
 static const int8_t codebook[17] = {-127, -104, -83, -65, -49, -35, -22, -10, 1,
                                     13,   25,   38,  53,  69,  89,  113, 113};
 
-/* Two levels next to each other, with which number of them is the lower in the top byte, and what
-   lies midway. */
+/* Two adjacent levels, with the index of the lower one in the top byte, and their midpoint. */
 struct neighbors {
     i32v which;
     f32v lower, upper, midpoint;
 };
 
-/* The levels on either side of the midpoint that is near v. Any midpoint is near that has no other
-   between itself and v, but one that is within v / 18 of v will be it, up to |v| of 127.
+/* The levels on both sides of a midpoint near v: one with no other midpoint between itself and v.
+   A midpoint within v / 18 of v is always chosen, for |v| up to 127.
 
-   A parabola through the midpoints numbers them from 0.5 on, to within 0.07, and this holds of what
-   is made of them. */
+   A parabola through the midpoints gives their index plus 0.5, to within 0.07. */
 INLINE struct neighbors near_midpoint(f32v v)
 {
     struct neighbors found;
     f32v x = f32v_max(f32v_min(v, f32v_all(112)), f32v_all(-112));
-    /* At this size a float32 has eight bits below its point. */
+    /* At this magnitude a float32 has eight fraction bits. */
     f32v number = x * (0.0895f - 0.00023f * f32v_abs(x)) + (49152 + 7.83984375f);
     found.which = (i32v)((u32v)number << 16);
     found.lower = __builtin_convertvector(look_up_lanes(codebook, found.which), f32v);
@@ -37,15 +35,15 @@ INLINE struct neighbors near_midpoint(f32v v)
     return found;
 }
 
-/* Which level is nearest to v, the upper of two as near; 15 for NaN. */
+/* The index of the level nearest to v; the upper one in a tie, 15 for NaN. */
 INLINE i32v nearest_in_codebook(f32v v)
 {
     struct neighbors near = near_midpoint(v);
     return (near.which >> 24) + 1 + (v < near.midpoint);
 }
 
-/* The values of levels nearest to products change little from one trial of a scale to the next: a
-   number's product passes one midpoint at most. What it adds to the sums is then one of two. */
+/* From one trial scale to the next, the product of a value crosses at most one midpoint. So its
+   contribution to the sums is one of two. */
 struct contribution {
     f32v x, midpoint;
     i32v vx, vx_change; /* weight * value * x below the midpoint, and its bits that differ above */
@@ -54,7 +52,7 @@ struct contribution {
 
 #define TRIALS_AT_ONCE 3
 
-/* The scales, a block of 32 numbers in each lane, such that x are near to scale times levels. */
+/* The scales for a block of 32 values in each lane such that x is near scale times levels. */
 INLINE f32v fit_codebook_scale(const f32v *x, const f32v *w)
 {
     f32v peak = first_peak(x, 32);
@@ -119,14 +117,14 @@ INLINE void pack_codebook_levels(const f32v *x, f32v inverse, uint8_t *out)
                 out[j] = (uint8_t)(words[i][lane] >> 8 * j);
 }
 
-/* Turn the importance of 32 numbers into ggml's weights; `variance` is twice the mean square. */
+/* Turn the importance of 32 values into ggml's weights; `variance` is twice the mean square. */
 INLINE void codebook_weights(const f32v *x, f32v variance, f32v *importance)
 {
     for (size_t i = 0; i < 32; i++)
         importance[i] *= f32v_sqrt(variance + x[i] * x[i]);
 }
 
-/* `from`, or a copy of its `count` numbers in `space`, with zeros up to `size`. */
+/* `from`, or a copy of its `count` values in `space`, with zeros up to `size`. */
 INLINE const float *padded(const float *from, size_t count, size_t size, float *space)
 {
     if (count == size)
@@ -136,7 +134,7 @@ INLINE const float *padded(const float *from, size_t count, size_t size, float *
     return space;
 }
 
-/* The importance of `count` numbers, from number `start` of all rows on; multiples of 32. */
+/* The importance of `count` values, from value `start` of all rows; both are multiples of 32. */
 INLINE const float *importance_from(const float *importance, size_t columns, size_t start,
                                     size_t count, float *space)
 {
@@ -148,7 +146,7 @@ INLINE const float *importance_from(const float *importance, size_t columns, siz
     return space;
 }
 
-/* Fill out[32] with the numbers that 16 bytes hold. */
+/* Fill out[32] with the values that 16 bytes hold. */
 INLINE void decode_codebook(const uint8_t *bytes, float scale, float *out)
 {
     int8_t values[32];

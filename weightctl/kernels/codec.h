@@ -1,16 +1,16 @@
-/* What every encoding's kernel offers, and the tables of them, one for each instruction set. */
+/* The interface of an encoding's kernel, and of the kernels for one instruction set. */
 #ifndef WEIGHTCTL_CODEC_H
 #define WEIGHTCTL_CODEC_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* The compiled twin of a module of weightctl/codecs: it gives the same bytes, always.
+/* The compiled form of a module of weightctl/codecs, which always gives the same bytes.
 
-   Every `block` numbers fill `size` bytes. `encode` fills `out` with the blocks of `rows`, a table
-   of `count` rows of `columns` numbers; `columns` is a multiple of `block`. `importance` is one
-   weight for each column, or NULL; it is NULL unless `weighted`. `decode` fills `out` with the
-   numbers of `count` blocks. Either may be NULL: there is no such kernel. Inputs and outputs do not
+   Every `block` values fill `size` bytes. `encode` fills `out` with the blocks of `rows`, a table
+   of `count` rows of `columns` values; `columns` is a multiple of `block`. `importance` is one
+   weight per column, or NULL; it is NULL unless `weighted`. `decode` fills `out` with the values
+   of `count` blocks. Each function is NULL if there is no kernel for it. Inputs and outputs do not
    overlap and need no alignment beyond that of their type. */
 struct codec {
     const char *name; /* as in weightctl's table of encodings: "Q4_K" */
@@ -22,11 +22,11 @@ struct codec {
     void (*decode)(const uint8_t *blocks, size_t count, float *out);
 };
 
-/* Rows of one encoding that become rows of another: `columns` is a multiple of both blocks.
+/* A conversion of rows to another encoding; `columns` is a multiple of both blocks.
 
-   `importance` is as for `encode`. What `out` is filled with does not depend on what is `counts` (the
-   overflows of plain numbers) or `measures` (all else that became of them). With `zero_nonfinite`
-   numbers that are not finite are 0 in blocks. `in` and `out` do not overlap. */
+   `importance` is as for `encode`. `counts` counts the overflows of plain values, `measures` the
+   rest of the loss; neither changes `out`. With `zero_nonfinite`, values that are not finite become
+   0 in blocks. `in` and `out` do not overlap. */
 struct task {
     const struct codec *from, *to;
     const uint8_t *in;
@@ -36,10 +36,11 @@ struct task {
     int counts, measures, zero_nonfinite;
 };
 
-/* What became of the numbers, as in weightctl's `Loss`; begun with zeros, and `refused` as -1.
+/* The loss of a task, with the fields of weightctl's `Loss`; initially zeros, and `refused` is -1.
 
-   `refused` is the index of a `number` that blocks cannot hold: the first that is not finite, or
-   the greatest that overflowed their scales. Then `out` and the rest mean nothing. */
+   `refused` is the index of a value (`number`) that blocks cannot hold: the first one that is not
+   finite, or the largest one that overflowed its scale. Then `out` and the other fields are
+   undefined. */
 struct outcome {
     ptrdiff_t refused;
     float number;
@@ -47,8 +48,8 @@ struct outcome {
     double squares, squared_error;
 };
 
-/* The kernels as compiled for one instruction set; `codecs` ends with a NULL name. `transcode`
-   carries out a task, in one pass over memory; it gives -1 where it finds no memory to work in. */
+/* The kernels compiled for one instruction set; `codecs` ends with a NULL name. `transcode` runs a
+   task in one pass over memory; it returns -1 if it cannot allocate memory. */
 struct level {
     const char *name;
     const struct codec *codecs;

@@ -6,7 +6,7 @@
 #include "rounding.h"
 #include "scale_search.h"
 
-/* The levels -half..half - 1 as numbers, rounded as `nearest_ints` rounds. */
+/* The levels -half..half - 1 as floats, rounded as `nearest_ints` does. */
 INLINE f32v float_levels(f32v values, int half)
 {
     i32v bits = (i32v)(values + ROUNDER) & 0x7FFFFF;
@@ -14,9 +14,9 @@ INLINE f32v float_levels(f32v values, int half)
     return (f32v)(bits | 0x4B000000) - ROUNDER;
 }
 
-/* Find levels -half..half - 1, stored plus `half`, and a scale for the 16 numbers x in each lane.
-   Starts with the scale that puts the number of largest magnitude at -half, then changes single
-   levels as long as that raises the correlation, in at most five passes. Where numbers are
+/* Find levels -half..half - 1, stored plus `half`, and a scale for the 16 values x in each lane.
+   Starts with the scale that puts the value of largest magnitude at -half, then changes single
+   levels as long as that raises the correlation, in at most five passes. If values are
    negligible, the scale and what is stored for the levels are 0. */
 INLINE f32v descend(const f32v *x, int half, i32v *levels)
 {
@@ -38,8 +38,8 @@ INLINE f32v descend(const f32v *x, int half, i32v *levels)
             f32v rest_l2 = sum_l2 - w[i] * old * old;
             f32v new = float_levels(x[i] * rest_l2 / rest_lx, half);
             i32v better = (rest_lx > 0) & (new != old);
-            /* Six of seven times no lane has another level to try, and the next number need not
-               wait for the sums of this one. */
+            /* Six times in seven no lane has another level to try; the next value then does not
+               have to wait for the sums of this one. */
             if (!i32v_any(better))
                 continue;
             f32v new_lx = rest_lx + wx[i] * new;

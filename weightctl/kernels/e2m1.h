@@ -1,7 +1,6 @@
-/* What MXFP4 and NVFP4 share: numbers as 4-bit floats times a scale.
+/* What MXFP4 and NVFP4 share: values as 4-bit floats times a scale.
 
-   As in ggml, values are counted in halves, 0 to 12, and scales are half of what they are called
-   elsewhere. */
+   As in ggml, values are counted in halves, 0 to 12, and scales are half of their usual value. */
 #ifndef WEIGHTCTL_E2M1_H
 #define WEIGHTCTL_E2M1_H
 
@@ -11,8 +10,8 @@
 
 static const int8_t e2m1_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* The codes nearest to x / scale. Of two as near it is the lesser magnitude, as float32 has their
-   distances; zero has no sign. */
+/* The codes nearest to x / scale, the smaller magnitude in a tie, with distances in float32. Zero
+   has no sign. */
 INLINE i32v e2m1_nearest(f32v x, float scale)
 {
     f32v magnitude = f32v_abs(x), least = magnitude;
@@ -25,7 +24,7 @@ INLINE i32v e2m1_nearest(f32v x, float scale)
     return code | ((x < 0) & (code > 0) & 8);
 }
 
-/* Encode x[count], at most 32, into count / 2 bytes: byte i has the codes of numbers i and, high,
+/* Encode x[count], at most 32, into count / 2 bytes: byte i has the codes of values i and, high,
    i + count / 2. */
 INLINE void e2m1_encode(const float *x, size_t count, float scale, uint8_t *out)
 {

@@ -1,6 +1,6 @@
-/* Float16 as it stands in blocks, rounded to nearest even; a NaN stays one and becomes quiet.
+/* Float16 as stored in blocks, rounded to nearest even; NaN becomes quiet NaN.
 
-   From x86-64-v3 on the processor converts; elsewhere integers do, to the same bits. */
+   From x86-64-v3 the processor converts; otherwise integer arithmetic gives the same bits. */
 #ifndef WEIGHTCTL_HALF_H
 #define WEIGHTCTL_HALF_H
 
@@ -76,7 +76,7 @@ INLINE void half_store(uint8_t *to, float x)
     to[1] = (uint8_t)(half >> 8);
 }
 
-/* LANES of them, one after the other. */
+/* LANES consecutive values. */
 INLINE f32v f32v_from_halves(const uint8_t *from)
 {
 #if F16C && LANES == 8

@@ -1,12 +1,12 @@
-/* IQ4_NL: 32 numbers in 4 bits each, at sixteen uneven levels, and one scale.
+/* IQ4_NL: 32 values in 4 bits each, at sixteen uneven levels, and one scale.
 
-   After the float16 scale, byte i has the level of number i in its low bits and that of number
+   After the float16 scale, byte i has the level of value i in its low bits and that of value
    i + 16 in its high bits. */
 #include "codebook.h"
 
 #define IQ4_NL_SIZE 18
 
-/* Encode the `count` first blocks of LANES; `importance` has a weight for each number, or is NULL. */
+/* Encode the first `count` blocks of LANES; `importance` has a weight per value, or is NULL. */
 INLINE void iq4_nl_encode_lanes(const float *rows, const float *importance, size_t count,
                                 uint8_t *out)
 {

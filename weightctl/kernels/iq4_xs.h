@@ -1,18 +1,18 @@
-/* IQ4_XS: 256 numbers in 4 bits each, at sixteen uneven levels, in eight sub-blocks of 32.
+/* IQ4_XS: 256 values in 4 bits each, at sixteen uneven levels, in eight sub-blocks of 32.
 
-   The float16 scale is followed by 6-bit scales of the sub-blocks, 32 more than their value: first
-   sixteen bits with the high two of each, then four bytes with the low four bits. A sub-block's
-   levels are as in IQ4_NL. */
+   The float16 scale is followed by the 6-bit scales of the sub-blocks, stored plus 32: first
+   sixteen bits with the high two bits of each, then four bytes with the low four bits. A
+   sub-block's levels are as in IQ4_NL. */
 #include "codebook.h"
 
 #define IQ4_XS_SIZE 136
 
-/* The blocks whose sub-blocks are searched together, in IQ4_XS_VECTORS vectors of sub-blocks. */
+/* The number of blocks whose sub-blocks are searched together, in IQ4_XS_VECTORS vectors. */
 #define IQ4_XS_BLOCKS (LANES < 8 ? 1 : LANES / 8)
 #define IQ4_XS_VECTORS (IQ4_XS_BLOCKS * 8 / LANES)
 
-/* Store the scales of a block whose sub-blocks were fitted with scale[8], which become what their
-   numbers are to be multiplied with. */
+/* Store the scales of a block whose sub-blocks were fitted with scale[8], and set scale[8] to the
+   factors for the values of the sub-blocks. */
 INLINE void iq4_xs_store_scales(float *scale, uint8_t *block)
 {
     float greatest = 0, peak = 0;
@@ -36,8 +36,8 @@ INLINE void iq4_xs_store_scales(float *scale, uint8_t *block)
     }
 }
 
-/* Encode the `count` first blocks of IQ4_XS_BLOCKS; `importance` has a weight for each number, or is
-   NULL; `totals` then are the sums of squares of each block. */
+/* Encode the first `count` blocks of IQ4_XS_BLOCKS. `importance` has a weight per value, or is
+   NULL; with importance, `totals` has the sum of squares of each block. */
 INLINE void iq4_xs_encode_blocks(const float *rows, const float *importance, const float *totals,
                                  size_t count, uint8_t *out)
 {

@@ -1,22 +1,22 @@
-/* The searches for scales and mins that the K encodings share, one group of numbers in each lane.
+/* The searches for scales and mins that the K encodings share, one group of values in each lane.
 
-   These are the twins of weightctl/codecs/scale_search.py: each lane does the same float operations
-   in the same order. */
+   They compute the same as weightctl/codecs/scale_search.py: each lane does the same float
+   operations in the same order. */
 #ifndef WEIGHTCTL_K_SEARCH_H
 #define WEIGHTCTL_K_SEARCH_H
 
 #include "lanes.h"
 #include "rounding.h"
 
-/* What a search knows of its quotients: numbers that, rounded, are levels. */
+/* The range of the quotients of a search, which are rounded to levels. */
 enum quotients {
-    BELOW_MOST, /* from -2^20 to less than the greatest level and a half */
+    BELOW_MOST, /* from -2^20 to less than the greatest level plus 0.5 */
     MODERATE,   /* from -2^20 to 2^20 */
-    WRAPPING,   /* nothing; those that no integer holds wrap around, as in `nearest_int` */
-    SATURATING, /* nothing; those that no integer holds have the nearest level, 0 for NaN */
+    WRAPPING,   /* any; those beyond any integer wrap around, as in `nearest_int` */
+    SATURATING, /* any; those beyond any integer have the nearest level, 0 for NaN */
 };
 
-/* ROUNDER as its bits. */
+/* The bits of ROUNDER. */
 #define ROUNDER_BITS 0x4B400000
 
 /* Quotients as levels 0 to `most`, in float32. */
@@ -27,8 +27,8 @@ INLINE f32v round_to_levels(f32v values, int most, enum quotients quotients)
     i32v bits = (i32v)(values + ROUNDER);
     if (quotients == WRAPPING)
         bits = (bits & 0x7FFFFF) | 0x4B000000;
-    /* Positive floats are in the order of their bits, and integers have more places to be compared
-       in than floats. */
+    /* Positive floats sort as their bits do, and processors have more units that compare integers
+       than units that compare floats. */
     if (quotients != SATURATING)
         bits = i32v_max(bits, i32v_all(ROUNDER_BITS));
     if (quotients == MODERATE || quotients == WRAPPING)
@@ -36,27 +36,27 @@ INLINE f32v round_to_levels(f32v values, int most, enum quotients quotients)
     return (f32v)bits - ROUNDER;
 }
 
-/* Vectors of groups that are searched side by side: as many as there are registers for. They hide
-   the latency of each other's sums. The `count` numbers of a vector's groups follow those of the
-   vector before. */
+/* The number of vectors of groups that are searched together, limited by the registers. They hide
+   the latency of each other's sums. The `count` values of a vector's groups follow those of the
+   previous vector. */
 #define FIT_VECTORS 4
 
-/* A search for a scale and a min, and what it has found: the numbers are near `scale` * level +
-   `low`, where level is (number - `origin`) * `inverse`, rounded and clamped. */
+/* A search for a scale and a min, and its result: values are near `scale` * level + `low`, where
+   level is (value - `origin`) * `inverse`, rounded and clamped. */
 struct fit {
     f32v scale[FIT_VECTORS], low[FIT_VECTORS];
     f32v inverse[FIT_VECTORS], origin[FIT_VECTORS];
     f32v sum_w[FIT_VECTORS]; /* of the weights */
 
-    f32v sum_x[FIT_VECTORS]; /* of the weighted numbers */
+    f32v sum_x[FIT_VECTORS]; /* of the weighted values */
     f32v least[FIT_VECTORS], greatest[FIT_VECTORS];
     f32v error[FIT_VECTORS];
     f32v next_inverse[FIT_VECTORS], next_scale[FIT_VECTORS], next_low[FIT_VECTORS];
     i32v solvable[FIT_VECTORS];
-    int moderate; /* the quotients that `next_inverse` makes */
+    int moderate; /* the range of quotients with `next_inverse` */
 };
 
-/* The extremes of groups of `count` numbers and their sums. */
+/* Sets the extremes and the sums of groups of `count` values. */
 INLINE void begin_fit(const f32v *x, const f32v *weights, size_t count, struct fit *fit)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++, x += count, weights += count) {
@@ -67,7 +67,7 @@ INLINE void begin_fit(const f32v *x, const f32v *weights, size_t count, struct f
             sum_w += weights[i];
             sum_x += weights[i] * x[i];
         }
-        /* Of equals `f32v_min` takes the second, so that a low of -0 stays one. */
+        /* `f32v_min` returns the second of two equal values, so that a low of -0 stays -0. */
         fit->least[v] = fit->low[v] = fit->origin[v] = f32v_min((f32v){0}, low);
         fit->greatest[v] = high;
         fit->sum_w[v] = sum_w;
@@ -75,13 +75,13 @@ INLINE void begin_fit(const f32v *x, const f32v *weights, size_t count, struct f
     }
 }
 
-/* Sets the inverse scale that spreads the numbers over `numerator` levels. */
+/* Sets the inverse scale that spreads the values over `numerator` levels. */
 INLINE void spread(float numerator, struct fit *fit)
 {
     i32v moderate = i32v_all(-1);
     for (size_t v = 0; v < FIT_VECTORS; v++) {
         f32v range = fit->greatest[v] - fit->low[v];
-        /* Numbers without a range have levels of 0: 0 does as well as infinity, and is moderate. */
+        /* Equal values have levels of 0: 0 gives the same as infinity, and is MODERATE. */
         f32v inverse = (f32v)((i32v)(numerator / range) & (range != 0));
         moderate &= (range >= 0) & (range * inverse < 0x1p20f);
         moderate &= (fit->least[v] - fit->low[v]) * inverse > -0x1p20f;
@@ -105,7 +105,7 @@ INLINE void round_quotients(const f32v *x, const struct fit *fit, size_t count, 
         }
 }
 
-/* Sets the levels that the next inverse scale makes, of `numerator` by the range. */
+/* Sets the levels for the next inverse scale, `numerator` divided by the range. */
 INLINE void choose_next_levels(const f32v *x, const struct fit *fit, size_t count, int most,
                                float numerator, enum quotients unknown, f32v *levels)
 {
@@ -117,13 +117,13 @@ INLINE void choose_next_levels(const f32v *x, const struct fit *fit, size_t coun
         round_quotients(x, fit, count, most, MODERATE, levels);
 }
 
-/* Sums over weight * level, weight * level * level and weight * level * number. */
+/* Sums over weight * level, weight * level * level and weight * level * value. */
 struct sums {
     f32v l[FIT_VECTORS], l2[FIT_VECTORS], xl[FIT_VECTORS];
 };
 
-/* Not in one loop with the rounding: so long a chain of operations for each number is more than a
-   processor looks ahead, and it would wait. */
+/* Not in one loop with the rounding: that chain of operations per value is longer than a processor
+   looks ahead, so it would stall. */
 INLINE void sum_over_levels(const f32v *x, const f32v *weights, const f32v *levels, size_t count,
                             struct sums *sums)
 {
@@ -183,7 +183,7 @@ INLINE void measure_error(const f32v *x, const f32v *weights, const f32v *levels
     memcpy(error, sum, sizeof sum);
 }
 
-/* Keeps what was tried, in the lanes where it is better. */
+/* Keeps the trial in the lanes where its error is smaller. */
 INLINE void accept(const f32v *error, struct fit *fit)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++) {
@@ -196,11 +196,11 @@ INLINE void accept(const f32v *error, struct fit *fit)
     }
 }
 
-/* Fits levels 0 to `most` to groups of `count` numbers, at most 32. Tries the inverse scales
-   (`first` + `step` * i + `most`) / range for i from 0 to `steps`; of the fits by weighted least
-   squares to the levels of each it keeps that of the least weighted error: of squares, or with
-   `use_mad` of magnitudes. Without `saturate` the twin of ggml's `make_qkx2_quants`, with it of its
-   `make_qkx3_quants`. All but the vectors are constants where this is used. */
+/* Fits levels 0 to `most` to groups of `count` values, at most 32. Tries the inverse scales
+   (`first` + `step` * i + `most`) / range for i from 0 to `steps`, fits scale and min to the levels
+   of each by weighted least squares, and keeps the fit with the least weighted error: of squares,
+   or of magnitudes with `use_mad`. Mirrors ggml's `make_qkx2_quants` and, with `saturate`, its
+   `make_qkx3_quants`. All arguments except the vectors are constants in every call. */
 INLINE void fit_scale_and_min(const f32v *x, const f32v *weights, size_t count, int most,
                               float first, float step, int steps, int use_mad, int saturate,
                               struct fit *fit)
@@ -213,7 +213,7 @@ INLINE void fit_scale_and_min(const f32v *x, const f32v *weights, size_t count, 
     for (size_t v = 0; v < FIT_VECTORS; v++) {
         f32v inverse = (float)most / (fit->greatest[v] - fit->low[v]);
         fit->scale[v] = 1 / inverse;
-        /* Before the first trial, ggml's levels are 0 where the range is too near 0. */
+        /* Before the first trial, ggml's levels are 0 if the range is too near 0. */
         fit->inverse[v] = f32v_select(inverse == __builtin_inff(), (f32v){0}, inverse);
         fit->next_inverse[v] = fit->inverse[v];
     }

@@ -1,7 +1,7 @@
-/* Vectors as wide as the instruction set has them, in GCC's and Clang's own vector types.
+/* Vectors of the width of the instruction set, in the vector types of GCC and Clang.
 
-   A file that includes this has defined LANES: float32 numbers in a vector. Operators work lane by
-   lane. Comparisons give -1 or 0 in each lane of an `i32v`. */
+   A file that includes this must define LANES, the number of float32 values in a vector. Operators
+   work lane by lane. Comparisons give -1 or 0 in each lane of an `i32v`. */
 #ifndef WEIGHTCTL_LANES_H
 #define WEIGHTCTL_LANES_H
 

@@ -10,8 +10,8 @@
 #include <arm_neon.h>
 #endif
 
-/* Fill out[32] with what `table` has for the low four bits of each of 16 bytes, then for the high
-   four: the order that ggml's blocks of 4 bits have. */
+/* Fill out[32] with the entries of `table` for the low four bits of each of 16 bytes, then for the
+   high four bits: the order of ggml's 4-bit blocks. */
 INLINE void look_up_nibbles(const int8_t *table, const uint8_t *bytes, int8_t *out)
 {
 #if defined(__x86_64__)
@@ -60,8 +60,8 @@ INLINE void scale_bytes(const int8_t *bytes, size_t count, float scale, float *o
 #endif
 }
 
-/* What `table` has for the index in the top byte of each lane; where that is beyond 15, anything
-   of it. */
+/* The entry of `table` for the index in the top byte of each lane; any entry if the index is beyond
+   15. */
 INLINE i32v look_up_lanes(const int8_t *table, i32v index)
 {
 #if defined(__x86_64__)

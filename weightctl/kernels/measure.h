@@ -1,10 +1,10 @@
-/* What became of numbers: the greatest of them, how many were lost, and sums of squares. */
+/* Measurement of a loss: largest magnitude, counts of lost values, and sums of squares. */
 #ifndef WEIGHTCTL_MEASURE_H
 #define WEIGHTCTL_MEASURE_H
 
 #include "plain.h"
 
-/* The bits of the greatest magnitude; from F32_INFINITE on some numbers are not finite. */
+/* The bits of the largest magnitude; at least F32_INFINITE if a value is not finite. */
 static int32_t greatest_bits(const float *x, size_t count)
 {
     int32_t greatest = 0;
@@ -20,7 +20,7 @@ INLINE int f32_is_finite(float x)
     return (bits_of_f32(x) & 0x7FFFFFFF) < F32_INFINITE;
 }
 
-/* How many magnitudes have bits from `least` to `most`. */
+/* The number of magnitudes whose bits are from `least` to `most`. */
 static size_t count_between(const float *x, size_t count, int32_t least, int32_t most)
 {
     uint32_t found = 0;
@@ -31,7 +31,7 @@ static size_t count_between(const float *x, size_t count, int32_t least, int32_t
     return found;
 }
 
-/* Sums are kept in this many parts, whatever the instruction set: they come out the same on all. */
+/* The number of partial sums, fixed so that results are the same for all instruction sets. */
 #define PARTS 16
 
 typedef float f32h __attribute__((vector_size(2 * LANES))); /* half a vector */
@@ -54,9 +54,9 @@ static double sum_of_parts(const double *parts)
     return sums[0];
 }
 
-/* Add the squares of numbers to sums[0], and those of their differences from `held` to sums[1].
+/* Add the squares of values to sums[0], and those of their differences from `held` to sums[1].
 
-   In float64 the square of a float32 is exact, and none is too large or too small. */
+   In float64 the square of a float32 is exact and cannot overflow or underflow. */
 static void add_squares(const float *x, const float *held, size_t count, double sums[2])
 {
     enum { WIDTH = LANES / 2, VECTORS = PARTS / WIDTH };
@@ -83,8 +83,8 @@ static void add_squares(const float *x, const float *held, size_t count, double 
     sums[1] += sum_of_parts(parts[1]);
 }
 
-/* The same in float32, twice as fast: no more than CHAIN numbers are summed up there, so that the
-   sums are right to 1e-6. Returned is how many numbers became zero without being it. */
+/* The same in float32, twice as fast: at most CHAIN values are summed in float32, so that the
+   relative error is at most 1e-6. Returns the number of nonzero values that became zero. */
 #define CHAIN 8
 
 static size_t add_usual_squares(const float *x, const float *held, size_t count, double sums[2])

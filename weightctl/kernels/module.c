@@ -1,4 +1,4 @@
-/* The kernels as a Python module: buffers in, buffers out, and the interpreter runs on meanwhile. */
+/* The kernels as a Python module, which takes and fills buffers and releases the interpreter. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -10,12 +10,12 @@
 
 #include "codec.h"
 
-/* From the least to the best; those that this processor lacks are left out. */
+/* The instruction sets that this processor supports, the best last. */
 static const struct level *levels[3];
 static Py_ssize_t level_count;
 
 #if defined(__x86_64__)
-/* Clang's __builtin_cpu_supports knows neither. */
+/* Clang's __builtin_cpu_supports does not support either name. */
 static int has_f16c_and_lzcnt(void)
 {
     unsigned a, b, c, d, e;
@@ -43,7 +43,7 @@ static void find_levels(void)
         __builtin_cpu_supports("avx512vl"))
         levels[level_count++] = &weightctl_x86_64_v4;
 #elif __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    /* The kernels read numbers as they stand in files. */
+    /* The kernels read values in the byte order of files. */
     levels[level_count++] = &weightctl_baseline;
 #endif
 }
@@ -175,7 +175,7 @@ done:
     return result;
 }
 
-/* Whether two stretches of memory share a byte. */
+/* Whether two buffers share a byte. */
 static int overlap(const Py_buffer *a, const Py_buffer *b)
 {
     uintptr_t start = (uintptr_t)a->buf, other = (uintptr_t)b->buf;

@@ -1,23 +1,23 @@
-/* MXFP4: 32 numbers as 4-bit floats times one power of two.
+/* MXFP4: 32 values as 4-bit floats times one power of two.
 
-   The exponent is followed by 16 bytes; byte i has the code of number i in its low bits and that of
-   number i + 16 in its high bits. */
+   The exponent is followed by 16 bytes; byte i has the code of value i in its low bits and that of
+   value i + 16 in its high bits. */
 #include "e2m1.h"
 
 #define MXFP4_SIZE 17
 
-/* The floor of the binary logarithm of a normal number >= 0 as ggml has it: of a float32, which just
-   below a power of two has been rounded up to it. */
+/* The floor of the binary logarithm of a normal value >= 0 as ggml computes it: the logarithm is a
+   float32, which is rounded up to the next integer just below a power of two. */
 INLINE int mxfp4_floor_log2(float x)
 {
     uint32_t bits = bits_of_f32(x);
-    int power = (int)(bits >> 23) - 126;              /* of two; x is below it, */
+    int power = (int)(bits >> 23) - 126;              /* x is below 2^power, */
     uint32_t below = 0x800000 - (bits & 0x7FFFFF);    /* by this times 2^-24 of it */
-    int magnitude = power > 0 ? power - 1 : -power;   /* of the logarithm's whole part */
+    int magnitude = power > 0 ? power - 1 : -power;   /* of the integer part of the logarithm */
     if (below > 44 || magnitude == 0)
         return power - 1;
-    /* The logarithm is below / ln 2 units of 2^-24 from `power`, and half the distance from `power`
-       to the next float32 is as many as this. */
+    /* The logarithm is below / ln 2 units of 2^-24 from `power`. Half the distance from `power` to
+       the next float32, in the same units: */
     double half = 1 << (31 - __builtin_clz((unsigned)magnitude));
     return below < half * 0.6931471805599453 ? power : power - 1;
 }

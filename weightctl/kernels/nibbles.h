@@ -1,7 +1,7 @@
-/* How ggml's blocks of 32 numbers in 4 or 5 bits pack their levels.
+/* The packing of levels in ggml's blocks of 32 values in 4 or 5 bits.
 
-   Byte i of `low` has the low four bits of levels i and i + 16. Where there is a fifth bit, that of
-   level i is bit i of `high`, little endian. */
+   Byte i of `low` has the low four bits of levels i and i + 16. The fifth bit of level i, if there
+   is one, is bit i of `high`, little endian. */
 #ifndef WEIGHTCTL_NIBBLES_H
 #define WEIGHTCTL_NIBBLES_H
 
@@ -69,7 +69,7 @@ INLINE void bytes_from_i32v(uint8_t *to, const i32v *from)
 #endif
 }
 
-/* The signs of the lanes as bits, that of the first lowest. */
+/* The signs of the lanes as bits, the first lane lowest. */
 INLINE uint32_t i32v_signs(i32v v)
 {
 #if defined(__x86_64__) && LANES == 4
@@ -86,7 +86,7 @@ INLINE uint32_t i32v_signs(i32v v)
 #endif
 }
 
-/* Pack 32 levels into `low`, and what is beyond 15 of them into `high` unless it is NULL. */
+/* Pack 32 levels into `low`, and their fifth bits into `high` unless that is NULL. */
 INLINE void nibbles_pack(const i32v *levels, uint8_t *high, uint8_t *low)
 {
     if (high != NULL) {

@@ -1,12 +1,12 @@
-/* NVFP4: 64 numbers as 4-bit floats, in four sub-blocks of 16 with 8-bit scales.
+/* NVFP4: 64 values as 4-bit floats, in four sub-blocks of 16 with 8-bit scales.
 
    The four scales, unsigned E4M3, are followed by eight bytes for each sub-block; byte i of them has
-   the code of number i in its low bits and that of number i + 8 in its high bits. */
+   the code of value i in its low bits and that of value i + 8 in its high bits. */
 #include "e2m1.h"
 
 #define NVFP4_SIZE 36
 
-/* A number >= 0 as E4M3, half rounded up; as in ggml, what is 248 or more becomes 448. */
+/* A value >= 0 as E4M3, half rounded up; as in ggml, a value of 248 or more becomes 448. */
 INLINE uint8_t nvfp4_scale(float x)
 {
     if (x < 0x1p-6f) {
@@ -18,10 +18,10 @@ INLINE uint8_t nvfp4_scale(float x)
     return code >= 15 << 3 ? 0x7E : (uint8_t)code;
 }
 
-/* Half of what a scale stands for. Its top bit changes nothing, and 0x7F is 0. */
+/* Half of the value of a scale. Its top bit is ignored, and 0x7F is 0. */
 INLINE float nvfp4_half_scale(uint8_t scale)
 {
-    /* The same bits as a float32, subnormals too, are as much less as the least exponents differ. */
+    /* The same bits as a float32 are smaller by a constant power of two, also for subnormals. */
     uint32_t bits = scale == 0x7F ? 0 : (uint32_t)(scale & 0x7F) << 20;
     return f32_from_bits(bits) * 0x1p119f;
 }

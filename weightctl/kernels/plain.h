@@ -1,8 +1,8 @@
 /* Floats of 8 and 16 bits, from and to float32: rounded once, to nearest even.
 
-   What is too large becomes an infinity where the type has one, else its largest number. A NaN
-   stays one. The functions on one number have no branches, so that compilers make vectors of the
-   loops around them. */
+   A value that is too large becomes infinity, or the largest value if the type has no infinity. NaN
+   stays NaN. The functions for one value have no branches, so that compilers vectorize the loops
+   around them. */
 #ifndef WEIGHTCTL_PLAIN_H
 #define WEIGHTCTL_PLAIN_H
 
@@ -12,9 +12,9 @@
 #include <immintrin.h>
 #endif
 
-/* A type with `stored` bits of the significand, whose least normal number is 2**`least`. Its codes
-   without the sign are those of float32 shifted, but for an offset; subnormal numbers are multiples
-   of 2**(least - stored). */
+/* A type with `stored` significand bits, whose smallest normal value is 2**`least`. Its codes
+   without the sign are those of float32, shifted, plus an offset; subnormal values are multiples of
+   2**(least - stored). */
 
 #define DROPPED (23 - stored)
 #define OFFSET (least + 126)
@@ -24,7 +24,7 @@ INLINE float power_of_two(int exponent)
     return f32_from_bits((uint32_t)(exponent + 127) << 23);
 }
 
-/* The bits of the float32 that a code without its sign stands for, where it is finite. */
+/* The bits of the float32 for a code without its sign, if it is finite. */
 INLINE int32_t widened(int32_t code, int stored, int least)
 {
     int32_t normal = (code << DROPPED) + (OFFSET << 23);
@@ -32,12 +32,12 @@ INLINE int32_t widened(int32_t code, int stored, int least)
     return code < 1 << stored ? subnormal : normal;
 }
 
-/* The code of a float32's bits without the sign, as if there were no largest number. */
+/* The code for a float32's bits without the sign, as if there were no largest value. */
 INLINE int32_t narrowed(int32_t bits, int stored, int least)
 {
     uint32_t half = (1u << (DROPPED - 1)) - 1 + (uint32_t)(bits >> DROPPED & 1);
     int32_t normal = (int32_t)(((uint32_t)bits + half) >> DROPPED) - (OFFSET << stored);
-    /* The sum's last bit is worth as much as the least of the type's numbers. */
+    /* The last bit of the sum has the value of the type's smallest subnormal. */
     float magic = power_of_two(least - stored + 23);
     int32_t subnormal = (int32_t)bits_of_f32(f32_from_bits((uint32_t)bits) + magic) -
                         (int32_t)bits_of_f32(magic);
@@ -114,7 +114,7 @@ INLINE uint32_t f8_e5m2_narrowed(uint32_t bits)
     return (uint32_t)code | (bits >> 24 & 0x80);
 }
 
-/* The forms without negative zero: its code is their one NaN. */
+/* The types without negative zero: its code is their only NaN. */
 INLINE uint32_t fnuz_widened(uint32_t code, int stored, int least)
 {
     uint32_t bits = (uint32_t)widened(code & 0x7F, stored, least) | (code & 0x80) << 24;
@@ -151,8 +151,8 @@ INLINE uint32_t f8_e5m2fnuz_narrowed(uint32_t bits)
     return fnuz_narrowed(bits, 2, -15, 0x47600000); /* 57344 */
 }
 
-/* Both ways for tables, from both ways for a number; `code` is the integer that holds one. The
-   codes are widened and narrowed apart from the rest: compilers then compare vectors of 32 bits. */
+/* Encoding and decoding of rows, from those of one value; `code` is the integer type of a code.
+   Codes are widened and narrowed in separate loops, so that compilers compare 32-bit vectors. */
 #define PLAIN(name, code)                                                                          \
     static void name##_encode(const float *restrict rows, size_t count, size_t columns,            \
                               const float *importance, uint8_t *restrict out)                      \

@@ -1,4 +1,4 @@
-/* Q2_K: 256 numbers in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins.
+/* Q2_K: 256 values in 2 bits each, in sixteen sub-blocks with 4-bit scales and mins.
 
    A block is scales[16], low[64] and the scales of the scales and of the mins, float16. Byte j of
    `scales` has the scale of sub-block j in its low bits, and its min in its high bits. */
@@ -11,11 +11,11 @@
 
 #define Q2_K_SIZE 84
 
-/* The sub-blocks, and the blocks, that are searched together. */
+/* The numbers of sub-blocks and of blocks that are searched together. */
 #define Q2_K_TOGETHER (FIT_VECTORS * LANES)
 #define Q2_K_TILE (Q2_K_TOGETHER / 16)
 
-/* What the search found for each sub-block. */
+/* The result of the search for each sub-block. */
 struct q2_k_found {
     float scale[Q2_K_TOGETHER];
     float min[Q2_K_TOGETHER];
@@ -57,7 +57,7 @@ INLINE void q2_k_search(const float *x, const float *importance, struct q2_k_fou
     }
 }
 
-/* The levels of numbers of sub-block n as they were found with its scale and min. */
+/* The levels of values of sub-block n at the scale and min of the search. */
 INLINE i32v q2_k_level_of_search(f32v x, const struct q2_k_found *found, size_t n, int weighted)
 {
     f32v level = round_to_levels((x - found->origin[n]) * found->inverse[n], 3,
@@ -65,8 +65,8 @@ INLINE i32v q2_k_level_of_search(f32v x, const struct q2_k_found *found, size_t 
     return __builtin_convertvector(level, i32v);
 }
 
-/* Set the levels of 16 values, as bytes hold them, at the scale that makes the greatest 15; return
-   that scale. */
+/* Set the levels of 16 values, as bytes, at the scale that makes the greatest 15; return the
+   scale. */
 INLINE float q2_k_round_to_greatest(const float *values, uint8_t *levels)
 {
     float greatest = 0;
@@ -78,7 +78,7 @@ INLINE float q2_k_round_to_greatest(const float *values, uint8_t *levels)
     return greatest / 15;
 }
 
-/* Set the levels of the scales and of the mins, and the scales of both, of a tile of blocks. */
+/* For a tile of blocks, set the levels of scales and mins, and the scales of both. */
 INLINE void q2_k_round(const struct q2_k_found *found, int weighted, uint8_t (*scales)[16],
                        uint8_t (*mins)[16], float *of_scales, float *of_mins)
 {
@@ -88,7 +88,7 @@ INLINE void q2_k_round(const struct q2_k_found *found, int weighted, uint8_t (*s
     }
     if (!weighted)
         return;
-    /* Scales and mins side by side. */
+    /* Scales and mins in adjacent lanes. */
     float value[16][LANES] = {{0}}, weight[16][LANES] = {{0}}, of[LANES];
     f32v values[16], weights[16];
     i32v levels[16];
@@ -111,7 +111,7 @@ INLINE void q2_k_round(const struct q2_k_found *found, int weighted, uint8_t (*s
     }
 }
 
-/* Encode the first `count` blocks of a tile of numbers. */
+/* Encode the first `count` blocks of a tile of values. */
 INLINE void q2_k_encode_tile(const float *x, const float *importance, size_t count, uint8_t *out)
 {
     const int weighted = importance != NULL;

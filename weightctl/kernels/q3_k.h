@@ -1,7 +1,7 @@
-/* Q3_K: 256 numbers in 3 bits each, in sixteen sub-blocks with 6-bit scales.
+/* Q3_K: 256 values in 3 bits each, in sixteen sub-blocks with 6-bit scales.
 
    A block is high[32], low[64], scales[12] and the scale of the scales, float16. Bit k of byte i of
-   `high` is the third bit of number 32 * k + i; `low` has the lower two as Q2_K has them. A level
+   `high` is the third bit of value 32 * k + i; `low` has the lower two bits as in Q2_K. A level
    of 4 is zero. Scales are stored plus 32. */
 #include "descent.h"
 #include "half.h"
@@ -29,14 +29,13 @@ INLINE void q3_k_unpack_scales(const uint8_t *from, int8_t *scales)
                               (from[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32);
 }
 
-/* Where the levels of a sub-block come from if its scale is rounded to 0. */
+/* The levels of the search, used for a sub-block whose scale is rounded to 0. */
 struct q3_k_search {
     const struct sub_blocks *weighted;
     const i32v (*lanes)[16];
 };
 
-/* Store the scale and the rounded scales of the sub-blocks, choose the levels at them, and store
-   these. */
+/* Store the scale and the rounded scales of the sub-blocks, and the levels at these scales. */
 INLINE void q3_k_finish(const float *x, float scale, const uint8_t *rounded,
                         struct q3_k_search search, uint8_t *block)
 {
@@ -88,7 +87,7 @@ INLINE void q3_k_encode_block(const float *x, uint8_t *block)
     q3_k_finish(x, largest != 0 ? 1 / inverse : 0, rounded, search, block);
 }
 
-/* Encode `count` blocks, at most LANES. Their scales are searched side by side. */
+/* Encode `count` blocks, at most LANES. Their scales are searched together, one block per lane. */
 INLINE void q3_k_encode_weighted(const float *x, const float *const *importance, size_t count,
                                  uint8_t *out)
 {

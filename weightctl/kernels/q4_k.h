@@ -1,7 +1,7 @@
-/* Q4_K: 256 numbers in 4 bits each, in eight sub-blocks with 6-bit scales and mins.
+/* Q4_K: 256 values in 4 bits each, in eight sub-blocks with 6-bit scales and mins.
 
-   After the scales, row j of 32 bytes has number 64 * j + i in the low bits of byte i, and the
-   number 32 further on in the high bits. */
+   After the scales, row j of 32 bytes has value 64 * j + i in the low bits of byte i, and value
+   64 * j + i + 32 in the high bits. */
 #include "scales_and_mins.h"
 
 #define Q4_K_SIZE 144

@@ -1,8 +1,8 @@
-/* Q5_K: 256 numbers in 5 bits each, in eight sub-blocks with 6-bit scales and mins.
+/* Q5_K: 256 values in 5 bits each, in eight sub-blocks with 6-bit scales and mins.
 
-   After the scales, bit j of high byte i is the fifth bit of number i of sub-block j (i < 32). Row
-   j of 32 bytes then has number 64 * j + i in the low bits of byte i, and the number 32 further on
-   in the high bits. */
+   After the scales, bit j of high byte i is the fifth bit of value i of sub-block j (i < 32). Row
+   j of 32 bytes then has value 64 * j + i in the low bits of byte i, and value 64 * j + i + 32 in
+   the high bits. */
 #include "scales_and_mins.h"
 
 #define Q5_K_SIZE 176

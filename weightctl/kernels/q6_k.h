@@ -1,8 +1,8 @@
-/* Q6_K: 256 numbers in 6 bits each, in sixteen sub-blocks with 8-bit scales.
+/* Q6_K: 256 values in 6 bits each, in sixteen sub-blocks with 8-bit scales.
 
    A block is ql[128], qh[64], int8 scales[16] and the scale of the scales, float16. Of each half of
-   a block, ql has the low four bits of numbers i and i + 64 in byte i (i < 64), and qh the upper
-   two bits of numbers i, i + 32, i + 64 and i + 96 in byte i (i < 32). A level of 32 is zero. */
+   a block, ql has the low four bits of values i and i + 64 in byte i (i < 64), and qh the upper
+   two bits of values i, i + 32, i + 64 and i + 96 in byte i (i < 32). A level of 32 is zero. */
 #include "half.h"
 #include "signed_levels.h"
 

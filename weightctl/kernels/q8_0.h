@@ -1,4 +1,4 @@
-/* Q8_0: 32 numbers as bytes and one scale. */
+/* Q8_0: 32 values as bytes and one scale. */
 #ifndef WEIGHTCTL_Q8_0_H
 #define WEIGHTCTL_Q8_0_H
 
@@ -8,7 +8,7 @@ enum { Q8_0_SIZE = 34 };
 
 INLINE void q8_0_encode_block(const float *restrict x, uint8_t *restrict out)
 {
-    int32_t peak = 0; /* magnitudes are in the order of their bits */
+    int32_t peak = 0; /* magnitudes sort as their bits do */
     for (int i = 0; i < 32; i++) {
         int32_t magnitude = (int32_t)(bits_of_f32(x[i]) & 0x7FFFFFFF);
         peak = magnitude > peak ? magnitude : peak;
@@ -17,7 +17,7 @@ INLINE void q8_0_encode_block(const float *restrict x, uint8_t *restrict out)
     /* Beyond this the inverse overflows, and ggml's levels are 0. */
     float inverse = scale > 0x1p-128f ? 1 / scale : 0;
     for (int i = 0; i < 32; i++) {
-        /* Half away from zero: adding a full half would round its predecessor up. */
+        /* Half away from zero: adding exactly 0.5 would round the float below 0.5 up. */
         uint32_t sign = bits_of_f32(x[i]) & 0x80000000;
         float below_half = f32_from_bits(sign | 0x3EFFFFFF);
         out[2 + i] = (uint8_t)(int32_t)(x[i] * inverse + below_half);
@@ -28,7 +28,7 @@ INLINE void q8_0_encode_block(const float *restrict x, uint8_t *restrict out)
 static void q8_0_encode(const float *rows, size_t count, size_t columns, const float *importance,
                         uint8_t *out)
 {
-    (void)importance; /* ggml's changes nothing either */
+    (void)importance; /* no effect in ggml either */
     for (size_t i = 0; i < count * columns; i += 32, out += Q8_0_SIZE)
         q8_0_encode_block(rows + i, out);
 }

@@ -1,4 +1,4 @@
-/* Rounding to levels, many numbers at a time. */
+/* Rounding to levels, many values at a time. */
 #ifndef WEIGHTCTL_ROUNDING_H
 #define WEIGHTCTL_ROUNDING_H
 
@@ -8,11 +8,11 @@
 #include <immintrin.h>
 #endif
 
-/* A float32 between 2**23 and 2**24 has its unit in the last bit of the mantissa, so that adding
-   this rounds to an integer, half to even, and leaves that integer, plus 2**22, in the mantissa. */
+/* In a float32 between 2**23 and 2**24 the last bit of the mantissa is worth 1. Adding this value
+   therefore rounds to an integer, half to even, and leaves it, plus 2**22, in the mantissa. */
 #define ROUNDER 12582912.0f
 
-/* The lesser and the greater; `b` where either is NaN. */
+/* The minimum and the maximum; `b` if either is NaN. */
 #if defined(__x86_64__) && LANES == 4
 INLINE f32v f32v_min(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
 INLINE f32v f32v_max(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
@@ -56,8 +56,8 @@ INLINE int i32v_any(i32v mask)
 #endif
 }
 
-/* The nearest integers as ggml's `nearest_int` has them: beyond 2**22, and for NaN, they are
-   whatever the mantissa then holds. */
+/* The nearest integers, as ggml's `nearest_int`: beyond 2**22, and for NaN, the result is whatever
+   the mantissa contains. */
 INLINE i32v nearest_ints(f32v values)
 {
     return ((i32v)(values + ROUNDER) & 0x7FFFFF) - 0x400000;
@@ -71,7 +71,7 @@ INLINE int32_t nearest_int(float value)
     return (bits & 0x7FFFFF) - 0x400000;
 }
 
-/* The nearest integers within `least` and `most`. */
+/* The nearest integers, clamped to `least` and `most`. */
 INLINE i32v nearest_levels(f32v values, int least, int most)
 {
     return i32v_max(i32v_min(nearest_ints(values), i32v_all(most)), i32v_all(least));

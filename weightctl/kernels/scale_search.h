@@ -5,19 +5,19 @@
 #include "lanes.h"
 #include "rounding.h"
 
-/* Where all magnitudes are below this they count as zero: ggml's GROUP_MAX_EPS. */
+/* A block whose magnitudes are all below this counts as zero: ggml's GROUP_MAX_EPS. */
 #define NEGLIGIBLE 1e-15f
 
-/* What was found for each lane: the scale, and what a number is to be multiplied with to find its
-   level. Where numbers are negligible the scale is 0, and so are both of the lane's `levels` and
-   what ggml stores for them (elsewhere a level is stored plus `half`). */
+/* The result for each lane: the scale, and the factor that turns a value into its level. If values
+   are negligible, the scale is 0, and so are the lane's `levels` and what ggml stores for them
+   (otherwise it stores the level plus `half`). */
 struct scale_fit {
     f32v scale;
     f32v inverse;
     i32v negligible;
 };
 
-/* The first number of largest magnitude. */
+/* The first value of largest magnitude. */
 INLINE f32v first_peak(const f32v *x, size_t n)
 {
     f32v peak = {0}, greatest = {0};
@@ -30,11 +30,11 @@ INLINE f32v first_peak(const f32v *x, size_t n)
     return peak;
 }
 
-/* Which sides of the levels -half..half - 1 a product of number and inverse scale may round to the
-   outside of. */
+/* The sides on which a product of value and inverse scale may round to a level outside of
+   -half..half - 1. */
 enum clamped { NEITHER, ABOVE, BOTH, ANYWHERE };
 
-/* Sums over the n numbers: weight * x * level and weight * level * level. */
+/* Set the sums of weight * x * level and of weight * level * level over the n values. */
 INLINE void correlate(const f32v *x, const f32v *w, const f32v *wx, size_t n, int half,
                       f32v inverse, enum clamped clamped, f32v *sum_lx, f32v *sum_l2)
 {
@@ -71,7 +71,7 @@ INLINE void try_scale(const f32v *x, const f32v *w, const f32v *wx, size_t n, in
     *best = f32v_select(better, scale * sum_lx, *best);
 }
 
-/* Find, in each lane, a scale such that the n numbers x are near scale * level, with levels
+/* Find, in each lane, a scale such that the n values x are near scale * level, with levels
    -half..half - 1. `w` are the weights and `wx` their products with x. `finite` says that no x is
    NaN or infinite. */
 INLINE struct scale_fit fit_scale(const f32v *x, const f32v *w, const f32v *wx, size_t n, int half,
@@ -84,8 +84,8 @@ INLINE struct scale_fit fit_scale(const f32v *x, const f32v *w, const f32v *wx, 
     correlate(x, w, wx, n, half, fit.inverse, finite ? ABOVE : ANYWHERE, &sum_lx, &sum_l2);
     fit.scale = f32v_select(sum_l2 != 0, sum_lx / sum_l2, (f32v){0});
     f32v best = fit.scale * sum_lx;
-    /* A product's magnitude is at most half + step / 10, give or take its rounding; it has the
-       sign that leads to -half where x is the peak. */
+    /* The magnitude of a product is at most half + step / 10, except for rounding; its sign is
+       negative for the peak, which has level -half. */
     for (int step = -9; step <= -6; step++)
         try_scale(x, w, wx, n, half, step, peak, finite ? NEITHER : ANYWHERE, &fit, &best);
     for (int step = -5; step <= 4; step++)
@@ -97,7 +97,7 @@ INLINE struct scale_fit fit_scale(const f32v *x, const f32v *w, const f32v *wx, 
     return fit;
 }
 
-/* The levels, plus `half`, that belong to what was found. */
+/* The levels, plus `half`, of a fit. */
 INLINE i32v fitted_levels(f32v x, const struct scale_fit *fit, int half)
 {
     return ~fit->negligible & (nearest_levels(x * fit->inverse, -half, half - 1) + half);

@@ -1,10 +1,10 @@
-/* What Q4_K and Q5_K share: blocks of 256 numbers in eight sub-blocks, each with a 6-bit scale and
+/* What Q4_K and Q5_K share: blocks of 256 values in eight sub-blocks, each with a 6-bit scale and
    a 6-bit min.
 
    A block begins with the scale of the scales and the scale of the mins, float16, and twelve bytes
-   of scales and mins: of the first four sub-blocks, the low six bits of byte j and of byte j + 4;
-   of the others, the low and the high four bits of byte j + 4, whose upper two bits are the highest
-   of byte j - 4 and of byte j. */
+   of scales and mins. For sub-block j < 4, these are the low six bits of bytes j and j + 4. For
+   j >= 4, their low four bits are the low and the high half of byte j + 4, and their upper two bits
+   are the highest bits of bytes j - 4 and j. */
 #ifndef WEIGHTCTL_SCALES_AND_MINS_H
 #define WEIGHTCTL_SCALES_AND_MINS_H
 
@@ -16,8 +16,8 @@
 #include "transpose.h"
 #include "unsigned_search.h"
 
-/* The blocks whose sub-blocks are searched together. Their scales are half the lanes of a vector,
-   and their mins the other half. */
+/* The number of blocks whose sub-blocks are searched together. Their scales are in one half of the
+   lanes of a vector, and their mins in the other. */
 #define TILE (FIT_VECTORS * LANES / 8)
 
 INLINE void pack_scales_and_mins(const uint8_t *scale, const uint8_t *min, uint8_t *packed)
@@ -42,7 +42,7 @@ INLINE void load_scales_and_mins(const uint8_t *block, float *scale, float *min)
     }
 }
 
-/* ggml's weights where there is no importance: root mean square plus magnitude. */
+/* ggml's weights without importance: root mean square plus magnitude. */
 INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
 {
     for (size_t v = 0; v < FIT_VECTORS; v++, x += 32, weights += 32) {
@@ -55,7 +55,7 @@ INLINE void weight_by_magnitude(const f32v *x, f32v *weights)
     }
 }
 
-/* ggml's weights from the importance of columns, of numbers in rows and in lanes. */
+/* ggml's weights from the importance of columns; `x` has the values in rows, `lanes` in lanes. */
 INLINE void weight_by_importance(const float *x, const f32v *lanes, const float *importance,
                                  f32v *weights)
 {
@@ -85,8 +85,8 @@ INLINE f32v round_to_greatest(const f32v *values, i32v *levels)
     return greatest / 63.0f;
 }
 
-/* Levels 0 to 63 of the scales and the mins that were found, in vector j those of sub-block j; and
-   the scales of both. */
+/* Set levels 0 to 63 of the scales and mins of a fit, those of sub-block j in vector j; return the
+   scales of both. */
 INLINE f32v round_scales_and_mins(const struct fit *fit, int weighted, i32v *levels)
 {
     float value[8][LANES], weight[8][LANES];
@@ -104,7 +104,7 @@ INLINE f32v round_scales_and_mins(const struct fit *fit, int weighted, i32v *lev
     return fit_unsigned_scale(values, weights, 8, 63, levels);
 }
 
-/* The levels of x[32] at the scale and the min of their sub-block as they were rounded. */
+/* The levels of x[32] at the rounded scale and min of their sub-block. */
 INLINE void choose_levels_again(const float *x, float scale, float min, int most, uint8_t *levels)
 {
     i32v chosen[32 / LANES];
@@ -128,16 +128,16 @@ INLINE void choose_levels_of_search(const float *x, float inverse, float origin,
         bytes_from_i32v(levels + i, chosen + i / LANES);
 }
 
-/* How the blocks of an encoding are made. */
+/* The parameters of an encoding. */
 struct levels_with_mins {
     size_t size;
     int most;    /* the greatest level */
-    float first; /* without importance, the search begins so far from it */
+    float first; /* without importance, the search starts at this offset from it */
     int steps;
     void (*pack)(const uint8_t *levels, uint8_t *q);
 };
 
-/* Encode the first `count` blocks of a tile of numbers. */
+/* Encode the first `count` blocks of a tile of values. */
 INLINE void encode_tile(const float *x, const float *importance, size_t count,
                         struct levels_with_mins as, uint8_t *out)
 {

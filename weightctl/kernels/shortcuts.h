@@ -1,7 +1,7 @@
-/* Plain numbers as others in one pass, where speed matters most.
+/* Conversions between plain types in one pass, for the most frequent types.
 
-   They expect numbers that are finite and not too large, and tell the greatest magnitude that they
-   met, as bits of float32: where that is more, what they made is to be made again by the codecs. */
+   They expect values that are finite and not too large, and return the largest magnitude, as bits
+   of float32. If a value was too large, the caller must convert again with the codecs. */
 #ifndef WEIGHTCTL_SHORTCUTS_H
 #define WEIGHTCTL_SHORTCUTS_H
 
@@ -53,7 +53,7 @@ INLINE __m256i greater_magnitude(__m256i greatest, __m256i bits)
     return _mm256_max_epi32(greatest, _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF)));
 }
 
-/* The greatest lane, or a magnitude of those numbers that did not fill a vector. */
+/* The largest lane, or the largest magnitude of values that did not fill a vector. */
 static int32_t greatest_lane(__m256i lanes, int32_t greatest)
 {
     int32_t each[8];
@@ -63,7 +63,7 @@ static int32_t greatest_lane(__m256i lanes, int32_t greatest)
     return greatest;
 }
 
-/* The processor's own prefetcher stops at the end of each page; it need not be there to be asked for. */
+/* The processor's prefetcher stops at the end of each page. The address may be invalid. */
 #define AHEAD 4096
 
 #define SHORTCUT_OF_16(name, from, widened_from, to, narrowed_to, eight_widened, store_16)         \
@@ -149,12 +149,12 @@ SHORTCUT(bf16_from_f16, uint16_t, f16_widened, uint16_t, bf16_of_usual)
 #endif
 #undef SHORTCUT
 
-/* Bfloat16 holds every float of 8 bits. Its two bytes are made apart, so that a vector has as many
-   lanes as it has bytes. */
+/* Bfloat16 holds every 8-bit float. Its two bytes are computed separately, so that a vector has one
+   lane per byte. */
 
 INLINE uint8_t low_of_f8_e4m3(uint8_t rest)
 {
-    /* 4..7 and 2..3 of 2**-9 have two bits and one behind the leading one. */
+    /* 4..7 and 2..3 times 2**-9 have two bits and one bit after the leading one. */
     uint8_t subnormal = rest < 4 ? (uint8_t)(-(rest > 1) & (0x80 | (rest & 1) << 6))
                                  : (uint8_t)((rest & 3) << 5);
     return rest < 8 ? subnormal : (uint8_t)(rest << 4);
@@ -168,7 +168,7 @@ INLINE uint8_t high_of_f8_e4m3(uint8_t rest)
 
 INLINE uint8_t low_of_f8_e5m2(uint8_t rest)
 {
-    /* 2..3 and 1 of 2**-16 */
+    /* 2..3 and 1 times 2**-16 */
     uint8_t subnormal = (-(rest == 1) & 0x80) | (-(rest == 3) & 0x40);
     return rest < 4 ? subnormal : (uint8_t)(rest << 5);
 }
@@ -181,7 +181,7 @@ INLINE uint8_t high_of_f8_e5m2(uint8_t rest)
 
 #if defined(__x86_64__) && LANES >= 8
 
-/* As many as fill vectors. There the subnormal numbers are looked up. */
+/* Convert as many values as fill vectors; subnormal values are looked up in tables. */
 INLINE size_t bf16_from_32_f8(const uint8_t *in, size_t count, uint8_t *out, uint8_t *greatest,
                               int stored, int first, const uint8_t lows[16],
                               const uint8_t highs[16])

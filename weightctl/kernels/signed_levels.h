@@ -1,4 +1,4 @@
-/* What Q3_K and Q6_K share: blocks of 256 numbers in sixteen sub-blocks with signed scales. */
+/* What Q3_K and Q6_K share: blocks of 256 values in sixteen sub-blocks with signed scales. */
 #ifndef WEIGHTCTL_SIGNED_LEVELS_H
 #define WEIGHTCTL_SIGNED_LEVELS_H
 
@@ -7,8 +7,8 @@
 #include "scale_search.h"
 #include "transpose.h"
 
-/* What the search found for each sub-block: its scale, its levels as what makes them, and the sum
-   of its weights. */
+/* The result of the search for each sub-block: its scale, the inverse scale of its levels, and
+   the sum of its weights. */
 struct sub_blocks {
     float scale[16];
     float inverse[16];
@@ -17,7 +17,7 @@ struct sub_blocks {
 };
 
 /* Search the scales of the sub-blocks of x[256]. The weights are the squares, or `importance`, or
-   with the mean square of a block ggml's mixture of the two. */
+   ggml's combination of both if the mean square of the block is given. */
 INLINE void fit_sub_blocks(const float *x, const float *importance, const float *mean_square,
                            int half, struct sub_blocks *found)
 {
@@ -43,7 +43,7 @@ INLINE void fit_sub_blocks(const float *x, const float *importance, const float 
     }
 }
 
-/* The first scale of largest magnitude; 0 where there is none but NaN. */
+/* The first scale of largest magnitude; 0 if all are NaN. */
 INLINE float largest_scale(const float *scales)
 {
     float largest = 0, magnitude = 0;
@@ -57,7 +57,7 @@ INLINE float largest_scale(const float *scales)
     return largest;
 }
 
-/* The levels, plus `half`, of sub-block j of x[256] as they were found with its scale. */
+/* The levels, plus `half`, of sub-block j of x[256] at the scale of the search. */
 INLINE void levels_of_search(const float *x, const struct sub_blocks *found, size_t j, int half,
                              int32_t *levels)
 {
@@ -68,8 +68,8 @@ INLINE void levels_of_search(const float *x, const struct sub_blocks *found, siz
     }
 }
 
-/* The levels, plus `half`, of x[256] at the scales of its sub-blocks as they were rounded; those at
-   a scale of 0 stay. */
+/* The levels, plus `half`, of x[256] at the rounded scales of its sub-blocks; levels at a scale of
+   0 are kept. */
 INLINE void choose_levels(const float *x, const float *scales, int half, int32_t *levels)
 {
     for (size_t j = 0; j < 16; j++) {

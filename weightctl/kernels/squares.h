@@ -1,11 +1,11 @@
-/* Sums of the squares of blocks, a block in each lane. */
+/* Sums of squares of blocks, one block per lane. */
 #ifndef WEIGHTCTL_SQUARES_H
 #define WEIGHTCTL_SQUARES_H
 
 #include "lanes.h"
 #include "transpose.h"
 
-/* Fill `sums` with the sum of the squares of each of `count` blocks of 256 numbers, added from
+/* Fill `sums` with the sum of the squares of each of `count` blocks of 256 values, added from
    first to last; `count` is at most LANES. */
 INLINE void sum_squares(const float *x, size_t count, float *sums)
 {

@@ -1,4 +1,4 @@
-/* Q4_0 and Q5_0: 32 numbers in a few bits each and one scale, with levels on both sides of 0.
+/* Q4_0 and Q5_0: 32 values in a few bits each and one scale, with levels on both sides of 0.
 
    Level `half`, 8 or 16, is zero. */
 #ifndef WEIGHTCTL_SYMMETRIC_H
@@ -15,11 +15,11 @@ enum {
     Q5_0_SIZE = 2 + NIBBLES_HIGH + NIBBLES_LOW,
 };
 
-/* The first number of the largest magnitude; 0, and never -0, where all are zeros. */
+/* The first value of largest magnitude; 0, never -0, if all are zeros. */
 INLINE float symmetric_peak(const float *restrict x)
 {
-    /* As signed integers the bits of the greatest positive number are greatest, as unsigned ones
-       those of the least negative. */
+    /* The largest value has the greatest bits as a signed integer, the lowest negative value as an
+       unsigned one. */
     int32_t most = INT32_MIN;
     uint32_t least = 0;
     for (int i = 0; i < 32; i++) {
@@ -76,7 +76,7 @@ INLINE void symmetric_decode_block(const uint8_t *restrict block, int half, floa
         f32v_store(out + LANES * v, __builtin_convertvector(levels[v] - half, f32v) * scale);
 }
 
-/* The blocks from `first` on, at most LANES; `size` is that of a block. */
+/* Encode the blocks from `first`, at most LANES; `size` is the size of a block. */
 INLINE void symmetric_search_blocks(const struct weighted_rows *rows, size_t first, int half,
                                     size_t size, uint8_t *out)
 {

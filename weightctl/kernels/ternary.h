@@ -1,4 +1,4 @@
-/* What TQ1_0 and TQ2_0 share: 256 numbers as -1, 0 or 1 times the largest magnitude. */
+/* What TQ1_0 and TQ2_0 share: 256 values as -1, 0 or 1 times the largest magnitude. */
 #ifndef WEIGHTCTL_TERNARY_H
 #define WEIGHTCTL_TERNARY_H
 
@@ -9,7 +9,7 @@ INLINE float ternary_levels(const float *x, uint8_t *levels)
 {
     float scale = greatest_magnitude(x, 256);
     float inverse = scale > 0 ? 1 / scale : 0;
-    /* That of a subnormal scale may be infinite; ggml's levels are then 1. */
+    /* The inverse of a subnormal scale may be infinite; ggml's levels are then 1. */
     if (inverse > __FLT_MAX__)
         inverse = 0;
     for (size_t i = 0; i < 256; i += LANES) {

@@ -1,9 +1,9 @@
-/* TQ1_0: 256 numbers as -1, 0 or 1, five in a byte, times one scale.
+/* TQ1_0: 256 values as -1, 0 or 1, five in a byte, times one scale.
 
-   Three parts of 32, 16 and 4 bytes are followed by the float16 scale. Byte i of a part has the
-   numbers i, i + its bytes, i + twice its bytes ..., the first the most significant of five ternary
-   digits, as a fraction of 243 in 256ths, rounded up: multiplied by 3 it carries the next digit out.
-   The last part has but four numbers in a byte. */
+   Fields of 32, 16 and 4 bytes are followed by the float16 scale. In a field of n bytes, byte i has
+   the values i, i + n, i + 2 * n ... of the field. They are five ternary digits, the first the most
+   significant: their number divided by 243, in 256ths, rounded up, so that each multiplication by 3
+   carries the next digit out. The last field has only four values per byte. */
 #include "ternary.h"
 
 #define TQ1_0_SIZE 54

@@ -1,7 +1,7 @@
-/* TQ2_0: 256 numbers as -1, 0 or 1 in 2 bits each, times one scale.
+/* TQ2_0: 256 values as -1, 0 or 1 in 2 bits each, times one scale.
 
-   Two rows of 32 bytes are followed by the float16 scale. Byte i of row j has number 128 * j + i in
-   its lowest bits, and then those 32, 64 and 96 further on. */
+   Two rows of 32 bytes are followed by the float16 scale. Byte i of row j has value 128 * j + i in
+   its lowest bits, and then those at + 32, + 64 and + 96. */
 #include "ternary.h"
 
 #define TQ2_0_SIZE 66

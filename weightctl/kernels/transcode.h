@@ -1,4 +1,4 @@
-/* Numbers of one encoding as another, a tile at a time that stays in the innermost cache. */
+/* Conversion between encodings, one tile at a time that fits into the first-level cache. */
 #ifndef WEIGHTCTL_TRANSCODE_H
 #define WEIGHTCTL_TRANSCODE_H
 
@@ -8,13 +8,13 @@
 #include "measure.h"
 #include "shortcuts.h"
 
-/* A multiple of every block. Two tiles are at work: the numbers, and what became of them. */
+/* Values per tile, a multiple of every block. Two tiles are in use: the values, and the result. */
 #define TRANSCODED 4096
-/* What shortcuts do at a time: they work in no tile. */
+/* Values that shortcuts convert at a time, without tiles. */
 #define RUN (16 * TRANSCODED)
 
-/* Only where a number is beyond this can the scale of a block overflow float16. The least such
-   numbers are about 65504, but a fit of scale and minimum may reach further than its numbers. */
+/* The scale of a block can overflow float16 only if a value exceeds this. Such values are usually
+   at least 65504, but a fit of scale and minimum may reach further than the values. */
 #define UNSAFE 0x43800000 /* 256 */
 
 /* The magnitudes that are too large for a plain type, as bits of float32. An infinity is not too
@@ -41,7 +41,7 @@ static const struct range *range_of(const struct codec *codec)
     return NULL;
 }
 
-/* A mean square from which on those that float32 cannot hold, below 2**-126, do not count. */
+/* Above this mean square, squares that float32 cannot hold (below 2**-126) are negligible. */
 #define LEAST_MEAN 0x1p-100
 
 INLINE int is_usual(double sum, size_t count)
@@ -49,7 +49,7 @@ INLINE int is_usual(double sum, size_t count)
     return sum > (double)count * LEAST_MEAN && sum < HUGE_VAL;
 }
 
-/* Measure a tile, but for numbers that are not finite before or after; `x` may be `space`. */
+/* Measure a tile, without values that are not finite before or after; `x` may be `space`. */
 static void add_loss(const float *x, float *held, size_t count, float *space,
                      struct outcome *outcome)
 {
@@ -75,9 +75,9 @@ static void add_loss(const float *x, float *held, size_t count, float *space,
 
 #undef LEAST_MEAN
 
-/* Beyond this no block holds a number: a scale of float16, one of 7 bits and a level of 6 are the
-   most there is of a type. NVFP4 saturates much earlier, and a search for IQ4_XS makes zeros of its
-   own infinities. A scale of MXFP4 is any power of two. */
+/* No block holds a larger value: the largest scales and levels of a type are a float16 scale, a
+   7-bit scale and a 6-bit level. NVFP4 saturates much earlier, and the search for IQ4_XS turns its
+   own infinities into zeros. A scale of MXFP4 can be any power of two. */
 static float largest_in_blocks(const struct codec *codec)
 {
     if (strcmp(codec->name, "NVFP4") == 0)
@@ -85,7 +85,7 @@ static float largest_in_blocks(const struct codec *codec)
     return strcmp(codec->name, "MXFP4") == 0 ? HUGE_VALF : 0x1p28f;
 }
 
-/* Note the greatest number of a tile, from `start` on, that its blocks do not hold. */
+/* Record the largest value of a tile that its blocks cannot hold; the tile begins at `start`. */
 static void find_overflow(const float *x, const float *held, size_t count, size_t start,
                           float largest, struct outcome *outcome)
 {
@@ -118,7 +118,7 @@ static size_t without_nonfinite(const float *x, size_t count, float *out)
     return found;
 }
 
-/* Make plain numbers of `x`. A shortcut is for numbers that are not too large. */
+/* Convert `x` to plain values. A shortcut is used only if no value is too large. */
 static void make_plain(const float *x, size_t count, const struct task *task,
                        const struct range *range, const struct shortcut *shortcut, uint8_t *out,
                        struct outcome *outcome)
@@ -200,10 +200,10 @@ static void transcode_in(float *space, size_t step, const struct task *task,
         outcome->underflows = 0; /* a zero in a block is ordinary rounding */
 }
 
-/* Carry out a task; -1 where there is no memory for it. */
+/* Run a task; returns -1 if memory cannot be allocated. */
 static int transcode(const struct task *task, struct outcome *outcome)
 {
-    /* Weights of importance are computed from whole rows. */
+    /* Importance weights depend on whole rows. */
     size_t step = TRANSCODED, columns = task->columns;
     if (task->importance != NULL)
         step = columns > TRANSCODED ? columns : TRANSCODED / columns * columns;

@@ -1,4 +1,4 @@
-/* Consecutive groups of numbers as lanes side by side. */
+/* Transposition of consecutive groups of values into lanes. */
 #ifndef WEIGHTCTL_TRANSPOSE_H
 #define WEIGHTCTL_TRANSPOSE_H
 
@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-/* Four numbers of every fourth row: the rows 0, 4, 8 ... that begin `stride` numbers apart. */
+/* Four values of every fourth row (0, 4, 8 ...); rows begin `stride` values apart. */
 INLINE f32v every_fourth_row(const float *from, size_t stride)
 {
 #if defined(__x86_64__) && LANES == 8
@@ -27,7 +27,7 @@ INLINE f32v every_fourth_row(const float *from, size_t stride)
 #endif
 }
 
-/* Within every four lanes: the first, or the last, two of `a` and of `b` in turn. */
+/* Within each group of four lanes: the first, or the last, two of `a` and `b`, interleaved. */
 #if defined(__x86_64__) && LANES == 4
 #define FIRST_TWO(a, b) ((f32v)_mm_unpacklo_ps((__m128)(a), (__m128)(b)))
 #define LAST_TWO(a, b) ((f32v)_mm_unpackhi_ps((__m128)(a), (__m128)(b)))
@@ -45,7 +45,7 @@ INLINE f32v every_fourth_row(const float *from, size_t stride)
 #define LAST_TWO(a, b) __builtin_shuffle(a, b, (i32v){2, 6, 3, 7})
 #endif
 
-/* Fill to[i] with number i of each of LANES rows that begin `stride` numbers apart, for i < n;
+/* Fill to[i] with value i of each of LANES rows that begin `stride` values apart, for i < n;
    n is a multiple of 4. */
 INLINE void transpose_rows(const float *from, size_t stride, size_t n, f32v *to)
 {

@@ -1,5 +1,5 @@
 /* Levels of two bits, four to the byte, as Q2_K and Q3_K store them: of each half of the 256
-   numbers, byte i has numbers i, i + 32, i + 64 and i + 96, the first lowest. */
+   values, byte i has values i, i + 32, i + 64 and i + 96, the first lowest. */
 #ifndef WEIGHTCTL_TWO_BITS_H
 #define WEIGHTCTL_TWO_BITS_H
 

@@ -1,4 +1,4 @@
-/* The search for one unsigned scale, a group of numbers in each lane: ggml's `make_qp_quants`. */
+/* The search for one unsigned scale, a group of values in each lane: ggml's `make_qp_quants`. */
 #ifndef WEIGHTCTL_UNSIGNED_SEARCH_H
 #define WEIGHTCTL_UNSIGNED_SEARCH_H
 
@@ -6,14 +6,14 @@
 #include "rounding.h"
 #include "scale_search.h"
 
-/* Find levels 0 to `most` and a scale such that the n numbers x are near scale * level; return the
-   scale. All weights are positive or 0. Where x is negative, a level wraps around as a byte does.
-   The twin of `fit_unsigned_scale` in weightctl/codecs/scale_search.py. */
+/* Find levels 0 to `most` and a scale such that the n values x are near scale * level; return the
+   scale. All weights are positive or 0. For negative x, a level wraps around like a byte. The same
+   as `fit_unsigned_scale` in weightctl/codecs/scale_search.py. */
 INLINE f32v fit_unsigned_scale(const f32v *x, const f32v *w, size_t n, int most, i32v *levels)
 {
     f32v peak = {0}, least_error = {0};
     for (size_t i = 0; i < n; i++)
-        peak = f32v_max(peak, x[i]); /* a NaN counts as greater, and whatever follows it too */
+        peak = f32v_max(peak, x[i]); /* a NaN counts as greater, and so does the value after it */
     f32v inverse = (float)most / peak, scale = 1 / inverse;
     for (size_t i = 0; i < n; i++) {
         f32v level = __builtin_convertvector(nearest_ints(inverse * x[i]) & 255, f32v);

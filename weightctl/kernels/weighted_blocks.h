@@ -1,5 +1,5 @@
-/* Blocks of 32 numbers side by side, one in each lane, and the weights that ggml gives the numbers:
-   the importance of their columns, and their own size beside that of their rows. */
+/* Blocks of 32 values, one in each lane, and ggml's weights of the values: the importance of the
+   column times the root of the value's square plus the mean square of the row. */
 #ifndef WEIGHTCTL_WEIGHTED_BLOCKS_H
 #define WEIGHTCTL_WEIGHTED_BLOCKS_H
 
@@ -7,7 +7,7 @@
 #include "nibbles.h"
 #include "transpose.h"
 
-/* At most LANES rows; `variance` has the mean of the squares of each. */
+/* At most LANES rows; `variance` has the mean square of each. */
 struct weighted_rows {
     const float *numbers, *importance;
     size_t blocks, blocks_per_row;
@@ -37,8 +37,8 @@ INLINE struct weighted_rows weight_rows(const float *numbers, size_t count, size
     return rows;
 }
 
-/* Fill x[i] with number i of the blocks from `first` on, and weights[i] with its weights, for
-   i < 32. Beyond the last block there are zeros. */
+/* Fill x[i] with value i of the blocks from `first`, and weights[i] with its weights, for i < 32.
+   Lanes beyond the last block are zero. */
 INLINE void weighted_blocks(const struct weighted_rows *rows, size_t first, f32v *x, f32v *weights)
 {
     float numbers[LANES * 32] = {0}, columns[LANES * 32] = {0}, variance[LANES] = {0};
@@ -55,7 +55,7 @@ INLINE void weighted_blocks(const struct weighted_rows *rows, size_t first, f32v
         weights[i] *= f32v_sqrt(f32v_load(variance) + x[i] * x[i]);
 }
 
-/* Levels as `nibbles_pack` packs them: four words of low bits, and one of fifth bits. */
+/* Levels packed as by `nibbles_pack`: four words of low bits, and one of fifth bits. */
 struct packed_lanes {
     i32v low[4];
     i32v high;

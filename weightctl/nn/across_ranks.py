@@ -1,4 +1,4 @@
-"""Layers that several ranks compute together, each with its shards of their weights."""
+"""Layers that several ranks compute together, each with its shards of the weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ModuleT = TypeVar("ModuleT", bound=Module)
 
 
 class _Placement(NamedTuple):
-    """The ranks of a grid that are in this process: from `first` on, one on each of `devices`."""
+    """The ranks of a grid that are in this process: they start at `first`, one per device."""
 
     grid: Grid
     devices: tuple[DeviceRef, ...]
@@ -42,23 +42,22 @@ class _Placement(NamedTuple):
 
     @property
     def ranks(self) -> range:
-        """The numbers of the ranks that are here."""
+        """The numbers of the ranks in this process."""
         return range(self.first, self.first + len(self.devices))
 
     def device(self, rank: int) -> DeviceRef:
-        """Return where a rank that is here computes."""
+        """Return the device of a rank in this process."""
         return self.devices[rank - self.first]
 
 
 def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) -> _Placement:
-    """Return which ranks are on these devices; without a `grid` they are all, and cut layers.
+    """Return the placement of ranks on these devices; without a `grid`, they are all of its ranks.
 
-    Raises `ShardingError` if the value is not a device, a grid that divides the layers themselves,
-    or one that processes with this many devices cannot make up, and a `first` that is not a
-    process's.
+    Raises `ShardingError` if a value is not a device, if the grid has pipeline stages, if its ranks
+    cannot be divided into processes with this many devices, or if no process starts at `first`.
     """
     given = tuple(devices)
-    # They may be anything: a caller's types are not checked.
+    # The values may be of any type: a caller's types are not checked.
     unchecked: tuple[Any, ...] = given
     if not given or not all(isinstance(device, DeviceRef) for device in unchecked):
         raise ShardingError(
@@ -87,17 +86,18 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
 
 
 class Shards:
-    """The shards of weights that the ranks here have, each made once for all layers that use it."""
+    """The shards for the ranks of this process; each is created once and shared by all layers."""
 
     def __init__(self, placement: _Placement) -> None:
         self.placement = placement
-        # With the weights, so that none goes and leaves its number to another.
+        # The whole weights are kept alive, so that their ids are not used again.
         self._known: dict[tuple[int, int, Part], tuple[Weight, Weight]] = {}
 
     def of(self, weight: Weight, sharding: Sharding, rank: int) -> Weight:
-        """Return what a rank that is here has of a weight that is cut for the ranks of a group.
+        """Return the shard of a weight on a rank of this process.
 
-        Raises `GraphError` for what is a shard itself, and if the rank has nothing of it.
+        `sharding` has the parts for the tensor parallel ranks of one group. Raises `GraphError` if
+        the weight is itself a shard, or if the rank has nothing of it.
         """
         part = sharding.parts[rank % self.placement.grid.tp]
         if part is None:
@@ -110,15 +110,16 @@ class Shards:
 
 
 class Parallel(Module):
-    """A layer in whose place several ranks compute, each with its shards of the layer's weights.
+    """A layer that several ranks compute together, each with its shards of the layer's weights.
 
-    It has all attributes of the layer, `whole`, so that it names, loads and gives the same weights;
-    `shards` are the copies of it that compute. `devices` are those of the ranks that are in this
-    process, from `first` of the `grid` on; without a grid they are all. The others are in other
-    processes, which build and run the same. Inputs go to the device of every rank, and the result
-    is on the first of `devices`. Only experts are divided over the groups of `ep`; of all else the
-    first group's ranks give what there is. Raises `ShardingError` if the weights cannot
-    be split in this way, and `GraphError` if they are shards already.
+    It has all attributes of the layer `whole`, so that its weights have the same names and are
+    loaded and returned in the same way; `shards` are the copies of the layer that compute.
+    `devices` are the devices of the ranks in this process, which start at rank `first` of the
+    `grid`; without a grid they are all ranks. Other processes must build and run the same graph for
+    the other ranks. Inputs are moved to the device of every rank, and the result is on the first of
+    `devices`. Only experts are divided among the `ep` groups; all other weights are computed with
+    by the ranks of the first group. Raises `ShardingError` if the weights cannot be split in this
+    way, and `GraphError` if they are already shards.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Parallel(Module):
             vars(self)[SHARED] = vars(whole)[SHARED]
         self.placement = placement
         self.widths = whole.widths(tp)
-        # How many ranks it takes. What the others could give, the first do.
+        # The number of ranks that contribute to the result: the first ones.
         is_cut = any(part for sharding in cuts[0].values() for part in sharding.parts)
         self.giving = ranks if len(views) > 1 else tp if is_cut else 1
         shards = Shards(placement) if known is None else known
@@ -155,7 +156,7 @@ class Parallel(Module):
             self.shards.append(with_weights(views[group], made))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Value:
-        """Return what the layer gives, of what that is called with, on the first device."""
+        """Return the output of the layer for these arguments, on the first device."""
         placement = self.placement
         parts: list[Value] = []
         for rank, shard in zip(placement.ranks, self.shards, strict=False):
@@ -164,7 +165,7 @@ class Parallel(Module):
             named = {name: _on(device, each) for name, each in kwargs.items()}
             part: Value = shard(*given, **named)
             if rank >= self.giving:
-                # It is only its shape that is taken: nothing is computed, and no weight read.
+                # Only the shape of the result is used: nothing is computed, and no weight is read.
                 part = ops.constant(0, part.dtype, device).broadcast_to(part.shape)
             parts.append(part)
         is_whole = placement.is_whole
@@ -172,7 +173,7 @@ class Parallel(Module):
         first = None if is_whole else placement.first
         if self.widths is None:
             return ops.allreduce(parts, ranks=everywhere, first=first)[0]
-        # The groups follow one another, and those behind the first have nothing but zeros.
+        # The groups are concatenated in order; those after the first contribute only zeros.
         sizes = self.widths if everywhere is None else self.widths * placement.grid.ep
         gathered = ops.allgather(parts, axis=-1, sizes=sizes, ranks=everywhere, first=first)[0]
         return gathered[..., : sum(self.widths)] if len(sizes) > len(self.widths) else gathered
@@ -181,17 +182,18 @@ class Parallel(Module):
 def parallel(
     network: ModuleT, devices: Iterable[DeviceRef], *, grid: Grid | None = None, first: int = 0
 ) -> ModuleT:
-    """Put a `Parallel` in the place of each layer of a network that takes more than one rank.
+    """Replace each layer of a network that several ranks can compute together by a `Parallel`.
 
-    Returns the network. All else each process computes by itself, on the first of its `devices`,
-    where all weights are that are not cut; a weight that layers share is cut once. `devices`,
-    `grid` and `first` are those of `Parallel`. Raises what that does, and `GraphError` for what is
-    itself such a layer; nothing is replaced then.
+    Returns the network. Each process computes all other layers by itself on the first of its
+    `devices`, where all uncut weights are. A weight that several layers share is cut once.
+    `devices`, `grid` and `first` are those of `Parallel`. Raises the errors of `Parallel`, and
+    `GraphError` if the network itself is such a layer or is already sharded; no layer is replaced
+    in case of an error.
     """
     devices = list(devices)
     shards = Shards(find_placement(devices, grid, first))
     _refuse(network)
-    network.name_before_call()  # so that errors tell which weight cannot be split
+    network.name_before_call()  # for the names of weights in errors
     found = list(_divisible(network))
     made = {
         id(layer): Parallel(layer, devices, grid=grid, first=first, known=shards)
@@ -205,7 +207,7 @@ def parallel(
 
 
 def _refuse(network: Module) -> None:
-    """Raise `GraphError` for a network whose layers cannot be replaced."""
+    """Raise `GraphError` if the layers of a network cannot be replaced."""
     kind = type(network).__name__
     if has_shards(network):
         raise GraphError(
@@ -220,7 +222,7 @@ def _refuse(network: Module) -> None:
 
 
 def _divisible(root: Layer) -> Iterator[tuple[Layer, str, Divisible]]:
-    """Yield the outermost layers that can be split, with each layer that has it, and as what."""
+    """Yield the outermost divisible layers, each after its parent and its name there."""
     seen = {id(root)}
     layers = [root]
     for above in layers:
@@ -240,7 +242,7 @@ def _put(above: Layer, name: str, layer: Layer) -> None:
 
 
 def _shardings(module: Divisible, ranks: int) -> dict[int, Sharding]:
-    """Return how a module has its weights cut, by their identities."""
+    """Return how to cut the weights of a module for tensor parallel ranks, by their `id`."""
     strategy = ShardingStrategy.tensor_parallel(module, ranks)
     return {id(weight): strategy.sharding(weight) for weight in all_weights(module)}
 

@@ -1,4 +1,4 @@
-"""Layers and lists of them: what hooks see, and the paths by which a model reaches them."""
+"""Layers and lists of layers: hooks on their calls, and their paths in a model."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ __all__ = [
 ]
 
 Hook: TypeAlias = "Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]"
-# Attributes of layers that are not the model's own: what named a layer's weights, and the weights
-# that are others'. They stand in its `vars`, since layers need not call an `__init__` of ours.
+# Attributes that weightctl adds to layers: `ROOT` is the layer that named the weights, `SHARED` the
+# weights that other layers own. They are in `vars`, since layers need not call an `__init__`.
 ROOT, SHARED = "_model_root", "_shared_weights"
 LayerT = TypeVar("LayerT", bound="Layer")
 OtherT = TypeVar("OtherT")
 
 
 class LayerHook:
-    """A hook that was added; `remove()`, or the end of a `with`, removes it."""
+    """A registered hook; `remove()`, or the end of a `with`, removes it."""
 
     def __init__(self, fn: Hook) -> None:
         self.fn = fn
 
     def remove(self) -> None:
-        """Remove the hook; does nothing if it was removed before."""
+        """Remove the hook; does nothing if it is already removed."""
         with suppress(ValueError):
             _HOOKS.remove(self)
 
@@ -73,14 +73,14 @@ _HOOKS: list[LayerHook] = []
 
 
 def add_layer_hook(fn: Hook) -> LayerHook:
-    """Have a function called after each call of any layer, until `clear_hooks()`.
+    """Call a function after each call of any layer, until `clear_hooks()`.
 
-    Layers are called while a graph is built; in one that is built hooks change nothing.
-    It gets the layer, the positional arguments, the keyword arguments and the outputs, and returns
-    None or new outputs, which replace those; several are called in the order they were added. They
-    see the layers of all threads. `with add_layer_hook(fn):` removes it at the end. Raises
-    `TypeError` for what cannot be called; a layer's call raises `ArgumentTypeError`, one too, where
-    a hook returns what is not a value in the place of one.
+    Layers are called while a graph is built; hooks do not affect graphs that are already built. The
+    function gets the layer, the positional arguments, the keyword arguments and the outputs, and
+    returns None or new outputs, which replace them. Several hooks are called in the order they were
+    added, for the layers of all threads. `with add_layer_hook(fn):` removes the hook at the end.
+    Raises `TypeError` if `fn` is not callable. The call of a layer raises `ArgumentTypeError`, a
+    `TypeError` too, if a hook replaces a value by something that is not a value.
     """
     if not callable(fn):
         raise TypeError(f"a hook must be a function, not {type(fn).__name__}")
@@ -95,8 +95,8 @@ def clear_hooks() -> None:
 
 
 def _run_hooks(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
-    """Return the outputs of a layer's call as the hooks leave them."""
-    # A copy: hooks may add and remove hooks, which counts from the next call on.
+    """Return the outputs of a layer's call after all hooks."""
+    # A copy: hooks that are added or removed by a hook take effect at the next call.
     for hook in tuple(_HOOKS):
         replaced = hook.fn(layer, args, kwargs, outputs)
         if replaced is not None:
@@ -106,7 +106,7 @@ def _run_hooks(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 
 def _require_outputs(fn: Any, layer: Layer, outputs: Any, replaced: Any) -> None:
-    """Raise `ArgumentTypeError` if a hook puts what no graph computes in a value's place."""
+    """Raise `ArgumentTypeError` if a hook replaces a value by something that is not a value."""
     if isinstance(outputs, Value) and not isinstance(replaced, (Value, tuple, list)):
         name = getattr(fn, "__qualname__", type(fn).__name__)
         raise ArgumentTypeError(
@@ -117,50 +117,51 @@ def _require_outputs(fn: Any, layer: Layer, outputs: Any, replaced: Any) -> None
 
 
 class Naming(NamedTuple):
-    """The layer that names the weights during a call, and its path."""
+    """The layer whose paths name the weights during a call, and the prefix of these paths."""
 
     root: Layer
     prefix: str = ""
 
 
 class Layer:
-    """A part of a model that is called; hooks see each call.
+    """A callable part of a model; hooks are notified of each call.
 
-    Attributes that are layers are its sublayers. While it is called, the graph knows its path from
-    the outermost layer that is being called, `layers.3.mlp.down`.
+    Attributes that are layers are its sublayers. During a call, the graph records the path of the
+    layer from the outermost layer that is being called, such as `layers.3.mlp.down`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
-        # What is inherited from a layer is followed already, what is mixed in is not.
+        # A `__call__` inherited from a layer is already tracked; one from another base class is
+        # not.
         if owner is cls or not issubclass(owner, Layer):
             followed = _track_calls(vars(owner)["__call__"])
             cls.__call__ = followed  # type: ignore[method-assign]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise `NotImplementedError`: what a call does is for the subclass to say."""
+        """Raise `NotImplementedError`; subclasses define what a call does."""
         raise NotImplementedError(f"{type(self).__name__} does not define `__call__`")
 
     def name_before_call(self) -> Naming | None:
-        """Name the weights that a call uses; a layer that names none leaves it to those below."""
+        """Name the weights before a call; the base class leaves this to its sublayers."""
         return None
 
     @property
     def sublayers(self) -> dict[str, Layer]:
-        """The layers right below this one by the names of their attributes."""
+        """The layers directly below this one, by attribute name."""
         return {name: below for name, below in vars(self).items() if isinstance(below, Layer)}
 
 
 def list_attributes(layer: Layer) -> dict[str, object]:
-    """Return the attributes of a layer by name, but for `ROOT` and `SHARED`."""
+    """Return the attributes of a layer by name, except `ROOT` and `SHARED`."""
     return {name: value for name, value in vars(layer).items() if name not in {ROOT, SHARED}}
 
 
 def recursive_named_layers(parent: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-    """Yield the path and layer of `parent`, which is `prefix`, and of all that is below it.
+    """Yield the path and layer of `parent`, whose path is `prefix`, and of all layers below it.
 
-    A layer comes before those below it, and one that is reached twice only the first time.
+    A layer comes before its sublayers. A layer with several paths comes only once, with the first.
     """
     seen: set[int] = set()
     # A stack, since models may nest deeper than Python recurses.
@@ -175,17 +176,17 @@ def recursive_named_layers(parent: Layer, prefix: str = "") -> Iterator[tuple[st
 
 
 def path_below(root: Layer, layer: Layer) -> str | None:
-    """Return the path by which `root` reaches a layer; None if it does not."""
+    """Return the path from `root` to a layer; None if there is none."""
     paths = (path for path, found in recursive_named_layers(root) if found is layer)
     return next(paths, None)
 
 
 class _Paths:
-    """The paths below the outermost layer that is called, found when one is asked for."""
+    """The paths below the outermost layer that is being called, computed on first use."""
 
     def __init__(self, root: Layer) -> None:
         self.root = root
-        # With the layers, so that none goes and leaves its number to another.
+        # The layers are kept alive, so that their ids are not used again.
         self._known: dict[int, tuple[Layer, str | None]] = {}
 
     def of(self, layer: Layer) -> str | None:
@@ -197,14 +198,14 @@ class _Paths:
 
 
 class _Call(NamedTuple):
-    """A layer that is being called, from within another or from outside."""
+    """A call of a layer in progress, and the call that it was made from."""
 
     layer: Layer
     caller: _Call | None
     paths: _Paths
 
     def path(self) -> str:
-        """Return the layer's path; one that no attribute leads to is `<Class>` of its caller."""
+        """Return the layer's path; without one, the path of the caller and `<Class>`."""
         path = self.paths.of(self.layer)
         if path is not None or self.caller is None:
             return path or ""
@@ -217,13 +218,13 @@ _NAMING: ContextVar[Naming | None] = ContextVar("naming", default=None)
 
 
 def current_naming() -> Naming | None:
-    """Return what named the weights of the layer that is being called, None outside of all."""
+    """Return what named the weights of the layer that is being called, None outside of calls."""
     return _NAMING.get()
 
 
 @contextmanager
 def under(naming: Naming) -> Generator[None]:
-    """Have layers be called that have their names already, unless an outer call gave them."""
+    """Use `naming` for calls inside the `with`, unless an outer call has set one."""
     before = _NAMING.set(_NAMING.get() or naming)
     try:
         yield
@@ -232,8 +233,8 @@ def under(naming: Naming) -> Generator[None]:
 
 
 def _as_value(given: Any) -> Any:
-    """Return a NumPy array as a constant of the graph that is being built; all else as it is."""
-    # Of NumPy's arrays alone: to know them does not load it.
+    """Return a NumPy array as a constant of the current graph; other arguments are unchanged."""
+    # Compared by name, so that NumPy is not imported.
     if type(given).__module__ != "numpy" or type(given).__name__ != "ndarray" or not graphs.get():
         return given
     from weightctl.graph.ops import constant
@@ -242,7 +243,7 @@ def _as_value(given: Any) -> Any:
 
 
 def _track_calls(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `__call__` that hooks and the graph know of."""
+    """Return a `__call__` that runs hooks and records the path of the layer."""
 
     @wraps(function)
     def track_call(self: Layer, *args: Any, **kwargs: Any) -> Any:
@@ -251,11 +252,11 @@ def _track_calls(function: Callable[..., Any]) -> Callable[..., Any]:
         caller = _CALL.get()
         is_super = type(self).__call__ is not track_call
         if caller is not None and caller.layer is self and is_super:
-            # A subclass goes on in its base: the same call.
+            # The call of a base class by a subclass is part of the same call.
             return function(self, *args, **kwargs)
         naming = _NAMING.get()
         if naming is None or (caller is not None and caller.paths.of(self) is None):
-            # The outermost, or one that is called from within another and is not a part of it.
+            # The outermost call, or the call of a layer that is not below the calling one.
             naming = self.name_before_call() or naming
         call = _Call(self, caller, _Paths(self) if caller is None else caller.paths)
         was_naming = _NAMING.set(naming)
@@ -271,10 +272,11 @@ def _track_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LayerList(Layer, list[LayerT]):
-    """A list of layers, which names them by their places: `layers.0`, `layers.1`, ...
+    """A list of layers, whose names are their positions: `layers.0`, `layers.1`, ...
 
-    Everything that lists do it does too, and a model sees every change. Slices, sums and copies are
-    LayerLists. Raises `TypeError` if anything but a layer is put in, and changes nothing.
+    It supports all operations of a list, and the model uses the current content. Slices, sums and
+    copies are LayerLists. Raises `TypeError` if an element is not a layer; the list is then
+    unchanged.
     """
 
     def __init__(self, layers: Iterable[LayerT] = ()) -> None:
@@ -282,19 +284,19 @@ class LayerList(Layer, list[LayerT]):
 
     @property
     def sublayers(self) -> dict[str, Layer]:
-        """The layers by their places: "0", "1", ..."""
+        """The layers by position: "0", "1", ..."""
         return {str(place): layer for place, layer in enumerate(self)}
 
     def append(self, layer: LayerT) -> None:
-        """Put a layer at the end."""
+        """Add a layer at the end."""
         super().append(_layer(layer))
 
     def insert(self, i: SupportsIndex, layer: LayerT) -> None:
-        """Put a layer before that at place `i`."""
+        """Insert a layer before position `i`."""
         super().insert(i, _layer(layer))
 
     def extend(self, layer: Iterable[LayerT]) -> None:
-        """Put layers at the end; the documents call them `layer`."""
+        """Add layers at the end; the documented name of the parameter is `layer`."""
         super().extend(_layers(layer))
 
     def copy(self) -> LayerList[LayerT]:

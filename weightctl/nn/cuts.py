@@ -1,4 +1,4 @@
-"""Cuts of layers' weights for several ranks, by the roles of the parts that they are."""
+"""Sharding of layers' weights across ranks, by the roles of the layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.split import Range
 
-    # Of each rank what it has of an axis.
+    # For each rank, its ranges of an axis.
     Ranges: TypeAlias = Sequence[Sequence[Range]]
 
 __all__ = [
@@ -25,29 +25,30 @@ __all__ = [
     "MatrixLayer",
     "cut_along",
     "cut_parts",
+    "own_range",
     "replicate_weights",
     "segment_sizes",
     "share_parts",
 ]
 
-# Of parts that have none.
+# For layers without heads.
 _NO_HEADS = Heads(1, 1, 1)
 
 
 class CutAxis(NamedTuple):
-    """An axis of a weight that is cut."""
+    """An axis of a weight along which it is cut."""
 
     weight: Weight
     axis: int
 
     @property
     def size(self) -> int:
-        """How many elements there are along it."""
+        """The number of elements along the axis."""
         return int(self.weight.original_dtype_and_shape[1][self.axis])
 
     @property
     def block(self) -> int:
-        """How many elements along it stay together."""
+        """The number of elements along the axis that stay together."""
         dtype, shape = self.weight.original_dtype_and_shape
         quantization = self.weight.quantization_encoding
         encoding = dtype.encoding if quantization is None else quantization.encoding
@@ -55,28 +56,28 @@ class CutAxis(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What errors call it."""
+        """The name and shape of the weight, for errors."""
         shape = self.weight.original_dtype_and_shape[1]
         return f"`{self.weight.name}` of shape {shape.text}"
 
 
 class MatrixLayer(Protocol):
-    """A layer with a matrix, whose outputs or inputs are divided."""
+    """A layer with a matrix that can be cut along its outputs or its inputs."""
 
     @property
     def axes(self) -> tuple[CutAxis, CutAxis]:
-        """The axes of the matrix along which its outputs and its inputs are."""
+        """The axes of the matrix for its outputs and for its inputs."""
         ...
 
     def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut whose ranks have these outputs (0) or inputs (1)."""
+        """Return the weights' strategies if ranks get these outputs (`axis` 0) or inputs (1)."""
         ...
 
 
 def cut_parts(
     parts: Mapping[str, MatrixLayer], ranks: int, heads: Heads = _NO_HEADS
 ) -> dict[Weight, ShardingStrategy]:
-    """Return how layers are cut that compute together, by the names that `ROLES` has for them.
+    """Return the strategies for layers that compute together, given by their names in `ROLES`.
 
     Raises `ShardingError` as `share_parts` does.
     """
@@ -90,10 +91,10 @@ def cut_parts(
 def share_parts(
     parts: Mapping[str, MatrixLayer], ranks: int, heads: Heads = _NO_HEADS
 ) -> dict[str, Ranges]:
-    """Return what each rank has of the axis of each part that is cut; no block is broken.
+    """Return the ranges of each layer's cut axis that each rank gets; no block is split.
 
-    Raises `ShardingError` that names one of the weights if not each rank can have something, and
-    how many ranks there may be.
+    Raises `ShardingError` that names one of the weights, and the numbers of ranks that work, if not
+    every rank can get a part.
     """
     sides = {name: layer.axes[ROLES[name].axis] for name, layer in parts.items()}
     runs = {name: list_runs(ROLES[name].extents, side.size, heads) for name, side in sides.items()}
@@ -131,20 +132,20 @@ def _too_few_units(sides: Sequence[CutAxis], size: int, ranks: int) -> ShardingE
 
 
 def cut_along(side: CutAxis, ranges: Ranges) -> ShardingStrategy:
-    """Return the strategy that gives each rank some ranges of an axis."""
+    """Return the strategy that gives each rank these ranges of an axis."""
     name = {0: "rowwise", 1: "columnwise"}[side.axis]
     parts = tuple(part_along(side.axis, side.size, each) for each in ranges)
     return ShardingStrategy.given(Sharding(name, parts))
 
 
 def replicate_weights(ranks: int, *weights: Weight | None) -> dict[Weight, ShardingStrategy]:
-    """Return the strategies of weights that all ranks have whole, of those that are there."""
+    """Return strategies that give every rank the whole of each weight; None is skipped."""
     strategy = ShardingStrategy.replicate(ranks)
     return {weight: strategy for weight in weights if weight is not None}
 
 
 def segment_sizes(side: CutAxis, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return what a shard has of each of the segments that its whole has along an axis."""
+    """Return the sizes of a shard's parts of each segment along an axis of the whole weight."""
     ranges = next((cut.ranges for cut in side.weight.part or () if cut.axis == side.axis), None)
     if ranges is None:
         return tuple(sizes)
@@ -158,8 +159,17 @@ def segment_sizes(side: CutAxis, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def own_range(side: CutAxis) -> Range | None:
+    """Return which elements of an axis a shard has, None for a whole weight.
+
+    They are those of heads, which follow one another.
+    """
+    ranges = next((cut.ranges for cut in side.weight.part or () if cut.axis == side.axis), None)
+    return None if ranges is None else (ranges[0][0], ranges[-1][1])
+
+
 def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:
-    """Return the axis that has the longest blocks, of several such the first."""
+    """Return the axis with the longest blocks; the first if there are several."""
     return max(sides, key=lambda side: side.block)
 
 

@@ -1,4 +1,4 @@
-"""Embedding tables of tokens and positions."""
+"""Embedding tables for tokens and positions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ __all__ = ["Embedding"]
 class Embedding(Divisible):
     """A table `(count, features)` whose rows are selected by integers.
 
-    A shard that has some of the rows gives zeros for the others: the sum of all is what the whole
-    gives. Every rank has the whole of a table that is `replicated`, as small ones are.
+    A shard that has some of the rows returns zeros for the others: the outputs of all shards add up
+    to those of the whole table. If `replicated`, as for small tables, every rank gets the whole
+    table.
     """
 
     def __init__(
@@ -41,29 +42,29 @@ class Embedding(Divisible):
     ) -> None:
         self.replicated = replicated
         self.weight = Weight("weight", dtype, (count, features), device, quantization_encoding)
-        # Which rows a shard has, of how many.
+        # The first row of a shard, the row after its last, and the number of rows of the table.
         self.rows: tuple[int, int, int] | None = None
 
     def __call__(self, indices: Value, dtype: DType | None = None) -> Value:
-        """Return the rows, `indices.shape + (features,)`, in `dtype`, else in the table's own."""
+        """Return the rows, `indices.shape + (features,)`, in `dtype` or the dtype of the table."""
         if self.rows is None:
             return self._look_up(indices, dtype)
         first, last, count = self.rows
         before, behind = indices < first, indices >= last
-        # What is not a row of the whole table is refused here as it is there.
+        # An index outside the whole table is not replaced, so that it raises the usual error.
         is_elsewhere = (before & (indices >= 0)) | (behind & (indices < count))
         rows = self._look_up(ops.where(is_elsewhere, first, indices) - first, dtype)
         return ops.where(ops.unsqueeze(is_elsewhere, -1), 0.0, rows)
 
     def _look_up(self, indices: Value, dtype: DType | None) -> Value:
         rows = ops.embedding(self.weight, indices)
-        # The rows are cast, not the table: they are few.
+        # Cast the rows, not the table: they are few.
         return rows if dtype is None or dtype is rows.dtype else rows.cast(dtype)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the table is cut so that each shard has some of the rows.
+        """Return strategies with which each shard has some of the rows.
 
-        Raises `ShardingError` if there are too few.
+        Raises `ShardingError` if there are fewer rows than devices.
         """
         if self.replicated:
             return replicate_weights(devices, self.weight)
@@ -71,15 +72,15 @@ class Embedding(Divisible):
 
     @property
     def axes(self) -> tuple[CutAxis, CutAxis]:
-        """The axes of the table along which its rows and their numbers are."""
+        """The axes of the table for its rows and for the features."""
         return CutAxis(self.weight, 0), CutAxis(self.weight, 1)
 
     def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
-        """Return how the table is cut so that each shard has these rows (0) or columns (1)."""
+        """Return the strategy of the table if shards get these rows (`axis` 0) or columns (1)."""
         return {self.weight: cut_along(self.axes[axis], ranges)}
 
     def take_shards(self) -> None:
-        """Store which rows a shard has; raises `GraphError` if they are not consecutive."""
+        """Store the range of rows of a shard; raises `GraphError` if they are not consecutive."""
         parent = self.weight.shard_of
         ranges = [each for cut in self.weight.part or () if not cut.axis for each in cut.ranges]
         if parent is None or not ranges:

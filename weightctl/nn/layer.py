@@ -1,4 +1,4 @@
-"""The documented names of `layer`: layers, lists of layers, modules, and hooks on their calls."""
+"""The documented names of `layer`: layers, lists of layers, modules, and call hooks."""
 
 from __future__ import annotations
 

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Linear"]
 
-# What one is that no other layer computes with, as in `ROLES`.
+# The name in `ROLES` for a layer that is cut independently of other layers.
 _ALONE = "output"
 
 
 class Linear(Divisible):
-    """`x @ weight.T + bias`, with weights shaped `(out_features, in_features)`.
+    """`x @ weight.T + bias`, with weights of shape `(out_features, in_features)`.
 
-    There is no bias unless `bias=True` asks for one, as in most models of today; torch's layer has
-    one by default. With `transposed` the weights are `(in_features, out_features)`, as GPT-2's
-    checkpoints store them. It computes in the dtype of its inputs, to which it casts its weights.
+    There is no bias by default, as in most current models; torch's layer has one by default. With
+    `transposed`, the weights are `(in_features, out_features)`, as in GPT-2's checkpoints. The
+    layer casts its weights to the dtype of its inputs and computes in it.
     """
 
     def __init__(
@@ -57,35 +57,35 @@ class Linear(Divisible):
 
     @property
     def inputs(self) -> CutAxis:
-        """The axis of the weight along which its inputs are."""
+        """The axis of the weight for its inputs."""
         return CutAxis(self.weight, 0 if self.transposed else 1)
 
     @property
     def outputs(self) -> CutAxis:
-        """The axis of the weight along which its outputs are."""
+        """The axis of the weight for its outputs."""
         return CutAxis(self.weight, 1 if self.transposed else 0)
 
     @property
     def axes(self) -> tuple[CutAxis, CutAxis]:
-        """The axes of the weight along which its outputs and its inputs are."""
+        """The axes of the weight for its outputs and for its inputs."""
         return self.outputs, self.inputs
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard computes some of the outputs.
+        """Return strategies with which each shard computes some of the outputs.
 
-        Raises `ShardingError` if there are too few.
+        Raises `ShardingError` if there are fewer outputs, or blocks of them, than devices.
         """
         return cut_parts({_ALONE: self}, devices)
 
     def widths(self, devices: int) -> list[int]:
-        """Return how many outputs each shard computes."""
+        """Return the number of outputs that each shard computes."""
         ranges = share_parts({_ALONE: self}, devices)[_ALONE]
         return [last - first for ((first, last),) in ranges]
 
     def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard has these outputs (0) or inputs (1).
+        """Return the weights' strategies if shards get these outputs (`axis` 0) or inputs (1).
 
-        Where inputs are cut the sum of what the shards give is what the layer does.
+        If inputs are cut, the outputs of the shards add up to those of the layer.
         """
         made = {self.weight: cut_along(self.axes[axis], ranges)}
         if self.bias is None:
@@ -95,7 +95,7 @@ class Linear(Divisible):
         return {**made, self.bias: cut_along(CutAxis(self.bias, 0), ranges)}
 
     def take_shards(self) -> None:
-        """Leave the bias to the shard with the first of the inputs: what all give is summed."""
+        """Keep the bias only in the shard with the first inputs, since outputs are summed."""
         inputs = [cut.ranges for cut in self.weight.part or () if cut.axis == self.inputs.axis]
         if inputs and inputs[0][0][0] > 0:
             self.bias = None

@@ -1,4 +1,4 @@
-"""The layers between attentions: each position by itself, through a wider space and back."""
+"""Feed-forward layers, which project each position to a wider space and back."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ def _gelu_tanh(x: Value) -> Value:
     return ops.gelu(x, approximate="tanh")
 
 
+def _relu_squared(x: Value) -> Value:
+    y = ops.relu(x)
+    return y * y
+
+
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "silu": ops.silu,
     "gelu": ops.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": ops.relu,
+    "relu2": _relu_squared,
 }
 
 
 class MLP(Divisible):
     """`down(activation(up(x)))`.
 
-    Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
+    Raises `GraphError` if the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -72,9 +78,9 @@ class MLP(Divisible):
         return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard has some of the wider space.
+        """Return strategies with which each shard computes a part of the intermediate features.
 
-        Raises `ShardingError` if that has fewer blocks than there are to be ranks.
+        Raises `ShardingError` if there are fewer blocks of them than devices.
         """
         return cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
 
@@ -82,8 +88,8 @@ class MLP(Divisible):
 class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
-    `fused` has one projection `gate_up` in the place of `gate` and `up`, whose rows stand in this
-    order. Raises `GraphError` for an activation that is not in `ACTIVATIONS`.
+    If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
+    Raises `GraphError` if the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -121,9 +127,9 @@ class GatedMLP(Divisible):
         return self.down(ACTIVATIONS[self.activation](gate) * up)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
-        """Return how the weights are cut so that each shard has some of the wider space.
+        """Return strategies with which each shard computes a part of the intermediate features.
 
-        Raises `ShardingError` if that has fewer blocks than there are to be ranks.
+        Raises `ShardingError` if there are fewer blocks of them than devices.
         """
         parts = {"mlp.down": self.down}
         if self.fused:
@@ -133,7 +139,7 @@ class GatedMLP(Divisible):
         return cut_parts(parts, devices)
 
     def take_shards(self) -> None:
-        """Note how wide a shard is."""
+        """Adopt the number of intermediate features of a shard."""
         if self.fused:
             halves = segment_sizes(self.gate_up.outputs, [self.intermediate] * 2)
             self.intermediate = halves[0]

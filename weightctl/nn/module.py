@@ -45,18 +45,18 @@ __all__ = ["Divisible", "LayerV2", "Module"]
 class Module(Layer):
     """A layer with weights: its attributes that are a `Weight`, and those of its sublayers.
 
-    The name of a weight is its path of attributes, `layers.0.mlp.up.weight`, from the module that
-    last named its weights, loaded them or returned its state. An outermost call names them again by
-    their current paths, unless no weight was named yet and some were created with names. A weight
-    with several paths has the first as its name. `__init__` does not need to call
-    `super().__init__`.
+    The name of a weight is its path of attributes, `layers.0.mlp.up.weight`, counted from the
+    module that last named its weights, loaded them or returned its state. An outermost call names
+    them again by their current paths, unless no weight has been named yet and some were created
+    with names of their own. A weight with several paths is named by the first. `__init__` does not
+    need to call `super().__init__`.
     """
 
     sharding_strategy: Strategy | None = None
 
     @property
     def layer_weights(self) -> dict[str, Weight]:
-        """The weights of this very layer by the names of their attributes."""
+        """The weights of this layer, without sublayers, by attribute name."""
         return weights_of(self)
 
     def set_shared_weight(self, name: str, weight: Weight) -> None:
@@ -67,40 +67,41 @@ class Module(Layer):
         share(self, name, weight)
 
     def name_weights(self) -> None:
-        """Set the name of each weight to its path; graphs that use it then have this name.
+        """Set the name of each weight to its path, which graphs built from now on use.
 
-        The weights of a part of a model that has named its weights keep the model's paths. Raises
-        `GraphError` if two weights have one path, or a list that is not a `LayerList`, a tuple or a
-        dictionary holds weights or layers with some that no attribute leads to.
+        If the module is part of a model that has named its weights, names are paths in that model.
+        Raises `GraphError` if two weights have the same path, or if a container other than a
+        `LayerList` holds weights, or layers with weights, that no attribute leads to.
         """
         name_weights(self)
 
     def name_before_call(self) -> Naming:
-        """Name the weights again, unless no weight of the module was named yet."""
+        """Name the weights again, unless no weight of the module has been named yet."""
         return name_before_call(self)
 
     def raw_state_dict(self) -> dict[str, Weight]:
-        """Return the weights that this module owns by their paths, and name them.
+        """Return the weights that this module owns by path, and name them.
 
-        Before a graph is built, shape, dtype, quantization_encoding, device and align of each may
-        be changed. Raises what `name_weights` does.
+        Before a graph is built, the shape, dtype, quantization_encoding, device and align of each
+        weight may be changed. Raises the errors of `name_weights`.
         """
         return {name: first.weight for name, (first, *_) in name_weights(self).items()}
 
     def state_dict(self, auto_initialize: bool = True) -> dict[str, HeldValue]:
-        """Return the values of all weights by their paths, as they were loaded; name the weights.
+        """Return the values of all weights by path, as they were loaded, and name the weights.
 
         A weight without a value gets a `Buffer` of zeros and keeps it. A weight with several paths
-        is included once, under the first. `weightctl.save(module.state_dict(), path)` writes it;
-        for other libraries a line makes their arrays of it, shared where they can be:
+        is included once, under the first. `weightctl.save(module.state_dict(), path)` writes the
+        values; one line converts them to arrays of other libraries, which share memory if possible:
 
             {name: torch.from_dlpack(value) for name, value in module.state_dict().items()}
             {name: np.asarray(value) for name, value in module.state_dict().items()}
 
-        Values that are quantized become numbers by `value.astype("float32")` first. A torch module
-        with tied weights loads it by `load_state_dict(..., strict=False)`, as it expects each name.
-        Raises `StateDictError`, a `ValueError`, that names all which have no value and may get
-        none, or have a size that is not known.
+        Decode quantized values with `value.astype("float32")` first. A torch module with tied
+        weights expects a value for each name: load the values with its `load_state_dict(...,
+        strict=False)`. Raises `StateDictError`, a `ValueError`, that names all weights without a
+        value if `auto_initialize` is False, or all that cannot get zeros because their size is not
+        defined.
         """
         weights = self.raw_state_dict()
         values = {name: get_value(weight) for name, weight in weights.items()}
@@ -149,22 +150,22 @@ class Module(Layer):
         weight_alignment: int | None = None,
         strict: bool = True,
     ) -> tuple[list[str], list[str]] | None:
-        """Set the values of the weights that this module owns, and name them; none is read yet.
+        """Set the values of the weights that this module owns, and name them; no value is read yet.
 
         Values are NumPy arrays, other objects that support DLPack, `WeightData`, or nodes of a
         checkpoint's tree; the tree itself can be given for all of its nodes. They need the dtypes
         of the weights, or dtypes that convert without loss, and the logical shapes. Blocks are
         decoded for a weight of floats when a graph runs, unless `override_quantization_encoding`
         sets the weights to the encodings of the values. A shared weight also takes a value under
-        its second path; if both are given, they must be equal. With `weight_alignment` each value
+        its second path; if both are given, they must be equal. With `weight_alignment`, each value
         must start on a multiple of this number of bytes, which becomes the `align` of every weight;
-        without it unaligned values are copied when a graph runs. With `strict=False`, returns the
+        without it, unaligned values are copied when a graph runs. With `strict=False`, returns the
         names of weights without a value and of values without a weight. `InferenceSession.load`
-        takes the same values, except for names without a weight.
+        accepts the same values, except for names without a weight.
 
         Raises `StateDictError`, a `ValueError`, that names every value which does not fit and, if
-        `strict`, all that are missing or unexpected, and what `name_weights` does; nothing is
-        changed then.
+        `strict`, all missing and unexpected ones. Raises the errors of `name_weights`. The module
+        is not changed in case of an error.
         """
         refuse_hidden(naming_of(self).root)
         fitted = fit(
@@ -187,12 +188,12 @@ class Module(Layer):
     def build_subgraph(self, name: str, input_types: InputTypes, weight_prefix: str = "") -> Graph:
         """Return a subgraph of the current graph that computes what this module does.
 
-        `ops.call` calls it, for this and other modules of the same kind. `input_types` are those of
-        the module's arguments; one that is a list of values has a list of types. What the weights'
-        names have at their start, `weight_prefix`, is put in by each call instead. Names are those
-        of the whole model, where it has named them or is being called. Raises `GraphError` if the
-        current graph has a subgraph of that name, no weight's name starts with the prefix, or the
-        module returns anything but values.
+        Call it with `ops.call`, for this and other modules of the same structure. `input_types` are
+        the types of the module's arguments; an argument that is a list of values has a list of
+        types. Each call replaces `weight_prefix`, the start of the weights' names, by its own
+        prefix. Names are those of the whole model if it has named them or is being called. Raises
+        `GraphError` if the current graph has a subgraph of that name, if no weight's name starts
+        with the prefix, or if the module returns anything but values.
         """
         return subgraph_of(self, name, input_types, weight_prefix)
 
@@ -202,23 +203,23 @@ class Module(Layer):
     def shard(self, devices: Iterable[DeviceRef]) -> list[Self]:
         """Return a copy of this module for each device, with its shard of every weight.
 
-        Weights are cut by their own `sharding_strategy`, else by that of the innermost module
-        around them. What several shards give is for the caller to put together: a `Parallel` does.
-        Raises `GraphError`, a `ValueError`, for a weight without a strategy or with one for another
-        number of devices, and `ShardingError`, a `ValueError` too, if one cannot be split.
+        A weight is cut by its own `sharding_strategy`, or else by that of the innermost module that
+        contains it. The caller combines the outputs of the shards, as `Parallel` does. Raises
+        `GraphError`, a `ValueError`, for a weight without a strategy or with one for another number
+        of devices, and `ShardingError`, a `ValueError` too, if a weight cannot be split.
         """
         return shards_of(self, devices)
 
     def take_shards(self) -> None:
-        """Take the sizes of the weights that a copy of this module got, which are shards."""
+        """Adopt the sizes of the weights after this copy of a module got shards of them."""
 
     def to(self, *devices: DeviceRef, sharding_strategy: Strategy | None = None) -> None:
         """Place all weights, including shared ones, on a device, or on several by a strategy.
 
-        The weights of several devices are on the first until `shard` cuts them. Graphs that are
-        already built keep their device, which gives a `UserWarning`. Raises `GraphError`, a
-        `ValueError`, for no device, several without a strategy or with one for another number of
-        them, and if they are cut already.
+        Until `shard` cuts them, the weights are on the first device. Graphs that are already built
+        keep the old device, which gives a `UserWarning`. Raises `GraphError`, a `ValueError`, if no
+        device is given, if there are several without a strategy or with one for another number of
+        devices, and if the weights are already sharded.
         """
         first = next(iter(devices), None)
         if first is None:
@@ -261,7 +262,7 @@ LayerV2 = Module
 
 
 def _warn_of_earlier_graphs(weights: Iterable[Weight], device: DeviceRef) -> None:
-    """Warn of weights that are moved after a graph took them as they were."""
+    """Warn if weights move to another device after a graph has taken them."""
     late = [each for each in weights if each.is_in_a_graph and each.device != device]
     if late:
         warnings.warn(
@@ -276,7 +277,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _outline_layer(layer: Layer) -> str:
-    """Return a layer's class, weights and sublayers; those of a list that look alike are one."""
+    """Return the class, weights and sublayers of a layer as text."""
     weights = [
         f"{name}: {_outline_weight(weight)}"
         for name, weight in vars(layer).items()
@@ -291,7 +292,7 @@ def _outline_layer(layer: Layer) -> str:
 
 
 def _outline_below(layer: Layer) -> str:
-    """Return the text of a sublayer, in which equal neighbors of a list are one."""
+    """Return the text of a sublayer; equal neighbors in a list are shown once."""
     if not isinstance(layer, LayerList):
         return _outline_layer(layer)
     parts: list[str] = []
@@ -305,13 +306,13 @@ def _outline_below(layer: Layer) -> str:
 
 
 def _indent(parts: list[str]) -> str:
-    """Return lines that are indented, on lines of their own."""
+    """Return parts as indented lines, after a line break."""
     lines = "\n".join(parts).splitlines()
     return "\n" + "".join(f"  {line}\n" for line in lines)
 
 
 def _outline_weight(weight: Weight) -> str:
-    """Return a weight's type, and its encoding where it has one."""
+    """Return the type of a weight, and its encoding if it is quantized."""
     dtype, shape = weight.original_dtype_and_shape
     kind = str(TensorType(dtype, shape, weight.device))
     encoding = weight.quantization_encoding
@@ -319,27 +320,29 @@ def _outline_weight(weight: Weight) -> str:
 
 
 class Divisible(Module):
-    """A module that says how its weights are cut so that its shards together give what it does.
+    """A module that defines how to cut its weights so that shards together compute its result.
 
-    `Parallel` stands in its place and has the shards compute.
+    `Parallel` replaces such a module by its shards.
     """
 
     @abstractmethod
     def tensor_parallel(self, devices: int) -> Mapping[Weight, ShardingStrategy]:
-        """Return how each weight is cut; raises `ShardingError` if a device would be empty."""
+        """Return the strategy of each weight; raises `ShardingError` if a device would be empty."""
 
     def widths(self, devices: int) -> list[int] | None:
-        """Return how long the last axis is of what each shard gives of the whole's.
+        """Return the sizes of the shards' results along the last axis.
 
-        None if it is the sum of what they give that the whole does.
+        They are concatenated along it. Returns None if the results of the shards are summed
+        instead.
         """
         del devices
         return None
 
     def groups(self, count: int) -> Sequence[Divisible]:
-        """Return copies that have each some of the experts, and whose sum is what this gives.
+        """Return `count` copies that each have some of the experts; their outputs add up.
 
-        Itself alone where it has no experts. Raises `ShardingError` for fewer experts than groups.
+        A module without experts returns only itself. Raises `ShardingError` if there are fewer
+        experts than groups.
         """
         del count
         return [self]

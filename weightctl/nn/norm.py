@@ -1,4 +1,4 @@
-"""The layers that bring activations to a common scale."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["LayerNorm", "RMSNorm"]
 class RMSNorm(Module):
     """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.
 
-    `features` is its size, or a sequence of that alone, as torch takes it.
-    Gemma's checkpoints store weights less 1, which `offset` gives back.
+    `features` is the size of that axis, or a sequence of only this size, as in torch. Gemma's
+    checkpoints store weights minus 1, which an `offset` of 1 compensates.
     """
 
     def __init__(
@@ -46,19 +46,21 @@ class RMSNorm(Module):
         self.weight = Weight("weight", dtype, (size,), device)
 
     def __call__(self, x: Value) -> Value:
-        """Return the activations scaled, in their own shape and dtype."""
+        """Return the normalized activations, in the same shape and dtype."""
         require_value(self, x)
         if not self.offset:
             return ops.rms_norm(x, weight_as(self.weight, x.dtype), self.eps)
-        # In float32, as gemma is trained: near 1 a narrower sum would lose what the weight says.
+        # In float32, as Gemma is trained: near 1, a sum in a narrower dtype would lose most of the
+        # weight.
         scale = weight_as(self.weight, DType.float32) + self.offset
         return ops.rms_norm(x.cast(DType.float32), scale, self.eps).cast(x.dtype)
 
 
 class LayerNorm(Module):
-    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last axis.
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * (offset + weight) + bias` over the last axis.
 
-    `features` is its size, or a sequence of that alone, as torch takes it.
+    `features` is the size of that axis, or a sequence of only this size, as in torch. `weight` and
+    `bias` are optional. `offset` is added to the weight: Nemotron's checkpoints store it less 1.
     """
 
     def __init__(
@@ -66,19 +68,24 @@ class LayerNorm(Module):
         features: int | Sequence[int],
         eps: float = 1e-5,
         *,
+        weight: bool = True,
         bias: bool = True,
+        offset: float = 0.0,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
         size = _size(type(self).__name__, features)
         self.eps = eps
-        self.weight = Weight("weight", dtype, (size,), device)
+        self.offset = offset
+        self.weight = Weight("weight", dtype, (size,), device) if weight else None
         self.bias = Weight("bias", dtype, (size,), device) if bias else None
 
     def __call__(self, x: Value) -> Value:
-        """Return the activations centered and scaled, in their own shape and dtype."""
+        """Return the normalized activations, in the same shape and dtype."""
         require_value(self, x)
-        weight = weight_as(self.weight, x.dtype)
+        weight = None if self.weight is None else weight_as(self.weight, x.dtype)
+        if weight is not None and self.offset:
+            weight = weight + self.offset
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
         return ops.layer_norm(x, weight, bias, self.eps)
 

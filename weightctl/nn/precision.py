@@ -1,4 +1,4 @@
-"""The dtype that a layer computes in: that of its activations, not that of its weights."""
+"""Values of weights in the dtype that a layer computes in: the dtype of its inputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["require_value", "weight_as"]
 
 
 def weight_as(weight: Weight, dtype: DType) -> Value:
-    """Return the numbers of a weight in `dtype`; blocks are dequantized."""
+    """Return the values of a weight in `dtype`; a quantized weight is dequantized."""
     if weight.quantization_encoding is not None:
         return dequantize(weight, dtype)
     return weight if weight.dtype is dtype else weight.cast(dtype)
 
 
 def require_value(layer: object, given: Any) -> None:
-    """Raise `ArgumentTypeError` for what a layer is called with that is not a value of a graph."""
+    """Raise `ArgumentTypeError` if a layer is called with something that is not a graph value."""
     if not isinstance(given, Value):
         raise ArgumentTypeError(
             f"{type(layer).__name__} was called with {reprlib.repr(given)}, which is not "
             "a value of a graph",
-            hint="call it inside `with Graph(...)` on an input or a NumPy array, or use "
-            "`ops.constant(numbers)` to make a value",
+            hint="call the layer inside `with Graph(...)`, with an input of the graph, a NumPy "
+            "array or `ops.constant(numbers)`",
         )

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of the elements of each head are rotated by position."""
+"""Rotary position embedding: pairs of elements of each head are rotated by position."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["FrequencyFactors", "RotaryEmbedding", "by_length"]
 
 
 class RotaryEmbedding(Module):
-    """The cosines and sines of the angles that positions turn pairs of numbers by.
+    """The cosines and sines of the angles by which pairs of elements are rotated.
 
-    `dimensions` is how many numbers of a head are rotated. Without `scaling`, pair `i` turns by
-    `base ** (-2 * i / dimensions)` radians per position. Where longrope does, the largest position
-    decides between its factors for all.
+    `dimensions` is the number of rotated elements of a head. Without `scaling`, pair `i` is rotated
+    by `base ** (-2 * i / dimensions)` radians per position. With longrope scaling, the largest
+    position selects the short or the long factors for all positions.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RotaryEmbedding(Module):
 
 
 class FrequencyFactors(Module):
-    """What a checkpoint divides each rotary frequency by: GGUF's tensor `rope_freqs`."""
+    """The divisors of rotary frequencies that a checkpoint stores: GGUF's tensor `rope_freqs`."""
 
     def __init__(self, pairs: int, *, device: DeviceRef = CPU) -> None:
         self.weight = Weight("weight", DType.float32, (pairs,), device)
@@ -71,5 +71,5 @@ class FrequencyFactors(Module):
 
 
 def by_length(positions: Value, original_context: int, short: Value, long: Value) -> Value:
-    """Return `long` where a position lies beyond a context, and `short` where none does."""
+    """Return `long` if a position is at or beyond the original context, otherwise `short`."""
     return ops.where(ops.max(positions) >= original_context, long, short)

@@ -1,4 +1,4 @@
-"""Modules cut for several devices: copies that have a shard of each weight."""
+"""Sharded modules: copies of a module that have a shard of each weight."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LayerT = TypeVar("LayerT", bound=Layer)
 
 
 def shards_of(module: LayerT, devices: Iterable[DeviceRef]) -> list[LayerT]:
-    """Return a copy of a module for each device, with its shards, as strategies cut the weights.
+    """Return a copy of a module for each device, with its shards of the weights.
 
-    A weight without one is cut by that of the innermost module around it that has any. Raises
-    `GraphError` that names a weight without any, and if a weight is a shard.
+    A weight is cut by its own strategy, or by that of the innermost module around it that has one.
+    Raises `GraphError` that names a weight without a strategy, and if a weight is already a shard.
     """
     devices = list(devices)
     if not devices:
@@ -45,9 +45,9 @@ def shards_of(module: LayerT, devices: Iterable[DeviceRef]) -> list[LayerT]:
 
 
 def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
-    """Return a copy of a module that has other weights, by the identity of its own.
+    """Return a copy of a module with other weights, given by the `id` of the original ones.
 
-    Layers that are modules take the sizes of what they have then.
+    Modules adopt the sizes of their new weights (`take_shards`).
     """
     own = _copy_empty(module)
     new: dict[int, Any] = {**weights, id(module): own}
@@ -67,29 +67,29 @@ def with_weights(module: LayerT, weights: Mapping[int, Weight]) -> LayerT:
 
 
 def _copy_empty(layer: LayerT) -> LayerT:
-    """Return a layer of the same class without attributes; a list still has its layers."""
+    """Return a layer of the same class without attributes; a list keeps its layers."""
     made = copy(layer)
     vars(made).clear()
     return made
 
 
 def _replace_value(value: object, new: dict[int, Any]) -> object:
-    """Return what represents the value of an attribute, also where containers hold it."""
+    """Return the new value of an attribute, with replacements also inside containers."""
     if is_container(value):
         return deepcopy(value, new)
     return new.get(id(value), value)
 
 
 def has_shards(module: Layer) -> bool:
-    """Whether there are both a weight and shards of it in a module."""
+    """Whether a module has both a weight and shards of it."""
     weights = {id(weight): weight for weight in all_weights(module)}
     return any(id(weight.shard_of) in weights for weight in weights.values())
 
 
 def _strategies(module: Layer) -> dict[int, tuple[Weight, Strategy | None]]:
-    """Return all weights, and how each is cut, by their identities."""
+    """Return each weight and its strategy, by the `id` of the weight."""
     found: dict[int, tuple[Weight, Strategy | None]] = {}
-    # Those further in come later, and count.
+    # Inner modules come later and take precedence.
     for _, layer in recursive_named_layers(module):
         given: Strategy | None = getattr(layer, "sharding_strategy", None)
         for weight in all_weights(layer):

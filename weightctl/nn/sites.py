@@ -1,4 +1,4 @@
-"""The places of a model's weights, and the names that they have from it."""
+"""Where the weights of a model are, and their names, which follow from it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def is_container(value: object) -> bool:
-    """Whether a value may hold weights, or layers of such, though it is not a layer."""
+    """Whether a value is a container that may hold weights or layers, and is not a layer itself."""
     return isinstance(value, _CONTAINERS) and not isinstance(value, Layer)
 
 
 def refuse_hidden(root: Layer) -> None:
-    """Raise `GraphError` if a container holds weights, or layers of such, that no path leads to.
+    """Raise `GraphError` if a container holds weights, or layers with weights, that have no path.
 
-    Shards are not weights of their own.
+    Shards do not need paths: they get the values of their whole weight.
     """
     layers = list(recursive_named_layers(root))
     reached = {
@@ -70,7 +70,7 @@ def refuse_hidden(root: Layer) -> None:
 
 
 def _weights_in(container: Any) -> Iterator[Weight]:
-    """Yield the weights in a container, in those within it, and below the layers in any of them."""
+    """Yield the weights in a container, in nested containers, and below layers in any of them."""
     seen: set[int] = set()
     stack: list[object] = [container]
     while stack:
@@ -90,7 +90,7 @@ def _list_held(holder: Any) -> Iterable[object]:
 
 
 class _Site(NamedTuple):
-    """An attribute of a layer that is a weight."""
+    """An attribute of a layer whose value is a weight."""
 
     layer: Layer
     attribute: str
@@ -98,19 +98,19 @@ class _Site(NamedTuple):
 
 
 def weights_of(layer: Layer) -> dict[str, Weight]:
-    """Return the weights of this very layer, by the names of their attributes."""
+    """Return the weights of a layer, without sublayers, by attribute name."""
     return {name: found for name, found in vars(layer).items() if isinstance(found, Weight)}
 
 
 def all_weights(root: Layer) -> Iterator[Weight]:
-    """Yield the weights of a layer and all below it, also those that another layer owns."""
+    """Yield the weights of a layer and of all layers below it, including shared ones."""
     for _, layer in recursive_named_layers(root):
         yield from weights_of(layer).values()
 
 
 def share(layer: Layer, name: str, weight: Weight) -> None:
     """Set an attribute of a layer to a weight that another layer owns."""
-    # It may be anything: a caller's types are not checked.
+    # The value may be of any type: a caller's types are not checked.
     given: Any = weight
     if not isinstance(given, Weight):
         raise TypeError(f"a shared weight must be a Weight, not {type(given).__name__}")
@@ -119,10 +119,10 @@ def share(layer: Layer, name: str, weight: Weight) -> None:
 
 
 def find_owned(root: Layer) -> dict[str, list[_Site]]:
-    """Return the weights that a layer and all below it own: by path, where each is.
+    """Return the sites of the weights that a layer and its sublayers own, by path.
 
     A weight with several paths is listed by the first; shards are not listed. Raises `GraphError`
-    if two have the same path.
+    if two weights have the same path.
     """
     found: dict[str, list[_Site]] = {}
     name_of: dict[int, str] = {}
@@ -143,15 +143,15 @@ def find_owned(root: Layer) -> dict[str, list[_Site]]:
 
 
 def second_names(root: Layer, sites: dict[str, list[_Site]] | None = None) -> dict[str, str]:
-    """Return the other paths of weights that a layer and all below it own: each leads to the name.
+    """Return the other paths of owned weights, each with the name of its weight.
 
-    They are those of shared weights, and those below a layer that several attributes hold. `sites`
-    are what `find_owned` gives.
+    These are the paths of shared weights, and paths below a layer that several attributes hold.
+    `sites` is the result of `find_owned`.
     """
     sites = find_owned(root) if sites is None else sites
     names = {id(first.weight): name for name, (first, *_) in sites.items()}
     found: dict[str, str] = {}
-    # A stack, since models may nest deeper than Python recurses; no path goes in a circle.
+    # A stack, since models may nest deeper than Python recurses; cycles are not followed.
     stack: list[tuple[str, Layer, frozenset[int]]] = [("", root, frozenset())]
     while stack:
         prefix, layer, above = stack.pop()
@@ -171,11 +171,12 @@ def _find_shared_weights(layer: Layer) -> dict[str, Weight]:
 
 
 def name_weights(module: Layer, prefix: str = "") -> dict[str, list[_Site]]:
-    """Return the weights that a module owns, named by their paths from the root of its model.
+    """Name the weights of a module by their paths from the root of its model, and return them.
 
-    They come by their paths in the module, each with its sites in the whole model. A module that is
-    not part of a model gets the path `prefix`, unless some of its paths start with it. Raises
-    `GraphError` if two weights have one path, or plain lists hold some, and then names none.
+    The result has paths in the module, each with the weight's sites in the whole model. If the
+    module is not part of a model, its path is `prefix`, unless some of its paths already start with
+    it. Raises `GraphError` if two weights have the same path, or if plain containers hold weights;
+    no weight is named then.
     """
     root, prefix = naming_of(module, prefix)
     refuse_hidden(root)
@@ -196,7 +197,7 @@ def name_weights(module: Layer, prefix: str = "") -> dict[str, list[_Site]]:
 
 
 def _refuse_orphans(root: Layer, sites: dict[str, list[_Site]], prefix: str) -> None:
-    """Raise `GraphError` for a shared weight that nobody owns whose name another weight gets."""
+    """Raise `GraphError` if a shared weight without an owner has the name of another weight."""
     held = {id(where[0].weight) for where in sites.values()}
     for weight in all_weights(root):
         if id(weight) not in held and weight.name.removeprefix(prefix) in sites:
@@ -208,14 +209,15 @@ def _refuse_orphans(root: Layer, sites: dict[str, list[_Site]], prefix: str) -> 
 
 
 def name_before_call(module: Layer) -> Naming:
-    """Name the weights of a module's model by where they are now.
+    """Name the weights of a module's model by their current paths.
 
     If no layer of the model was named, weights that were created with names keep them: they may be
     names of a checkpoint.
     """
     noted: _Root | None = vars(module).get(ROOT)
     if noted is not None and noted.is_gone:
-        # What it was a part of no longer exists, or is where this was copied from: its names stay.
+        # The model that named the weights no longer exists, or this is a copy of a part of it: the
+        # names stay.
         return naming_of(module)
     was_named = any(ROOT in vars(layer) for _, layer in recursive_named_layers(module))
     if was_named or all(
@@ -228,10 +230,10 @@ def name_before_call(module: Layer) -> Naming:
 
 
 def naming_of(module: Layer, prefix: str = "") -> Naming:
-    """Return which layer names a module's weights, and what it puts before their paths.
+    """Return the layer that names a module's weights, and the prefix of its paths.
 
-    That is the prefix of a call that is going on; else the one given, for a module that is part of
-    no model, unless some of its paths start so.
+    During a call it is the prefix of that call. Otherwise it is `prefix` for a module that is not
+    part of a model, unless some of its paths start with it.
     """
     root, current = _root_of(module), current_naming()
     if current is not None and current.root is root:
@@ -244,7 +246,7 @@ def naming_of(module: Layer, prefix: str = "") -> Naming:
 def _root_of(module: Layer) -> Layer:
     """Return the layer that names a module's weights: the model it is a part of, or itself.
 
-    It is the one that named them last, else the one that names those of the call going on.
+    It is the layer that named them last, or else the root of the call in progress.
     """
     noted: _Root | None = vars(module).get(ROOT)
     current = current_naming()
@@ -257,7 +259,7 @@ def _root_of(module: Layer) -> Layer:
 
 
 class _Root:
-    """The layer that named the weights of another, or its own, without keeping it."""
+    """A weak reference to the layer that named the weights of another layer, or its own."""
 
     def __init__(self, layer: Layer | None, *, is_own: bool) -> None:
         self._layer = None if layer is None else weakref.ref(layer)
@@ -265,14 +267,14 @@ class _Root:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was another layer, which is not there any more."""
+        """Whether another layer named the weights and no longer exists."""
         return not self._is_own and self.layer() is None
 
     def layer(self) -> Layer | None:
         return None if self._layer is None else self._layer()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Root:
-        # Of a model that is copied whole the copy is the root, of a part alone there is none.
+        # In a copy of a whole model the copied model is the root; a copy of a part has no root.
         return _Root(memo.get(id(self.layer())), is_own=self._is_own)
 
     def __reduce__(self) -> tuple[Any, ...]:

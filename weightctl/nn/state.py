@@ -1,4 +1,4 @@
-"""Checks that the values given for a module's weights fit; all misfits are in one error."""
+"""Checks that values fit the weights of a module; one error lists all that do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STRICT = "use `strict=False` to load only matching weights"
 
 
 class Configuration(NamedTuple):
-    """What a weight becomes for its value: the arguments of `Weight.configure`."""
+    """The arguments of `Weight.configure` that make a weight fit its value."""
 
     dtype: DType
     shape: Shape
@@ -42,7 +42,7 @@ class Configuration(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What loading will do: values by name, and the weights that take on another encoding."""
+    """The changes that loading will make: values by name, and weights with a new encoding."""
 
     values: dict[str, HeldValue]
     configurations: dict[str, Configuration]
@@ -59,10 +59,10 @@ def fit(
     strict: bool,
     second_names: Callable[[], Mapping[str, str]],
 ) -> Fitted:
-    """Return the values for weights by name; nothing is changed, and no byte is read.
+    """Return the values for weights by name; nothing is changed, and no data is read.
 
-    A value under a second name of a weight, as `second_names()` has them, is that weight's, and
-    equals the one under its own name where both are given: these two are read. Raises
+    A value under a second name, which `second_names()` lists, is used for the weight of that name.
+    If a weight has values under both names, they are read and must be equal. Raises
     `StateDictError` that names every value which does not fit and, if `strict`, every weight
     without a value and every value without a weight.
     """
@@ -71,7 +71,7 @@ def fit(
     lines = _settle_second_names(given, weights, second_names)
     missing = [name for name in weights if name not in given]
     fitted = Fitted({}, {}, missing, _list_unexpected(weights, given))
-    # A dictionary for its order.
+    # A dictionary removes duplicates and keeps the order.
     hints: dict[str, None] = {_TIED: None} if lines else {}
     if strict and (fitted.missing or fitted.unexpected):
         lines += [
@@ -97,7 +97,7 @@ def _settle_second_names(
     weights: Mapping[str, Weight],
     second_names: Callable[[], Mapping[str, str]],
 ) -> list[str]:
-    """Leave one value for each weight; return what differs under two names of one."""
+    """Keep one value for each weight; return the differences between values of one weight."""
     if given.keys() <= weights.keys():
         return []
     lines: list[str] = []
@@ -136,7 +136,7 @@ def _take(
     if configuration is not None:
         fitted.configurations[name] = configuration
     held = to_held(value)
-    # What runs a graph copies a value that does not start where the weight wants it.
+    # Only `weight_alignment` requires alignment; the engine copies unaligned values if necessary.
     start = None if alignment is None else address(held)
     if start is not None and alignment is not None and start % alignment:
         raise StateDictError(
@@ -146,26 +146,26 @@ def _take(
 
 
 def _configuration(weight: Weight, info: TensorInfo, *, override: bool) -> Configuration | None:
-    """Return what the weight has to become for a value, None if it fits as it is.
+    """Return how a weight has to change for a value, None if the value fits as it is.
 
     Raises `StateDictError` if it does not fit.
     """
     dtype, shape = weight.original_dtype_and_shape
     own, quantization = weight.quantization_encoding, info.encoding.quantization
     encoding = dtype.encoding if own is None else own.encoding
-    # Blocks as bare bytes, such as `state_dict` makes.
+    # Blocks as plain bytes, which `state_dict` creates for weights without values.
     is_bytes = own is not None and info.encoding == weight.dtype.encoding
     if is_bytes and weight.shape == list(info.shape):
         return None
-    # None for encodings that are neither, which no weight can have.
+    # None for encodings with neither a dtype nor a quantization, which a weight cannot have.
     numbers = info.encoding.dtype if quantization is None else dtype
     is_fraction = dtype.is_float and numbers is not None and numbers.is_float
     is_override = own is not quantization and is_fraction
     from weightctl.codecs import can_decode, holds_all  # `ls` loads no numpy
 
-    # A float16 that is loaded into a float32 loses nothing; the engine widens it as it runs.
+    # Loading float16 into a float32 weight is exact; the engine widens the values when it runs.
     widens = own is quantization is None and holds_all(info.encoding, encoding)
-    # Blocks that are loaded into a weight of floats are decoded as it runs.
+    # Blocks for a weight of floats are decoded when the engine runs.
     decodes = own is None and quantization is not None and is_fraction and can_decode(info.encoding)
     fits = info.encoding == encoding or (override and is_override) or widens or decodes
     if shape == list(info.shape) and fits and numbers is not None:
@@ -199,7 +199,7 @@ def _require_alignment(alignment: Any) -> None:
 
 def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateValue]:
     if not isinstance(state_dict, Weights):
-        # It may be anything: a caller's types are not checked.
+        # The value may be of any type: a caller's types are not checked.
         given: Any = state_dict
         if not hasattr(given, "keys"):
             raise StateDictError(
@@ -212,14 +212,14 @@ def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateV
         return named
     prefix = f"{state_dict.name}." if state_dict.name else ""
     return {
-        # A node of a class of the caller's is asked for its data now, which need not be read yet.
+        # Nodes of other tree classes give their data now; that data may still be read on use.
         name.removeprefix(prefix): node if isinstance(node, Checkpoint) else node.data()
         for name, node in state_dict.items()
     }
 
 
 def _list_unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:
-    """Return the names that no weight has; further names of a tensor that one has are none."""
+    """Return the names that no weight has, except other names of a tensor that is loaded."""
     loaded = {_find_stored_tensor(given[name]) for name in weights if name in given}
     return [
         name
@@ -230,7 +230,7 @@ def _list_unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateVal
 
 
 def _find_stored_tensor(value: StateValue) -> tuple[int, str] | None:
-    """Return which tensor of a checkpoint a value is, None if it comes from none."""
+    """Return the source and name of a value's tensor, None if it is not from a checkpoint."""
     if not isinstance(value, Checkpoint):
         return None
     return id(source_of(value)), header_of(value).aliases.get(value.name, value.name)
@@ -248,7 +248,7 @@ def _naming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def _prefix(short: Sequence[str], long: Sequence[str]) -> str:
-    """Return what all of `long` start with and all of `short` lack to be there, or nothing."""
+    """Return a path prefix that all of `long` have and all of `short` lack, or an empty string."""
     found = set(long)
     candidates = {name.removesuffix(short[0]) for name in long if short}
     for prefix in candidates:

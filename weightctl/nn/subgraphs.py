@@ -1,4 +1,4 @@
-"""A layer's computation as a graph of its own, which a larger graph calls for many layers."""
+"""Subgraphs that compute a layer, to be called for many layers of the same structure."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def subgraph_of(layer: Layer, name: str, input_types: InputTypes, weight_prefix:
             ]
             subgraph.output(*_values(layer, layer(*args)))
     except BaseException:
-        # Half a graph is nothing to call, and its name may be wanted again.
+        # Remove the incomplete graph, so that the name can be used again.
         del parent.subgraphs[name]
         raise
     return subgraph
 
 
 def _name_weights(layer: Layer, prefix: str) -> None:
-    """Give a layer's weights their final names; those it has alone are relative to the prefix.
+    """Name the weights of a layer, relative to the prefix if the layer is not part of a model.
 
-    Raises `GraphError` if it has weights, and the names of none start with the prefix.
+    Raises `GraphError` if there are weights and no name starts with the prefix.
     """
     weights = [first.weight for first, *_ in name_weights(layer, prefix).values()]
     if not weights or any(weight.name.startswith(prefix) for weight in weights):
         return
     raise GraphError(
-        f"the names of the weights of {type(layer).__name__} do not start with "
-        f"`{prefix}`, for example `{weights[0].name}`",
+        f"no weight of {type(layer).__name__} has a name that starts with `{prefix}`: the first is "
+        f"`{weights[0].name}`",
         hint="weight_prefix must be the path of the layer in its model, with a dot at the end",
     )
 
 
 def _to_list(given: Any) -> _Types:
-    """Return the types of several arguments, or that of the only one, as a list."""
+    """Return the types of the arguments, or of the only argument, as a list."""
     if isinstance(given, TensorType):
         return [given]
     kinds: list[Any] = list(given) if hasattr(given, "__iter__") else [None]

@@ -1,4 +1,4 @@
-"""The values of weights: what is known of one without reading it, and where a module keeps it."""
+"""The values of weights: how a module keeps them, and their types without reading them."""
 
 from __future__ import annotations
 
@@ -37,44 +37,45 @@ StateValue: TypeAlias = "DLPackArray | WeightData | Checkpoint"
 
 
 class HeldValue(DLPackArray, Protocol):
-    """The value of a weight: a NumPy array, a tensor of torch, a `Buffer`, `WeightData` or such."""
+    """The value of a weight, such as a NumPy array, a torch tensor, a `Buffer` or `WeightData`."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Its sizes; of quantized `WeightData` those of its bytes."""
+        """The sizes; for quantized `WeightData`, the sizes of its bytes."""
         ...
 
     @property
     def dtype(self) -> Any:
-        """Its dtype, as the value's own library says it."""
+        """The dtype, as the library of the value represents it."""
         ...
 
 
 class _Kept(NamedTuple):
-    """The value of a weight; `made` is the dtype and shape of zeros that nobody gave."""
+    """The value of a weight; `made` is the dtype and shape of zeros that were created for it."""
 
     value: HeldValue
     made: tuple[DType, Shape] | None
 
 
 def keep(weight: Weight, value: HeldValue) -> None:
-    """Note the value of a weight, which has it wherever it goes."""
+    """Store the value of a weight in the weight."""
     weight.held = _Kept(value, None)
 
 
 def to_held(value: StateValue) -> HeldValue:
-    """Return a value as a weight keeps it: the same memory, without a gradient."""
+    """Return a value in the form that a weight keeps: the same memory, without a gradient."""
     given: Any = value
     if isinstance(value, Checkpoint):
         return value.data()
-    # As torch's own `state_dict()` does: NumPy and DLPack refuse a tensor with a gradient.
+    # torch's own `state_dict()` detaches values too: NumPy and DLPack refuse a tensor with a
+    # gradient.
     return cast("HeldValue", given.detach() if getattr(given, "requires_grad", False) else value)
 
 
 def get_value(weight: Weight) -> HeldValue | None:
     """Return the value of a weight, None if it has none.
 
-    Zeros that were made when it had another shape or dtype are none.
+    Zeros that were created for another shape or dtype do not count as a value.
     """
     found = cast("_Kept | None", weight.held)  # only this module sets it
     if found is None or (found.made is not None and found.made != (weight.dtype, weight.shape)):
@@ -83,7 +84,7 @@ def get_value(weight: Weight) -> HeldValue | None:
 
 
 def keep_zeros(weight: Weight) -> Buffer:
-    """Return zeros as a weight's value, or as many bytes as its blocks take, and note them."""
+    """Store zeros as the value of a weight and return them; for blocks these are zero bytes."""
     import numpy as np  # `ls` loads no numpy
 
     dtype, shape = weight.dtype, weight.shape
@@ -97,7 +98,7 @@ def keep_zeros(weight: Weight) -> Buffer:
 
 
 def describe(name: str, value: StateValue) -> TensorInfo:
-    """Return shape and encoding of a value; no byte of it is read.
+    """Return the shape and encoding of a value without reading its data.
 
     Raises `StateDictError` if the value is not an array of numbers.
     """
@@ -127,12 +128,12 @@ def describe(name: str, value: StateValue) -> TensorInfo:
 
 def data_of(value: StateValue) -> WeightData:
     """Return a value as data; raises `StateDictError` if the value is not an array of numbers."""
-    describe("", value)  # raises for what is not one
+    describe("", value)  # raises if it is not an array
     return value.data() if isinstance(value, Checkpoint) else WeightData.from_dlpack(value, "")
 
 
 def _is_here(value: object) -> bool:
-    """Whether an array is in this machine's own memory, or is not an array."""
+    """Whether an array is in the memory of the host; also true if the value is not an array."""
     device: Any = getattr(value, "__dlpack_device__", None)
     if device is None:
         return True
@@ -150,9 +151,9 @@ def _is_here(value: object) -> bool:
 
 
 def address(value: DLPackArray) -> int | None:
-    """Return where in memory a value starts, without reading a byte of it.
+    """Return the memory address of a value without reading its data.
 
-    None for one that is empty, made when it is read, or on another device.
+    Returns None if the value is empty, computed when it is read, or on another device.
     """
     if isinstance(value, WeightData):
         return address(value.data)

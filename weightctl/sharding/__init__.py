@@ -1,1 +1,1 @@
-"""Plans of how a checkpoint is cut for several ranks; no tensor is read for them."""
+"""Plans for sharding a checkpoint across ranks; planning reads no tensor data except shapes."""

@@ -1,4 +1,4 @@
-"""The part of each tensor that every rank of a grid has: by heads, units, experts, layers."""
+"""The part of each tensor for every rank of a grid: by heads, units, experts and layers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _EXPERTS = "expert_parallel"
 
 
 class CutModel(NamedTuple):
-    """What a checkpoint is to those who cut it.
+    """The properties of a model that decide how it is sharded.
 
-    `experts` are as many as each layer has, None if it is not known.
+    `experts` is the number of experts per layer, None if it is not known.
     """
 
     places: Mapping[str, PlacedWeight]
@@ -47,7 +47,7 @@ class CutModel(NamedTuple):
 
 
 def refuse(model: CutModel, grid: Grid) -> None:
-    """Raise `ShardingError` for a grid without ranks, or more than there are experts, or layers."""
+    """Raise `ShardingError` for an invalid grid, or one with more groups than experts or layers."""
     if min(grid) < 1:
         shown = " x ".join(map(str, grid))
         raise ShardingError(
@@ -73,9 +73,9 @@ def refuse(model: CutModel, grid: Grid) -> None:
 
 
 def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
-    """Return the weights that are cut, those together that are computed with together.
+    """Return the weights that are cut, grouped by what is computed together.
 
-    Raises `ShardingError` for one that does not fit the model.
+    Raises `ShardingError` for a weight that does not fit the model.
     """
     found: dict[str, list[PlacedWeight]] = {}
     for place in places:
@@ -87,9 +87,9 @@ def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
 
 
 def signature(group: Sequence[PlacedWeight]) -> object:
-    """Return all that decides how weights that are computed with together are divided.
+    """Return everything that decides how a group of weights is divided.
 
-    Layers and experts are mostly alike.
+    Most layers and experts have the same signature.
     """
     return tuple(
         (place.runs, place.axis, place.weight.blocks, bool(place.weight.refusal)) for place in group
@@ -97,9 +97,9 @@ def signature(group: Sequence[PlacedWeight]) -> object:
 
 
 def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
-    """Return how each weight of a model is cut, by its name.
+    """Return the sharding of each weight of a model, by name.
 
-    Raises `ShardingError` if that cannot be.
+    Raises `ShardingError` if a weight cannot be split.
     """
     ranges: dict[str, Shared] = {}
     unlike: dict[object, Shared] = {}
@@ -116,7 +116,8 @@ def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
         own = ranges.get(place.group, nothing)
         experts = _of_experts(place, owners)
         length = place.weight.shape[place.axis] if place.runs else 0
-        alike = (id(own), place.strategy, place.axis, place.runs, length, experts, place.layers)
+        runs = (place.runs, place.order)
+        alike = (id(own), place.strategy, place.axis, runs, length, experts, place.layers)
         if alike not in made:
             made[alike] = _sharding(place, own, experts, model, grid)
         found[name] = made[alike]
@@ -139,7 +140,7 @@ def _sharding(
 
 
 def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | None, ...]:
-    """Return what each group of ranks has of the experts of a weight, None if none of them."""
+    """Return the experts of a weight that each expert parallel group gets, None for none."""
     if place.experts is None:
         return ((),) * len(owners)
     if place.is_stacked:
@@ -152,15 +153,30 @@ def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
     if not place.runs:
         return ()
     own = ranges_of_rank(place.runs, ranges, number)
+    if place.order:
+        own = _ranges_in_order(place.order, own)
     return part_along(place.axis, place.weight.shape[place.axis], own)
+
+
+def _ranges_in_order(order: Sequence[int], own: Sequence[Range]) -> list[Range]:
+    """Return the ranges that some elements of an axis are, which stand in another order."""
+    found: list[Range] = []
+    for place, element in enumerate(order):
+        if not any(start <= element < stop for start, stop in own):
+            continue
+        if found and found[-1][1] == place:
+            found[-1] = (found[-1][0], place + 1)
+        else:
+            found.append((place, place + 1))
+    return found
 
 
 def keep_in_stages(
     sharding: Sharding, layers: Sequence[int] | None, count: int, grid: Grid
 ) -> Sharding:
-    """Return what is left where only stages that have one of `layers` need it, all without any.
+    """Remove parts from stages that do not need a tensor; without `layers`, all stages need it.
 
-    Of `count` layers each stage has a run.
+    Each pipeline stage has a range of the `count` layers.
     """
     if layers is None or grid.pp == 1:
         return sharding
@@ -176,9 +192,9 @@ def keep_in_stages(
 
 
 def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
-    """Return how the tensors of a weight are cut, by their names, where it is cut so.
+    """Return the sharding of each tensor that a weight is stored in, by name.
 
-    Raises `ShardingError` if they cannot be.
+    `sharding` is that of the weight. Raises `ShardingError` if the tensors cannot be split.
     """
     if weight.refusal and any(sharding.parts):
         raise ShardingError(
@@ -195,7 +211,7 @@ def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str,
 def _of_tensor(
     along: tuple[Along | None, ...], shape: tuple[int, ...], sharding: Sharding
 ) -> Sharding:
-    """Return how a tensor is cut that belongs to a weight that is cut so."""
+    """Return the sharding of a stored tensor that follows from the sharding of its weight."""
     own = {part: own_part(along, shape, part) for part in sharding.parts if part is not None}
     parts = tuple(None if part is None else own[part] for part in sharding.parts)
     strategy = sharding.strategy

@@ -1,4 +1,4 @@
-"""The cuts of the tensors that a weight is stored as: its numbers, and their scales."""
+"""How the tensors that store a weight, such as values and scales, are cut with it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = [
 
 
 class Footprint(NamedTuple):
-    """A stored tensor, and what of it belongs to each axis of its weight: None if all of it."""
+    """A stored tensor, and its axis for each axis of the weight; None if it is not cut along it."""
 
     info: TensorInfo
     along: tuple[Along | None, ...]
 
 
 class WeightFootprint(NamedTuple):
-    """A weight of a model, and the tensors that it is stored as.
+    """A weight of a model, and the tensors that it is stored in.
 
-    `shape` is that of the weight. If its tensors cannot be split in bytes, `refusal` says why, and
-    `note` is what a person should know where they can.
+    `shape` is the shape of the weight. `refusal` is the reason why its tensors cannot be split,
+    empty if they can be. `note` is a message for the user about the split.
     """
 
     name: str
@@ -44,7 +44,7 @@ class WeightFootprint(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """How many elements of each axis stay together, for the sake of all the tensors."""
+        """The number of elements along each axis that stay together, for all of the tensors."""
         return tuple(
             lcm(*(along.block for each in self.footprints if (along := each.along[axis])))
             for axis in range(len(self.shape))
@@ -52,7 +52,10 @@ class WeightFootprint(NamedTuple):
 
 
 def own_part(along: Sequence[Along | None], shape: Sequence[int], part: Part) -> Part:
-    """Return the part that belongs to a part of its weight, of a stored tensor of a shape."""
+    """Return the part of a stored tensor that belongs to a part of its weight.
+
+    `shape` is the shape of the stored tensor, and `along` its axes.
+    """
     cuts: list[Cut] = []
     for axis, ranges in part:
         own = along[axis]
@@ -68,7 +71,7 @@ def own_part(along: Sequence[Along | None], shape: Sequence[int], part: Part) ->
 
 
 def plain(info: TensorInfo) -> WeightFootprint:
-    """Return a weight that is one tensor."""
+    """Return a weight that is stored in one tensor."""
     block, last = info.encoding.block, len(info.shape) - 1
     along = (Along(axis, block, block) if axis == last else Along(axis)
              for axis in range(len(info.shape)))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The checkpoint that is to be cut: its weights, and the model that they make."""
+"""The checkpoint to be sharded: its weights, and its model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["CheckpointKnowledge", "gather_knowledge"]
 
 
 class CheckpointKnowledge(NamedTuple):
-    """A checkpoint's weights by name, and the model; `checkpoint` is None if no family is known.
+    """A checkpoint's weights by name, and its model; `checkpoint` is None for unknown families.
 
-    `notes` are what a person should know of it.
+    `notes` are messages for the user.
     """
 
     weights: Mapping[str, WeightFootprint]
@@ -38,9 +38,9 @@ class CheckpointKnowledge(NamedTuple):
 
 
 def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowledge:
-    """Return what is known of a checkpoint; small tensors that say shapes are all that is read.
+    """Return what is known of a checkpoint; reads only small tensors that define shapes.
 
-    Raises `ArchitectureError` if its family is not supported, unless there are rules.
+    Raises `ArchitectureError` if the model family is not supported and there are no rules.
     """
     stored = stored_weights(source_of(weights))
     notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
@@ -71,20 +71,21 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
 
 
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
-    """Return a checkpoint as a model; raises an error if most of its tensors are missing."""
+    """Return a checkpoint as a model; raises `ArchitectureError` if most tensors are missing."""
     checkpoint = recognize(weights)
     missing = checkpoint.missing
     if len(missing) > len(checkpoint.tensors):
-        more = f", and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        one = len(missing) == 1
         raise ArchitectureError(
-            f"`{missing[0]}` of {checkpoint.family.name} is missing{more}",
+            f"{pluralize(len(missing), 'tensor')} of {checkpoint.family.name} "
+            f"{'is' if one else 'are'} missing, such as `{missing[0]}`",
             hint="check that the config belongs to this checkpoint",
         )
     return checkpoint
 
 
 def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Say which tensors are not there, and which every rank has as they are of no part."""
+    """Yield notes on missing tensors, and on tensors that are not part of the model."""
     family, missing = checkpoint.family.name, checkpoint.missing
     if missing:
         are = "is" if len(missing) == 1 else "are"
@@ -103,7 +104,7 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
 
 
 def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
-    """Return a model of which names alone tell the layers: all is whole on those."""
+    """Return a model without a family, whose layers follow from names; tensors are not split."""
     numbers = {name: split_layer_number(name)[0] for name in stored}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=-1)
     places = {

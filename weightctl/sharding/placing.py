@@ -1,11 +1,11 @@
-"""The places of weights of a known family: their layer, and the axis of their cut."""
+"""Where the weights of a known family belong: their layers, and the axis of their cut."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
-from weightctl.families.changes import TRANSPOSED
+from weightctl.families.changes import TRANSPOSED, Rows
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.sharing import list_runs
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.family import TensorNames
-    from weightctl.families.parts import Extent, Role
+    from weightctl.families.family import Extent, TensorNames
+    from weightctl.families.parts import Role
     from weightctl.families.sharing import SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
@@ -27,12 +27,13 @@ _LAYER, _EXPERT = "{}", "{expert}"
 
 
 class PlacedWeight(NamedTuple):
-    """A weight of a model: the divided elements of an axis, and the layers that need it.
+    """A weight of a model: the ranges of an axis that are divided, and the layers that need it.
 
-    `strategy` is what people call that. `layers` are those that need it; None if all do. `experts`
-    are its experts, if it has any; they are along its first axis where `is_stacked`. Weights with
-    the same `group` are computed with together. `misfit` says what is in the way of cutting one as
-    the model would have it.
+    `strategy` is the name of the way to cut. `layers` are the layers that need the weight; None if
+    all do. `experts` is the range of its experts, if any; if `is_stacked`, they are along its first
+    axis. If `order` is not empty, the ranges count elements in this order: it has the position
+    in the model of each element of the axis. Weights with the same `group` are computed with
+    together. `misfit` is the error if the weight cannot be cut as the model requires.
     """
 
     weight: WeightFootprint
@@ -42,6 +43,7 @@ class PlacedWeight(NamedTuple):
     layers: tuple[int, ...] | None = None
     experts: Range | None = None
     is_stacked: bool = False
+    order: tuple[int, ...] = ()
     group: str = ""
     misfit: ShardingError | None = None
 
@@ -72,10 +74,10 @@ def place_weights(
 def _layer_of(
     checkpoint: RecognizedModel, name: str, stems: set[str], count: int
 ) -> tuple[int, ...] | None:
-    """Return the layer of what is of no part of the model, but called as if it were in a layer.
+    """Return the layer of a tensor that is not part of the model but is named as if in a layer.
 
-    `stems` are what names of layers begin with. Other parts of a checkpoint, those that see
-    pictures for one, have layers of their own.
+    `stems` are the starts of layer names in the model. Other parts of a checkpoint, such as a
+    vision encoder, have layers of their own.
     """
     plain = _plain(checkpoint, name)
     number, rest = split_layer_number(plain)
@@ -84,7 +86,7 @@ def _layer_of(
 
 
 def _templates(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Yield what the checkpoint's naming convention calls the parts of each layer."""
+    """Yield the name templates of tensors in layers, in the checkpoint's naming convention."""
     for line in checkpoint.family.names:
         name = line.gguf if checkpoint.convention == "gguf" else line.hugging_face
         if name is not None and _LAYER in name:
@@ -96,7 +98,7 @@ def _plain(checkpoint: RecognizedModel, name: str) -> str:
 
 
 def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
-    """Yield the tensors of the model, and those that are copies of others."""
+    """Yield the tensors of the model, including copies of others."""
     yield from checkpoint.family.tensors(checkpoint.config)
     yield from checkpoint.family.copies(checkpoint.config)
 
@@ -104,16 +106,20 @@ def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
 def _place_weight(
     checkpoint: RecognizedModel, weight: WeightFootprint, members: Sequence[TensorNames]
 ) -> PlacedWeight:
-    """Return the place of a weight that holds these parts of the model."""
+    """Return the place of a weight that consists of these tensors of the model."""
     first = members[0]
     roles = _roles(members)
-    is_stacked = _EXPERT in first.line.module and len(weight.shape) == 3
+    fusion = first.fusions.get(checkpoint.convention)
+    own = 2 if first.kind == "weight" else 1
+    is_stacked = _EXPERT in first.line.module and len(weight.shape) == own + 1
     experts = None
     if _EXPERT in first.line.module:
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
         axis ^= first.change is TRANSPOSED
+    if fusion is not None and fusion.is_transposed(first.kind):
+        axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     runs = _runs(checkpoint, weight, extents, axis + is_stacked)
     misfit = None
@@ -127,19 +133,30 @@ def _place_weight(
         layers=_layers(checkpoint, first, roles[0]),
         experts=experts,
         is_stacked=is_stacked,
+        order=_order(checkpoint, first) if runs else (),
         group=_group(first, experts if is_stacked else None),
         misfit=misfit,
     )
 
 
+def _order(checkpoint: RecognizedModel, names: TensorNames) -> tuple[int, ...]:
+    """Return which element of the parts each one of the axis is that a weight is cut along."""
+    fusion, change = names.fusions.get(checkpoint.convention), names.change
+    if fusion is not None and fusion.order is not None:
+        return tuple(fusion.order(checkpoint.config))
+    if isinstance(change, Rows) and checkpoint.convention == "hugging_face":
+        return tuple(change.order(checkpoint.config))
+    return ()
+
+
 def _roles(members: Sequence[TensorNames]) -> list[Role]:
-    """Return the roles of what a weight holds, one after the other; of experts those of one."""
+    """Return the roles of the tensors in a weight, in order; all experts share one role."""
     lines = {each.line.module: role(each.line, each.kind) for each in members}
     return list(lines.values())
 
 
 def _strategy(roles: Sequence[Role], axis: int) -> str:
-    """Return what people call the way that what has these roles is cut."""
+    """Return the name of the way in which a weight with these roles is cut."""
     if len(roles) == 3:
         return "stacked_qkv"
     if len(roles) == 2:
@@ -151,7 +168,7 @@ def _strategy(roles: Sequence[Role], axis: int) -> str:
 
 
 def _group(names: TensorNames, experts: Range | None) -> str:
-    """Return what all have in common that is computed with together."""
+    """Return a name that weights which are computed with together have in common."""
     stem = names.module.removesuffix(f".{names.kind}")
     if _LAYER not in names.line.module:
         return stem
@@ -159,7 +176,7 @@ def _group(names: TensorNames, experts: Range | None) -> str:
 
 
 def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tuple[int, ...] | None:
-    """Return the layers that something is needed with: of what is in none, the nearest."""
+    """Return the layers that need a weight; outside of layers, the first or the last one."""
     if found.all_layers:
         return None
     if _LAYER in names.line.module:
@@ -176,7 +193,7 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
 def _runs(
     checkpoint: RecognizedModel, weight: WeightFootprint, extents: Sequence[Extent], axis: int
 ) -> tuple[SharedRun, ...] | ShardingError:
-    """Return what lies along an axis of a weight, by the sizes of the config, or what does not."""
+    """Return the ranges of an axis by the config's sizes, or an error if they do not fit."""
     if not extents:
         return ()
     if axis >= len(weight.shape):
@@ -196,7 +213,7 @@ def _cannot_match_shape(weight: WeightFootprint, axis: int, expected: str) -> Sh
 
 
 def _join_places(one: PlacedWeight, other: PlacedWeight) -> PlacedWeight:
-    """Return the place of a tensor that is two parts of a model, by two names."""
+    """Return the place of a tensor that has two names in the model."""
     misfit = one.misfit or other.misfit
     if one.runs != other.runs or one.axis != other.axis:
         misfit = misfit or ShardingError(

@@ -1,4 +1,4 @@
-"""The plan of a sharded checkpoint as data: which rank has what of each tensor."""
+"""The plan of a sharded checkpoint: which part of each tensor every rank gets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["ShardPlan", "ranks_of"]
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What each rank's file has of a source.
+    """The content of each rank's file.
 
-    `shardings` are by the names of the source's tensors, in its order: of all, but for those that
-    the layout has no place for. `ranks` are the tensors of each rank's file, in that order.
-    `format` is that of the files and `layout` the name of how they lie (`ranks`, `vllm`). `tied`
-    are further names of tensors. `notes` are what a person should know of how the plan was made.
+    `shardings` are by the names of the source's tensors, in its order, without tensors that the
+    layout does not have. `ranks` has the tensors of each rank's file, in order. `format` is the
+    file format, and `layout` is `ranks` or `vllm`. `tied` has further names of tensors. `notes` are
+    messages for the user.
     """
 
     source: Source
@@ -43,9 +43,10 @@ class ShardPlan:
 def ranks_of(
     source: Source, shardings: Mapping[str, Sharding], grid: Grid
 ) -> tuple[tuple[Shard, ...], ...]:
-    """Return the tensors of each rank under their own names, one piece each."""
+    """Return the tensors of each rank under their own names, with one piece each."""
     found: list[list[Shard]] = [[] for _ in range(grid.ranks)]
-    # Tensors of one kind are cut alike, and ranks can have the same: there can be millions.
+    # Many tensors are split in the same way, and many ranks have the same part: the work is done
+    # once for each.
     kinds: dict[object, list[_RankShape]] = {}
     for name, sharding in shardings.items():
         info = source.header.tensors[name]

@@ -1,4 +1,4 @@
-"""Files that say how tensors are cut, as TOML: patterns of names, and strategies."""
+"""Plan files in TOML, which define how tensors are cut: name patterns and strategies."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _FORM = (
 
 
 class NamedStrategy(NamedTuple):
-    """A way to cut tensors; `cut` takes one and the number of ranks, and its settings by name.
+    """A way to cut tensors; `cut` takes a tensor, the number of ranks, and settings by name.
 
-    `needed` must be given, `allowed` may be.
+    Settings in `needed` are required, settings in `allowed` are optional.
     """
 
     cut: Callable[..., Sharding]
@@ -60,22 +60,22 @@ STRATEGIES: Mapping[str, NamedStrategy] = {
     "expert_parallel": NamedStrategy(expert_parallel),
 }
 _EXPERTS = "expert_parallel"
-# What messages call rules that are an argument instead of a file.
+# How messages call rules that are passed as an argument.
 _ARGUMENT = "rules"
 
 
 class CutRule(NamedTuple):
-    """A line of the file: how the tensors are cut in whose names a pattern is found."""
+    """A line of a plan file: how to cut tensors whose names match a pattern."""
 
     pattern: re.Pattern[str]
     strategy: str
     settings: Mapping[str, Any]
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding:
-        """Return how a tensor is cut for all ranks of a grid, as if each stage had it.
+        """Return the sharding of a tensor for all ranks of a grid, as if each stage had the tensor.
 
-        Experts that are stacked are divided over all ranks of a stage; all else is cut by `tp`, and
-        alike in each group of experts.
+        Stacked experts are divided among all ranks of a stage. Other tensors are cut by `tp`, in
+        the same way in each `ep` group.
         """
         cut = STRATEGIES[self.strategy].cut
         places = [grid.place(rank) for rank in range(grid.ranks)]
@@ -89,15 +89,15 @@ class CutRule(NamedTuple):
 
 
 class CutRules(NamedTuple):
-    """The rules of a user for splitting tensors; `path` is the plan file, or `rules` in Python."""
+    """The user's rules for cutting tensors; `path` is the plan file, or `rules` in Python."""
 
     path: str
     rules: tuple[CutRule, ...]
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
-        """Return how the first rule that fits a tensor has it cut; None if none does.
+        """Return the sharding by the first rule that matches a tensor; None if no rule does.
 
-        Raises `ShardingError` if it cannot be split in this way.
+        Raises `ShardingError` if the tensor cannot be split in this way.
         """
         rule = self._rule(whole.name)
         if rule is None:
@@ -128,7 +128,7 @@ class CutRules(NamedTuple):
 
 
 def make_rules(tensors: Mapping[str, Any]) -> CutRules:
-    """Make rules from the strategies of patterns, as `[tensors]` of a plan file has them.
+    """Make rules from a mapping of patterns to strategies, like `[tensors]` of a plan file.
 
     Raises `ConversionError` if a pattern or a strategy is invalid.
     """
@@ -136,9 +136,9 @@ def make_rules(tensors: Mapping[str, Any]) -> CutRules:
 
 
 def read_rules(path: str) -> CutRules:
-    """Read a plan file: its table `[tensors]` has a strategy for each pattern of names.
+    """Read a plan file, whose table `[tensors]` has a strategy for each name pattern.
 
-    The first pattern that is found in a name decides. A strategy is a name, or a table of it and of
+    The first pattern that matches a name decides. A strategy is a name, or a table of the name and
     its settings. Raises `ConversionError` if the file is invalid.
     """
     content = read_toml(path, "plan", form=_FORM, otherwise="check the path")
@@ -192,7 +192,7 @@ def _rule(where: str, pattern: re.Pattern[str], content: object) -> CutRule:
 
 
 def _check(where: str, strategy: NamedStrategy, settings: Mapping[str, Any]) -> None:
-    """Raise `ConversionError` if a strategy is told something else than what it has to be."""
+    """Raise `ConversionError` if settings are missing, unknown or invalid for a strategy."""
     takes = _describe_settings(strategy)
     for key in settings:
         if key not in (*strategy.needed, *strategy.allowed):

@@ -1,4 +1,4 @@
-"""Plans for sharding a checkpoint: by rules, and by the family's table."""
+"""Plans for sharding a checkpoint, by the user's rules and by the table of the model family."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CutRulesLike(Protocol):
     """Rules of the user for cutting tensors."""
 
     def sharding(self, whole: Whole, grid: Grid) -> Sharding | None:
-        """Return how a tensor is cut, for all ranks; None if no rule matches."""
+        """Return the sharding of a tensor for all ranks; None if no rule matches."""
         ...
 
     def notes(self, names: Iterable[str]) -> Sequence[str]:
@@ -53,9 +53,9 @@ def shard_plan(
 ) -> ShardPlan:
     """Return the plan for sharding a checkpoint among the ranks of a grid.
 
-    A weight that is stored in several tensors is cut as one, by a rule of its own name, or else by
-    those of its tensors. Small tensors that say the shapes of others are read, and nothing else. By
-    default the format is GGUF for a GGUF checkpoint, and safetensors otherwise.
+    A weight that is stored in several tensors is cut as one: by a rule for its name, or else by
+    rules for its tensors, or else by the model family. Only small tensors that define shapes are
+    read. By default the format is GGUF for a GGUF checkpoint, and safetensors otherwise.
 
     Raises `ShardingError` if a tensor cannot be split, `ArchitectureError` if there are no rules
     and the model family is not supported, and `ConversionError` if the format is not supported.
@@ -106,7 +106,7 @@ def shard_plan(
 def shardings(
     found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
-    """Return how each tensor is cut, by its name, and notes for the user."""
+    """Return the sharding of each tensor, by name, and notes for the user."""
     ruled = {} if rules is None else _apply_rules(found, grid, rules)
     model = found.model
     rest = {name: place for name, place in model.places.items() if name not in ruled}
@@ -136,7 +136,7 @@ def _describe_rest(count: int, found: CheckpointKnowledge) -> str:
 def _apply_rules(
     found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike
 ) -> dict[str, dict[str, Sharding]]:
-    """Return how the tensors of each weight are cut that rules say something of."""
+    """Return the shardings of the tensors of each weight that a rule matches."""
     made: dict[str, dict[str, Sharding]] = {}
     for name, weight in found.weights.items():
         sharding = rules.sharding(Whole(name, weight.shape, weight.blocks), grid)
@@ -155,7 +155,7 @@ def _apply_rules(
 
 
 def _list_rule_names(found: CheckpointKnowledge) -> Iterator[str]:
-    """Yield all names by which rules may know something: weights, and what they are stored as."""
+    """Yield all names that rules can match: names of weights and of their stored tensors."""
     for name, weight in found.weights.items():
         yield name
         yield from (each.info.name for each in weight.footprints if each.info.name != name)
@@ -164,7 +164,10 @@ def _list_rule_names(found: CheckpointKnowledge) -> Iterator[str]:
 def _of_tensors(
     weight: WeightFootprint, grid: Grid, rules: CutRulesLike
 ) -> dict[str, Sharding] | None:
-    """Return how rules cut the tensors of a weight one by one; the rest of them is whole."""
+    """Return shardings by rules for the tensors of a weight; the others are replicated.
+
+    Returns None if no rule matches any of them.
+    """
     found: dict[str, Sharding | None] = {}
     for footprint in weight.footprints:
         info = footprint.info

@@ -1,4 +1,4 @@
-"""For how many ranks the layers of a checkpoint can be split, and what is in the way of others."""
+"""The numbers of ranks that a checkpoint can be split for, and why others do not work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Possible", "possible"]
 
 
 class Possible(NamedTuple):
-    """Whether this many ranks work: why not, None if they do."""
+    """A number of ranks, and the reason why a checkpoint cannot be split for it; None if it can."""
 
     ranks: int
     refusal: ShardingError | None
@@ -32,11 +32,11 @@ class Possible(NamedTuple):
 def possible(
     weights: Checkpoint, counts: Iterable[int], *, rules: CutRulesLike | None = None
 ) -> list[Possible]:
-    """Return for each number of ranks whether the layers of a checkpoint can be split for it.
+    """Return for each number of ranks whether a checkpoint can be split for it.
 
-    Small tensors that say the shapes of others are read, and nothing else. Raises
-    `ArchitectureError` if there are no rules and the model family is not supported, and
-    `ShardingError` if its config is of another model.
+    Only small tensors that define shapes are read. Raises `ArchitectureError` if there are no rules
+    and the model family is not supported, and `ShardingError` if the config belongs to another
+    model.
     """
     found = gather_knowledge(weights, is_ruled=rules is not None)
     refuse_unfit = _by_rules(found, rules) if rules is not None else _by_family(found)
@@ -58,7 +58,7 @@ def _by_rules(found: CheckpointKnowledge, rules: CutRulesLike) -> Callable[[int]
 
 def _by_family(found: CheckpointKnowledge) -> Callable[[int], object]:
     model = found.model
-    # Layers are mostly alike.
+    # Most layers have the same signature.
     unlike: dict[object, list[PlacedWeight]] = {}
     for group in groups(model.places.values()):
         unlike.setdefault(signature(group), group)

@@ -1,4 +1,4 @@
-"""Shares of ranks in weights that are computed with together, or why there are none."""
+"""The ranges of weights that are computed with together, per rank, or why there are none."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["share_among_ranks"]
 
 
 def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -> Shared:
-    """Divide what runs along the axes of weights that are computed with together.
+    """Return each rank's ranges of the axes of weights that are computed with together.
 
-    Raises `ShardingError` that names one of them, if not every rank can have something, or blocks
-    would be broken.
+    Raises `ShardingError` that names one of the weights if a rank would be empty or a block would
+    be split.
     """
     if ranks == 1:
         return {run.extent: [(0, run.stop - run.start)] for place in group for run in place.runs}
@@ -44,7 +44,7 @@ def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -
 
 
 def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
-    """Raise `ShardingError` for a weight that no number of ranks can share."""
+    """Raise `ShardingError` for a weight that cannot be split for any number of ranks."""
     weight = place.weight
     if weight.refusal:
         raise _cannot_cut(
@@ -67,7 +67,7 @@ def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
 
 
 def _refuse_unlike(group: Sequence[PlacedWeight], ranks: int) -> None:
-    """Raise `ShardingError` if what is divided alike is not of one size."""
+    """Raise `ShardingError` if ranges that are divided in the same way differ in size."""
     sizes = {run.stop - run.start for place in group for run in place.runs}
     if len(sizes) > 1:
         listed = ", ".join(map(str, sorted(sizes)))

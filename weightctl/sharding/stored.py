@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as they are meant, each with the tensors that it is stored as."""
+"""The logical weights of a checkpoint, each with the tensors that it is stored in."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _SHAPE = ".weight_shape"
 
 
 def stored_weights(source: Source) -> dict[str, WeightFootprint]:
-    """Return the weights by name, in the order of their first tensors; each tensor is of one.
+    """Return the weights by name, in the order of their first tensors.
 
-    Small tensors that say the shapes of others are read, and nothing else.
+    Each tensor belongs to one weight. Only small tensors that define shapes are read.
     """
     header = source.header
     together = list_scheme_tensors(header)
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
-    # NumPy, which nothing else here needs.
+    # Imports NumPy, which nothing else here needs.
     from weightctl.schemes.decoding.tensors import find_scheme_tensors
 
     found = find_scheme_tensors(source)
@@ -56,7 +56,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
 
 
 def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
-    """Return a quantized weight; where its tensors cannot be split alike it says why."""
+    """Return a quantized weight, with a refusal if its tensors cannot be split in the same way."""
     name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
     axes: Sequence[Axes] | None = None
     if scheme.cut is not None:
@@ -78,7 +78,7 @@ def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
 
 
 def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Checkpoint:
-    """Return a tree whose tensors are the weights as they are meant; they cannot be read."""
+    """Return a tree whose tensors are the logical weights; they cannot be read."""
     source = source_of(weights)
     tensors: dict[str, ReadableTensor] = {}
     is_other = False
@@ -98,18 +98,18 @@ def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Chec
 
 
 class _Meant:
-    """A weight of a shape, whatever it is stored in."""
+    """A step whose result is a logical weight of a given shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
+        """Return the shape, and F32 as the encoding."""
         del inputs
         return self._shape, ENCODINGS["F32"]
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Raise `NotImplementedError`: plans read no weights."""
+        """Raise `NotImplementedError`: planning does not read weights."""
         raise NotImplementedError

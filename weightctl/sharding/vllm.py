@@ -1,7 +1,7 @@
-"""The plan of a checkpoint as vLLM's sharded-state loader reads it: each rank's own tensors.
+"""The plan of a checkpoint for vLLM's sharded-state loader: each rank's own tensors.
 
-Follows `model_loader/sharded_state_loader.py` of vLLM 0.33.0, which takes exactly the tensors of
-its model, by its names and with its shapes: no more, and no fewer.
+Follows `model_loader/sharded_state_loader.py` of vLLM 0.33.0, which requires exactly the tensors of
+its model, with its names and shapes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _FEW = 3
 
 
 class _Parameter(NamedTuple):
-    """A tensor of vLLM's model: what of the checkpoint is in it, and how people call its cut.
+    """A tensor of vLLM's model: the checkpoint's weights in it, and the name of its cut.
 
-    What is of experts that stand alone becomes `experts` entries of a new first axis.
+    If the experts are separate tensors in the checkpoint, they become `experts` entries of a new
+    first axis.
     """
 
     name: str
@@ -52,11 +53,11 @@ class _Parameter(NamedTuple):
 
 
 def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
-    """Return a plan whose ranks have the state of vLLM's model; how `plan` cuts does not matter.
+    """Return a plan whose ranks have the state of vLLM's model; `plan`'s own cuts are not used.
 
-    Tensors that vLLM has no place for are in no file, and are reported. Raises `ShardingError` for
-    what vLLM does not cut, or would have to pack again, and `ArchitectureError` if the checkpoint
-    is not a whole model of its config.
+    Tensors that vLLM's model does not have are not written, and are reported. Raises
+    `ShardingError` for tensors that vLLM cannot split or would have to pack again, and
+    `ArchitectureError` if the checkpoint is not a complete model of its config.
     """
     family = family_of(plan, checkpoint)
     most = checkpoint.fields["experts"] if family.shares_experts else 0
@@ -89,7 +90,7 @@ def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
 def _parameters(
     plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily
 ) -> Iterator[_Parameter]:
-    """Yield the tensors of vLLM's model that are made of some of the checkpoint's."""
+    """Yield the tensors of vLLM's model that consist of the checkpoint's tensors."""
     tensors = plan.source.header.tensors
     places = place_weights(checkpoint, {name: plain(info) for name, info in tensors.items()})
     together: dict[str, list[tuple[int, str, PlacedWeight]]] = {}
@@ -117,7 +118,7 @@ def _parameters(
 
 
 def _refuse_twice(places: list[PlacedWeight]) -> None:
-    """Refuse a tensor that is two of vLLM's, though the config says nothing of that."""
+    """Raise `ShardingError` if a tensor is used twice but the config does not tie its uses."""
     seen: set[str] = set()
     for name in (place.weight.name for place in places):
         if name in seen:
@@ -135,7 +136,7 @@ def _sharding(place: PlacedWeight, shares: Shares) -> Sharding:
 
 
 def _refuse_mixed(parameter: _Parameter) -> None:
-    """Refuse tensors of several encodings that would have to be one."""
+    """Raise `ShardingError` if tensors that vLLM joins have different encodings."""
     first, *others = (place.weight.footprints[0].info for place in parameter.places)
     for other in others:
         if other.encoding != first.encoding:
@@ -151,7 +152,7 @@ def _refuse_mixed(parameter: _Parameter) -> None:
 def _shard(
     parameter: _Parameter, shardings: Mapping[str, Sharding], shares: Shares, rank: int
 ) -> Shard:
-    """Return a rank's tensor: its pieces follow one another, and zeros stand after them."""
+    """Return a rank's tensor: pieces one after the other, followed by zeros as padding."""
     rows = 0
     inner: list[int] = []
     pieces: list[SourceShard] = []
@@ -171,7 +172,7 @@ def _shard(
 def _buffers(
     plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily, parameters: list[_Parameter]
 ) -> Iterator[Shard]:
-    """Yield what vLLM's loader wants besides, though its model does not go by it: zeros."""
+    """Yield buffers that vLLM's loader requires but its model does not use: zeros, or a copy."""
     for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):
         attention = name.removesuffix(_PROJECTED)
         for scale in SCALES:

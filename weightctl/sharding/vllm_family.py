@@ -1,4 +1,4 @@
-"""The vLLM model that a checkpoint is, if its bytes are that model's state as they stand."""
+"""vLLM's model class for a checkpoint, if its bytes can be used as that model's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["family_of"]
 _ENCODINGS = ("F32", "F16", "BF16")
 _RANKS = 'use --layout ranks (layout="ranks" in Python), which supports this checkpoint'
 _REPACKED = (
-    "vLLM packs quantized weights again when it loads them, but shards only contain copied bytes"
+    "the vLLM layout does not support quantized weights, because vLLM repacks them when it loads a "
+    "model, and weightctl only copies bytes"
 )
 _PLAIN = (
     'convert the checkpoint first: `weightctl convert IN OUT --dtype bf16` (dtype="bf16" in Python)'
@@ -30,9 +31,9 @@ _PLAIN = (
 
 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
-    """Return vLLM's class of a checkpoint that can be split for it, as its bytes stand.
+    """Return vLLM's model class for a checkpoint whose bytes can be split for it unchanged.
 
-    Raises `ShardingError` if it cannot, and `ArchitectureError` if it is not a whole model.
+    Raises `ShardingError` if they cannot, and `ArchitectureError` if it is not a complete model.
     """
     _refuse_grid(plan)
     if checkpoint.convention == "gguf":
@@ -86,7 +87,7 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
 
 
 def _family(checkpoint: RecognizedModel) -> VllmFamily:
-    """Return vLLM's class by what config.json calls the model; another has other tensors."""
+    """Return vLLM's class by the config's `architectures`; other classes have other tensors."""
     family = checkpoint.family
     if any(each.change is TRANSPOSED for each in family.tensors(checkpoint.config)):
         raise ShardingError(
@@ -108,7 +109,7 @@ def _family(checkpoint: RecognizedModel) -> VllmFamily:
 
 
 def _refuse_odd(checkpoint: RecognizedModel, family: VllmFamily) -> None:
-    """Refuse what vLLM's own loader would not take either."""
+    """Raise `ShardingError` for tensors that vLLM's own loader would not accept either."""
     header, tokens = header_of(checkpoint.tree), checkpoint.fields["vocabulary"]
     for names in checkpoint.family.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]

@@ -1,9 +1,9 @@
 """The tensors of vLLM's models and their names, by family.
 
 Facts of vLLM 0.33.0 (commit 4ba787ec9): `models/*.py`, `layers/linear.py`,
-`layers/vocab_parallel_embedding.py`, `layers/attention/attention.py` and
-`layers/fused_moe/` below `model_executor/`. Other releases may call something otherwise: before
-0.12 or so attention had no scales, and experts stood without `routed_experts`.
+`layers/vocab_parallel_embedding.py`, `layers/attention/attention.py` and `layers/fused_moe/` below
+`model_executor/`. Other releases may use other names: before about 0.12, attention had no scales,
+and names of experts did not have `routed_experts`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ __all__ = [
 ]
 
 RELEASE = "0.33.0"
-# `DEFAULT_VOCAB_PADDING_SIZE`: embeddings have zeros behind their last row, up to a multiple.
+# `DEFAULT_VOCAB_PADDING_SIZE`: embeddings are padded with zero rows to a multiple of this.
 PADDED_TO = 64
-# Buffers that each attention has beside its projections, float32 numbers. vLLM sets them to 1
-# itself when a model without quantization is loaded, whatever it has read.
+# Buffers of each attention layer, float32 scalars. vLLM itself sets them to 1 when it loads a model
+# without quantization, whatever their loaded values are.
 SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
-# A buffer of BERT's with the numbers from 0 on, which its forward pass does not read.
+# A buffer of BERT with the integers from 0, which its forward pass does not use.
 POSITION_IDS = "embeddings.position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmFamily:
-    """vLLM's class of a family.
+    """vLLM's model class of a family.
 
-    `classes` are what config.json's `architectures` may have for it. `renamed` are patterns in
-    Hugging Face's names and what is there instead; tensors that then have the same name are one, in
-    the order of the family's lines. A tied model has its embedding as `head`, None if as itself.
-    `padded` are parts that are cut and padded as the vocabulary is, besides that. `plain_output`
-    says that attention's output has no bias whatever the config says. `shares_experts` says that
-    there may not be more ranks than experts.
+    `classes` are the `architectures` in config.json that it accepts. `renamed` has patterns in
+    Hugging Face's names and their replacements; tensors that then have the same name are joined, in
+    the order of the family's lines. `head` is the name of a tied model's embedding, None if it
+    keeps its own. `padded` are further tensors that are cut and padded like the vocabulary.
+    `plain_output` means that attention's output has no bias, whatever the config states.
+    `shares_experts` means that there cannot be more ranks than experts.
     """
 
     classes: tuple[str, ...]
@@ -78,7 +78,8 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
     "qwen3": VllmFamily(classes=("Qwen3ForCausalLM",), renamed=_GATED, plain_output=True),
     "qwen3moe": VllmFamily(
         classes=("Qwen3MoeForCausalLM",),
-        # What runs the experts holds the router too; of two names the lesser is kept.
+        # The module that runs the experts also has the router; of its two names the first in order
+        # is kept.
         renamed=(
             _QKV,
             *_experts("gate_proj|up_proj", "down_proj"),
@@ -87,7 +88,7 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
         plain_output=True,
         shares_experts=True,
     ),
-    # It has no head: what is tied is computed with the embedding.
+    # It has no head: a tied model uses the embedding.
     "gemma2": VllmFamily(classes=("Gemma2ForCausalLM",), renamed=_GATED, head=None),
     "gemma3": VllmFamily(classes=("Gemma3ForCausalLM",), renamed=_GATED),
     "phi3": VllmFamily(classes=("Phi3ForCausalLM",)),
@@ -102,7 +103,7 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
 
 
 def in_vllm(family: VllmFamily, names: TensorNames) -> str:
-    """Return what a tensor, or the one that it is a part of, is called; of Hugging Face's name."""
+    """Return vLLM's name for a tensor, or for the tensor that it is joined into."""
     name = names.hugging_face or names.module
     for pattern, instead in family.renamed:
         name = re.sub(pattern, instead, name, count=1)

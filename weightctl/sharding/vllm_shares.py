@@ -1,4 +1,4 @@
-"""The ranges that vLLM gives each rank: equal, with zeros after the vocabulary's rows.
+"""The ranges that vLLM gives each rank: equal sizes, with zeros after the vocabulary's rows.
 
 Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
 `model_executor/`.
@@ -16,26 +16,26 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.families.parts import Extent
+    from weightctl.families.family import Extent
     from weightctl.families.sharing import SharedRun
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Heads, Part, Range
 
 __all__ = ["Shares"]
 
-# Nobody has more GPUs in one model.
+# More GPUs than are used for one model.
 _MOST = 1024
 
 
 class Shares(NamedTuple):
-    """How `ranks` share a model with these heads; there may be up to `most` ranks, 0 for any."""
+    """How vLLM divides a model among `ranks`; there can be at most `most` ranks, 0 for no limit."""
 
     heads: Heads
     ranks: int
     most: int = 0
 
     def part(self, place: PlacedWeight, rank: int) -> Part | None:
-        """Return what of a weight a rank has, None if that is nothing but padding."""
+        """Return the part of a weight for a rank, None if the rank gets only padding."""
         if not place.runs:
             return ()
         ranges = [self._range(run, rank) for run in place.runs]
@@ -44,14 +44,14 @@ class Shares(NamedTuple):
         return part_along(place.axis, place.weight.shape[place.axis], ranges)
 
     def shape(self, place: PlacedWeight, part: Part | None) -> tuple[int, ...]:
-        """Return the shape of what a rank with a part of a weight has of it, with padding."""
+        """Return the shape of a rank's shard with this part of a weight, including padding."""
         shape = list(part_shape(place.weight.shape, part or ()))
         if any(run.extent == "vocabulary" for run in place.runs):
             shape[place.axis] = _pad_rows(place.weight.shape[place.axis]) // self.ranks
         return tuple(shape)
 
     def refuse(self, places: Iterable[PlacedWeight]) -> None:
-        """Raise `ShardingError` that names a weight that vLLM cannot divide evenly."""
+        """Raise `ShardingError` that names a weight which vLLM cannot divide evenly."""
         places = list(places)
         sizes: dict[tuple[Extent, int], PlacedWeight] = {}
         for place in places:
@@ -83,14 +83,14 @@ class Shares(NamedTuple):
     def _range(self, run: SharedRun, rank: int) -> Range:
         size, ranks = run.stop - run.start, self.ranks
         if run.extent == "keys" and self.heads.keys < ranks:
-            # Several ranks have the same ones.
+            # Several ranks get the same KV head.
             rank //= ranks // self.heads.keys
             ranks = self.heads.keys
         each = (_pad_rows(size) if run.extent == "vocabulary" else size) // ranks
         return run.start + min(rank * each, size), run.start + min((rank + 1) * each, size)
 
     def _uneven(self, extent: Extent, size: int, ranks: int) -> str:
-        """Say why something cannot be divided evenly; nothing if it can."""
+        """Return the reason why an extent cannot be divided evenly; empty if it can."""
         queries, keys, _ = self.heads
         if extent == "queries":
             return (

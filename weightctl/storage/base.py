@@ -145,8 +145,8 @@ class Uploads(Protocol):
         """Write a small object; it appears whole. Without `force` nothing is replaced."""
         ...
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small object."""
+    def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
+        """Return the content of a small object, or `nbytes` of it from `start` on."""
         ...
 
     def delete(self, paths: Sequence[str]) -> None:

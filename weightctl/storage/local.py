@@ -205,8 +205,9 @@ _COPY = 1 << 20
 class FileWriter:
     """A local file of `nbytes`: its room is reserved, and it has zeros until they are overwritten.
 
-    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`,
-    also if there is no file and it is not to be created.
+    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`. If
+    the file is not to be created, another process has reserved its room; without a file this is an
+    error too.
     """
 
     def __init__(self, path: str, nbytes: int, *, create: bool = True) -> None:
@@ -221,8 +222,9 @@ class FileWriter:
         except OSError as error:
             raise cannot_write(path, error) from error
         try:
-            reserve(self.descriptor, nbytes)
-            os.ftruncate(self.descriptor, nbytes)
+            if create:
+                reserve(self.descriptor, nbytes)
+                os.ftruncate(self.descriptor, nbytes)
         except OSError as error:
             self.close()
             raise cannot_write(path, error) from error

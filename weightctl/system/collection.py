@@ -1,4 +1,4 @@
-"""Keeps Python from looking for garbage where there cannot be any."""
+"""Control of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ __all__ = ["without_collection"]
 
 @contextmanager
 def without_collection() -> Generator[None, None, None]:
-    """Have no garbage looked for: all that is made meanwhile is kept for a while.
+    """Disable the garbage collector in the block.
 
-    Of hundreds of thousands of objects, looking takes longer than making them.
+    If hundreds of thousands of objects are created, the collector takes longer than their creation,
+    and finds nothing to free.
     """
     was_on = gc.isenabled()
     gc.disable()

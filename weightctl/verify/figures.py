@@ -68,7 +68,8 @@ class StructureFigures(Figures):
         """Return a summary in one line."""
         reading = [name for name, error in self.readers.items() if not error]
         readers = (
-            f"; {_list_names(reading)} can read {'it' if self.files == 1 else 'them'}"
+            f"; the {'library' if len(reading) == 1 else 'libraries'} {_list_names(reading)} can "
+            f"read {'it' if self.files == 1 else 'them'}"
             if reading
             else ""
         )

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
-from weightctl.system.temporary import JOURNAL, TEMPORARY, is_temporary, token_of
+from weightctl.system.temporary import JOURNAL, RANKS, TEMPORARY, is_temporary, token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Collection, Generator, Iterator
 
 __all__ = [
     "clear_leftovers",
@@ -68,16 +68,18 @@ def entrance(directory: str) -> Generator[None, None, None]:
             os.close(descriptor)
 
 
-def refuse_other_runs(path: str, names: re.Pattern[str] | None = None) -> None:
+def refuse_other_runs(path: str, names: re.Pattern[str] | None = None, shared: str = "") -> None:
     """Raise `OutputError` if another run is writing to a path, or to its directory.
 
-    `names` is the pattern of further files of the output beside the path.
+    `names` is the pattern of further files of the output beside the path, and `shared` the token of
+    a run that this process shares with others.
     """
     directory = os.path.dirname(path)
     inside: list[str] = []
     with suppress(OSError):
         inside = [os.path.join(path, name) for name in os.listdir(path) if is_temporary(name)]
-    if any(map(_is_locked, [*find_leftovers(path, names), *find_leftovers(directory), *inside])):
+    found = [*find_leftovers(path, names), *find_leftovers(directory), *inside]
+    if any(_is_locked(each) for each in found if token_of(each) != shared):
         raise OutputError(
             f"another run is writing {path}", hint="wait until the other run has ended, or stop it"
         )
@@ -99,9 +101,10 @@ def find_journal(path: str) -> str | None:
 
 
 def _is_locked(path: str) -> bool:
+    # Shared locks do not conflict with each other; those of a shared run do count.
+    kind = fcntl.LOCK_EX if path.endswith(RANKS) else fcntl.LOCK_SH
     try:
-        # Shared locks do not conflict with each other.
-        os.close(_open_locked(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
+        os.close(_open_locked(path, kind | fcntl.LOCK_NB))
     except BlockingIOError:
         return True
     except OSError:
@@ -109,14 +112,14 @@ def _is_locked(path: str) -> bool:
     return False
 
 
-def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: str) -> None:
-    """Remove temporary files that are not locked, except those with the token `kept`."""
+def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: Collection[str]) -> None:
+    """Remove temporary files that are not locked, except those with the tokens `kept`."""
     directory, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
     with suppress(OSError):
         _bring_back(directory, re.compile(f"({own})\\.old{TEMPORARY}"))
     for leftover in list(find_leftovers(path, names)):
-        if kept and token_of(leftover) == kept:
+        if token_of(leftover) in kept:
             continue
         with suppress(OSError):
             os.close(lock_path(leftover))

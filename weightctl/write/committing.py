@@ -20,7 +20,7 @@ from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.text.wording import printable
-from weightctl.write.object_parts import list_gaps
+from weightctl.write.objects.object_parts import list_gaps
 from weightctl.write.repository import is_kept, list_replaced_files
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.remote.hub import HubCommit
     from weightctl.storage.remote.xet import XetFile, XetUpload
+    from weightctl.write.executors.places import Delivered
     from weightctl.write.journal import OpenJournal, Purpose, Record
     from weightctl.write.outcome import Outcome
 
@@ -99,6 +100,13 @@ class CommitRun:
     @staticmethod
     def _refuse_journal() -> NoReturn:
         raise TypeError("a commit has no journal")
+
+    def place(self) -> NoReturn:
+        """Raise `TypeError`: the bytes of a file are sent in order, which workers cannot."""
+        raise TypeError("workers cannot write a commit")
+
+    def accept(self, delivered: Delivered) -> None:
+        """Do nothing, as there are no workers."""
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a small file of the output until it is committed."""

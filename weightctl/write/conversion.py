@@ -12,7 +12,8 @@ from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, mem
 from weightctl.write.describe import describe
 from weightctl.write.digests import refuse_altered
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest, digest_codecs
-from weightctl.write.save import count_kept_bytes, save
+from weightctl.write.output import count_kept_bytes
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

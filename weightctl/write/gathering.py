@@ -17,6 +17,7 @@ from weightctl.weights.tree import Checkpoint
 from weightctl.write.conversion_tasks import ConversionWork, memory_budget
 from weightctl.write.describe import describe
 from weightctl.write.digests import count_checked_bytes, refuse_altered
+from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
 from weightctl.write.save import save
 from weightctl.write.targets import target
@@ -139,7 +140,8 @@ def put_together(
     task_size: int | str = DEFAULT_TASK,
 ) -> Saved:
     """Gather what `gathering` has described; arguments and errors are those of `gather`."""
-    described.outcome.refuse(force=force)
+    if on is None or not is_shared(on):
+        described.outcome.refuse(force=force)
     refuse_altered(described.gathered, threads=threads, progress=progress)
     where = described.outcome.where
     distribution = None

@@ -32,6 +32,7 @@ __all__ = [
     "Recorder",
     "format_line",
     "format_record",
+    "parse_entries",
     "parse_journal",
     "read_journal",
 ]
@@ -130,9 +131,14 @@ def parse_journal(
     purpose = _parse_purpose(_parse(lines[0])) if lines else None
     if purpose is None:
         return None
+    return (purpose, *parse_entries(lines[1:]))
+
+
+def parse_entries(lines: Iterable[bytes]) -> tuple[list[Record], list[Mapping[str, Any]]]:
+    """Return the records and the other entries in lines, up to the first invalid one."""
     records: list[Record] = []
     others: list[Mapping[str, Any]] = []
-    for line in lines[1:]:
+    for line in lines:
         entry = _parse(line)
         record = _parse_record(entry)
         if record is not None:
@@ -141,7 +147,7 @@ def parse_journal(
             others.append(entry)
         else:
             break
-    return purpose, records, others
+    return records, others
 
 
 def _parse(line: bytes) -> Mapping[str, Any]:

@@ -16,7 +16,13 @@ from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
 from weightctl.write.claims import find_leftovers
-from weightctl.write.targets import check_place, refuse_inputs, refuse_what_is_there, stream_name
+from weightctl.write.targets import (
+    check_place,
+    make_older_error,
+    refuse_inputs,
+    refuse_what_is_there,
+    stream_name,
+)
 
 if TYPE_CHECKING:
     import re
@@ -176,11 +182,7 @@ class Outcome:
         else:
             refuse_what_is_there(self.files, force=force)
         if not force and (rivals := self.list_replaced()):
-            raise OutputError(
-                f"{rivals[0]} belongs to another checkpoint of this name: programs would find both",
-                hint="choose another path for the output; or use --force (force=True in Python) "
-                "to replace it",
-            )
+            raise make_older_error(rivals[0])
         if is_remote(path):
             return
         nbytes = self.nbytes + sum(map(file_size, self.carried.values()))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
@@ -22,10 +21,7 @@ from weightctl.storage.local import FileWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
-    TEMPORARY,
-    new_token,
     temporary_name,
-    token_of,
 )
 from weightctl.write.claims import (
     clear_leftovers,
@@ -35,41 +31,36 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.journal import Journal, read_journal
+from weightctl.write.executors.markers import ranks_token
+from weightctl.write.executors.places import TemporaryFiles
+from weightctl.write.journal import Journal
 from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
+from weightctl.write.resumable import ResumableFiles, find_resumable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
+    from weightctl.write.executors.places import Delivered
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
-__all__ = ["Partial", "find_kept", "hold_output", "write_files"]
-
-
-class _Resumable(NamedTuple):
-    """The remains of a stopped run: the token of its file names, and its records.
-
-    If there was a run but nothing can be continued, `lost` says why.
-    """
-
-    token: str
-    records: tuple[Record, ...] = ()
-    lost: str = ""
+__all__ = ["Partial", "find_kept", "find_shared_files", "hold_output", "write_files"]
 
 
 class Partial:
     """The temporary files of a run, which get their names when all of them are complete.
 
     `kept` are records of a stopped run; `lost` says why there are none although there was a run.
-    After an error all files are removed, unless the run is marked as `is_resumable`.
+    After an error all files are removed, unless the run is marked as `is_resumable`. With
+    `is_shared`, processes share the run, and see to its markers.
     """
 
     # Only a commit can be proposed.
     pull_request = ""
 
-    def __init__(self, outcome: Outcome, left: _Resumable) -> None:
+    def __init__(self, outcome: Outcome, left: ResumableFiles, *, is_shared: bool = False) -> None:
         self._outcome = outcome
+        self._markers = None if is_shared else left.markers
         self._token = left.token
         self._lock = -1
         self._is_named = False
@@ -166,9 +157,19 @@ class Partial:
                 if path not in wanted:
                     remove_path(path)
 
+    def place(self) -> TemporaryFiles:
+        """Return where workers write."""
+        return TemporaryFiles(tuple(file.path for file in self.files))
+
+    def accept(self, delivered: Delivered) -> None:
+        """Do nothing: workers leave nothing beside the files."""
+
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> Journal:
         """Begin the journal of the run; raises `OutputError`."""
-        return Journal(self.journal, purpose, records)
+        journal = Journal(self.journal, purpose, records)
+        if self._markers is not None:
+            self._markers.remove()  # the journal has what they say
+        return journal
 
     def copy(self, name: str, path: str) -> None:
         """Copy a file of the input into the output.
@@ -252,6 +253,8 @@ class Partial:
             for path in (self.journal, f"{self.journal}.new"):
                 with suppress(OSError):
                     os.unlink(path)
+            if self._markers is not None:
+                self._markers.remove()
 
     def close(self) -> None:
         """Close the files, and end the locks."""
@@ -265,23 +268,32 @@ class Partial:
 
 @contextmanager
 def hold_output(
-    outcome: Outcome, identify: Callable[[], Purpose] | None, *, force: bool
+    outcome: Outcome,
+    identify: Callable[[], Purpose] | None,
+    *,
+    force: bool,
+    is_shared: bool = False,
 ) -> Generator[Partial, None, None]:
     """Lock an output: no other run writes to it until the block ends.
 
-    What killed runs have left is undone, completed, or kept to be continued. Raises `OutputError`
-    if another run is writing, or if the output is refused.
+    What killed runs have left is undone, completed, or kept to be continued. With `is_shared`, it
+    is this process's part of a run that others share. Raises `OutputError` if another run is
+    writing, or if the output is refused.
     """
     path, names = outcome.path, outcome.pattern
+    shared = ranks_token(identify()) if identify is not None and is_shared else ""
     partial: Partial | None = None
     try:
         with entrance(os.path.dirname(path)):
-            refuse_other_runs(path, names)
+            refuse_other_runs(path, names, shared)
             complete(path, force=force)
-            left = _find_resumable(path, identify)
-            clear_leftovers(path, names, left.token if left.records else "")
+            left = find_resumable(path, identify)
+            kept = {left.token} if left.records else set[str]()
+            if identify is not None and (is_shared or left.records):
+                kept.add(ranks_token(identify()))
+            clear_leftovers(path, names, kept)
             outcome.refuse(force=force)
-            partial = Partial(outcome, left)
+            partial = Partial(outcome, left, is_shared=is_shared)
             partial.begin()
         yield partial
     except BaseException:
@@ -302,32 +314,20 @@ def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record
         refuse_other_runs(outcome.path, outcome.pattern)
     except OutputError:
         return ()
-    partial = Partial(outcome, _find_resumable(outcome.path, identify))
+    partial = Partial(outcome, find_resumable(outcome.path, identify))
     partial.check_files()
     return partial.kept
 
 
-def _find_resumable(path: str, identify: Callable[[], Purpose] | None) -> _Resumable:
-    """Return what a stopped run has left for one with this plan and input."""
-    lost = ""
-    directory, base = os.path.split(path)
-    pattern = re.compile(f"{re.escape(base)}{TEMPORARY}")
-    with suppress(OSError):
-        for name in sorted(filter(pattern.fullmatch, os.listdir(directory))):
-            found = read_journal(os.path.join(directory, name)) if name.endswith(JOURNAL) else None
-            if found is None:
-                continue
-            before, records = found
-            now = None if identify is None else identify()
-            if now is None:
-                lost = "the input is in memory, and cannot be compared"
-            elif before.input != now.input:
-                lost = "the input has changed"
-            elif before.plan != now.plan:
-                lost = "the plan has changed"
-            else:
-                return _Resumable(token_of(name), tuple(records))
-    return _Resumable(new_token(), lost=lost)
+def find_shared_files(
+    outcome: Outcome, identify: Callable[[], Purpose]
+) -> tuple[TemporaryFiles, tuple[Record, ...]] | None:
+    """Return the files and the records in the journal of a run that processes share."""
+    left = find_resumable(outcome.path, identify, has_markers=False)
+    if left.markers is None:
+        return None
+    partial = Partial(outcome, left)
+    return TemporaryFiles(tuple(map(partial.path_of, outcome.parts))), left.records
 
 
 def _has_size(path: str, nbytes: int) -> bool:

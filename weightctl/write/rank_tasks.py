@@ -18,7 +18,7 @@ from weightctl.system.collection import without_collection
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
 from weightctl.weights.info import TensorInfo
-from weightctl.weights.steps.sliced import runs
+from weightctl.weights.steps.sliced import runs, shortest_run
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
 from weightctl.write.tasks import KeyedTask
@@ -150,13 +150,7 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
 
 @lru_cache(maxsize=1024)  # a model has few kinds of tensors, each in many layers
 def _is_part_long(whole: tuple[int, ...], encoding: Encoding, part: Part) -> bool:
-    info = TensorInfo("", whole, encoding)
-    shape, part = byte_shape(info), byte_part(info, part)
-    axis, ranges = max(part)
-    inner = prod(shape[axis + 1 :])
-    # A tensor without elements has no ranges.
-    shortest = min((stop - start for start, stop in ranges), default=0)
-    return shortest * inner >= _LEAST_RUN
+    return shortest_run(TensorInfo("", whole, encoding), part) >= _LEAST_RUN
 
 
 class RankWork:

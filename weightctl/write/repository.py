@@ -9,6 +9,7 @@ from weightctl.errors import OutputError
 from weightctl.storage.location import has_commits
 from weightctl.storage.remote.hub_commits import ModelRepository
 from weightctl.storage.remote.hub_url import parse_hub_url
+from weightctl.write.targets import make_older_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -71,12 +72,7 @@ def refuse_files(outcome: Outcome, *, force: bool) -> None:
             raise OutputError(f"{url} exists", hint=_REPLACE)
     for path in old:
         if not force:
-            raise OutputError(
-                f"{path} in {outcome.path} belongs to another checkpoint of this name: programs "
-                "would find both",
-                hint="choose another path for the output; or use --force (force=True in Python) "
-                "to replace it",
-            )
+            raise make_older_error(f"{path} in {outcome.path}")
         if repository.place._replace(path=path) in inputs:
             raise OutputError(
                 f"{path} in {outcome.path} is an input, which the output would replace",

@@ -16,11 +16,14 @@ from weightctl.split import Grid
 from weightctl.system.threads import thread_count
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.write.claims import refuse_other_runs
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
+from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
+from weightctl.write.output import count_kept_bytes, write_output
 from weightctl.write.rank_tasks import RankWork
-from weightctl.write.save import Saved, count_kept_bytes, write_output
+from weightctl.write.save import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +61,10 @@ def save_shards(
     started = time.monotonic()
     count = thread_count(threads)
     outcome = describe_shards(plan, out)
-    refuse_other_runs(outcome.path)
-    outcome.refuse(force=force)
+    if distribution is None or not is_shared(distribution.on):
+        # Processes that share the output may have begun it, or even completed it.
+        refuse_other_runs(outcome.path)
+        outcome.refuse(force=force)
     # What is wrong in one set must not be right in the next.
     refuse_altered(plan.source, threads=threads)
     work = RankWork(plan, list(outcome.parts.values()))
@@ -72,7 +77,7 @@ def save_shards(
         progress=progress,
         distribution=distribution,
     )
-    return Saved(outcome, time.monotonic() - started, {}, written.kept_bytes, written.lost)
+    return Saved(outcome, time.monotonic() - started, {}, *written[1:])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,7 +131,12 @@ class ShardedOutput:
             from weightctl.write.executors.distribution import plan_distribution
 
             distribution = plan_distribution(
-                on, self.request, self.outcome.where, threads=threads, task_size=task_size
+                on,
+                self.request,
+                self.outcome.where,
+                threads=threads,
+                memory=DEFAULT_MEMORY,
+                task_size=task_size,
             )
         saved = save_shards(
             self.plan,

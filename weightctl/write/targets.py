@@ -33,6 +33,7 @@ __all__ = [
     "Target",
     "check_place",
     "is_stream",
+    "make_older_error",
     "refuse_inputs",
     "refuse_what_is_there",
     "stream_name",
@@ -275,3 +276,13 @@ def refuse_what_is_there(
             )
         elif exists(path) and not is_file(path):
             raise OutputError(f"{path} is not a file", hint="choose another name")
+
+
+def make_older_error(name: str) -> OutputError:
+    """Return the error for a file that readers would take for a part of the output."""
+    return OutputError(
+        f"{name} is a file of an older checkpoint with the same name as the output: programs would "
+        "find the old and the new checkpoint",
+        hint="choose another path for the output, or use --force (force=True in Python) to replace "
+        "the old checkpoint",
+    )

@@ -1,4 +1,4 @@
-"""The manifest of a sharded checkpoint as JSON: written, and read as an untrusted file."""
+"""The manifest of a sharded checkpoint as JSON: writing, and reading of untrusted files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HINT = "create it again with `weightctl shard`; it cannot be edited by hand"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, one tensor a line; `read_manifest` returns the same manifest."""
+    """Return a manifest as JSON, one tensor per line; `read_manifest` returns the same manifest."""
     return b"".join(format_manifest(manifest))
 
 
 def format_manifest(manifest: Manifest) -> Iterator[bytes]:
-    """Yield the parts of what `manifest_bytes` returns; together they may be hundreds of MB."""
+    """Yield the parts of what `manifest_bytes` returns; together they can be hundreds of MB."""
     files, header = manifest.source
     grid = manifest.grid
     head = {
@@ -99,7 +99,7 @@ def _format_cuts(part: Part) -> str:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Read a manifest, and check that it is consistent and that no part of a tensor is missing.
+    """Read a manifest; check that it is consistent and that no part of a tensor is missing.
 
     In the manifest of an unfinished set, `sha256` is empty. Raises `FormatError` if the file is not
     a manifest, or is invalid.

@@ -1,17 +1,16 @@
-"""Operations of graphs: modules by kind, whose functions add them, and the table of them.
+"""Operations of graphs: modules by kind, whose functions add them, and the table of operations.
 
-A function `NAME` adds an operation to the current graph, `infer_NAME` returns the types that come
-out of the types that go in, and `lower_NAME` computes it with torch's tensors. The engine runs
-subgraphs and decodes quantized weights by itself.
+A function `NAME` adds an operation to the current graph, `infer_NAME` returns the types of its
+results for the types of its inputs, and `lower_NAME` computes it with torch. The engine itself runs
+subgraphs and decodes quantized weights.
 
 To add an operation, write the three functions and an `Op` of the last two in the module of its
-kind, import the first below, and give the record a line in `_RECORDS`; a test asks examples of
-values, types and refusals of every operation in `tests/support/op_examples.py`. A function that
-differs from others in torch's function only is one of `unary`, `arithmetic`, `comparison` or
-`reduce`.
+kind, import the first below, and add the record to `_RECORDS`. A test requires examples of values,
+types and errors for every operation in `tests/support/op_examples.py`. A function that differs from
+others only in torch's function is part of `unary`, `arithmetic`, `comparison` or `reduce`.
 """
 
-# ruff: noqa: A004  # named as arrays have them
+# ruff: noqa: A004  # NumPy's names
 
 from __future__ import annotations
 
@@ -180,7 +179,7 @@ __all__ = [
     "where",
 ]
 
-# But for inputs and weights, which are given.
+# All operations except inputs and weights, which are not computed.
 _RECORDS = (
     ATTENTION,
     ROPE,
@@ -218,7 +217,7 @@ _RECORDS = (
     UNARY,
 )
 
-# By the names that nodes have for them.
+# By the names that nodes use.
 OPS: dict[str, Op] = {op.name: op for op in _RECORDS}
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and rotary position embedding of its queries and keys."""
+"""Scaled dot-product attention and rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def attention(
 ) -> Value:
     """Return softmax(scale * query @ key^T + mask) @ value: [batch, heads, seq, dim].
 
-    `query` is [batch, heads, seq, dim], `key` and `value` are [batch, kv_heads, keys, dim]; each of
-    their heads serves heads / kv_heads consecutive ones of `query`. `mask` broadcasts to [batch,
-    heads, seq, keys]: bool, True if a key is seen, or added to the scores. The last query stands at
-    the last key: with `causal` none sees later keys, and with a `window` none sees keys that are
-    `window` or more before it. `softcap` c makes a score s c * tanh(s / c), before the mask.
-    `scale` is 1 / sqrt(dim) by default. The softmax is in float32. A query that sees no key gets
-    zeros.
+    `query` is [batch, heads, seq, dim], `key` and `value` are [batch, kv_heads, keys, dim]; each KV
+    head serves heads / kv_heads consecutive query heads. `mask` broadcasts to [batch, heads, seq,
+    keys]: either bool, True where a key is visible, or values to add to the scores. The last query
+    has the position of the last key: with `causal`, a query sees no later keys; with a `window`, it
+    sees no keys that are `window` or more positions earlier. `softcap` c replaces a score s by c *
+    tanh(s / c), before the mask. `scale` is 1 / sqrt(dim) by default. The softmax is computed in
+    float32. The result is zero for a query that sees no key.
     """
     given = (query, key, value) if mask is None else (query, key, value, mask)
     return apply("attention", *given, causal=causal, window=window, softcap=softcap, scale=scale)
@@ -63,7 +63,7 @@ def infer_attention(
     softcap: float | None,
     scale: float | None,
 ) -> TensorType:
-    """Return the type of the result, which has the last dimension of `value`."""
+    """Return the type of the result, whose last dimension is that of `value`."""
     del causal
     require_float(query)
     require_same_dtype(query, key, value)
@@ -96,7 +96,7 @@ def infer_attention(
 
 
 def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
-    """Raise `GraphError` for a mask of another dtype, or one that does not broadcast to scores."""
+    """Raise `GraphError` if the mask has another dtype or does not broadcast to the scores."""
     if mask.dtype not in {DType.bool, dtype}:
         raise GraphError(
             f"an attention mask of dtype {mask.dtype.value} cannot be used with a query of dtype "
@@ -117,15 +117,15 @@ def lower_attention(
     softcap: float | None,
     scale: float | None,
 ) -> Tensor:
-    """Return the result, by torch's own kernels where there is no `softcap`."""
+    """Return the result; without `softcap`, torch's own kernels compute it."""
     import torch
     from torch.nn import functional
 
     seq, keys = query.shape[2], key.shape[2]
-    # Of one query, at the last key, and of a window over all keys nothing is hidden.
+    # A single query, at the last key, sees all keys; so does a window over all keys.
     causal = causal and seq > 1
     window = None if window is None or window >= keys else window
-    # torch hides keys by scores of -inf before it scales them, which a scale up to 0 turns round.
+    # torch masks scores with -inf before it scales them, which is wrong for a scale of 0 or less.
     is_plain = window is None and mask is None and softcap is None and (scale is None or scale > 0)
     if causal and is_plain and seq == keys:
         return functional.scaled_dot_product_attention(
@@ -157,7 +157,7 @@ ATTENTION = Op("attention", infer_attention, lower_attention)
 def _make_mask(
     seq: int, keys: int, place: device, *, causal: bool, window: int | None
 ) -> Tensor | None:
-    """Return bool[seq, keys], True if a key is seen, None if all are."""
+    """Return bool[seq, keys], True where a key is visible; None if all keys are."""
     import torch
 
     if not causal and window is None:
@@ -176,7 +176,7 @@ def _attend_with_softcap(  # noqa: PLR0917  # those of `lower`
     softcap: float,
     scale: float | None,
 ) -> Tensor:
-    """Return what torch has no kernel for, by the formula, in at least float32."""
+    """Return attention with a softcap, for which torch has no kernel, in at least float32."""
     import torch
 
     kind = torch.promote_types(query.dtype, torch.float32)
@@ -198,10 +198,10 @@ def _attend_with_softcap(  # noqa: PLR0917  # those of `lower`
 def rope(x: ValueLike, cos: ValueLike, sin: ValueLike, *, interleaved: bool = False) -> Value:
     """Return [..., seq, dim] with pairs of elements rotated by an angle for each position.
 
-    `cos` and `sin`, of the dtype of `x` or float32, are [seq, rotated / 2], or have more
-    dimensions that broadcast to those of `x`. Element `i` pairs with `i + rotated / 2`, or
-    `2 i` with `2 i + 1` where `interleaved`; what is after the first `rotated` elements stays.
-    Computed in float32 and rounded once. Source: Su et al., "RoFormer" (2021).
+    `cos` and `sin`, of the dtype of `x` or float32, are [seq, rotated / 2], or have more dimensions
+    that broadcast to those of `x`. Element `i` is paired with `i + rotated / 2`, or element `2 i`
+    with `2 i + 1` if `interleaved`; elements after the first `rotated` are unchanged. Computed in
+    float32 and rounded once. Source: Su et al., "RoFormer" (2021).
     """
     return apply("rope", x, cos, sin, interleaved=interleaved)
 
@@ -216,7 +216,7 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
             raise GraphError(
                 f"cos and sin of dtype {table.dtype.value} cannot be used with a tensor of dtype "
                 f"{x.dtype.value}",
-                hint="use float32",
+                hint=f"use cos and sin of dtype float32 or {x.dtype.value}",
             )
     if cos.shape != sin.shape or not cos.rank:
         raise GraphError(
@@ -233,7 +233,7 @@ def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: 
 
 
 def lower_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Return the pairs, rotated in at least float32."""
+    """Return the rotated pairs, computed in at least float32."""
     import torch
 
     half = cos.shape[-1]

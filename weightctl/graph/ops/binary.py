@@ -1,6 +1,6 @@
-"""Arithmetic, comparisons and choices of tensors, element by element, with broadcasting.
+"""Elementwise arithmetic, comparisons and selections, with broadcasting.
 
-A Python number takes the dtype of the tensor beside it. Dtypes are never promoted.
+A Python number takes the dtype of the tensor next to it. Dtypes are never promoted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def mod(left: ValueLike, right: ValueLike) -> Value:
 
 
 def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python calls it
-    """Return the powers `left ** right`; those of integers are whole, and have no negative ones."""
+    """Return the powers `left ** right`; integers cannot be raised to a negative power."""
     if isinstance(left, Value) and isinstance(right, int) and right < 0:
         with refusing("pow", left):
             if left.dtype in INTEGERS:
@@ -95,17 +95,17 @@ def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python 
 
 
 def minimum(left: ValueLike, right: ValueLike) -> Value:
-    """Return the smaller of each two numbers; NaN where one of them is."""
+    """Return the elementwise minimum; NaN if either element is NaN."""
     return apply("arithmetic", left, right, function="minimum")
 
 
 def maximum(left: ValueLike, right: ValueLike) -> Value:
-    """Return the larger of each two numbers; NaN where one of them is."""
+    """Return the elementwise maximum; NaN if either element is NaN."""
     return apply("arithmetic", left, right, function="maximum")
 
 
 def infer_arithmetic(left: TensorType, right: TensorType, *, function: str) -> TensorType:
-    """Return the dtype of both and the shape that they broadcast to."""
+    """Return the common dtype and the broadcast shape."""
     dtype = require_same_dtype(left, right)
     require_number(left)
     if function == "div" and dtype not in FLOATS:
@@ -148,7 +148,7 @@ COMPARISON_FUNCTIONS = {
 
 
 def equal(left: ValueLike, right: ValueLike) -> Value:
-    """Return whether `left == right`; a NaN equals nothing."""
+    """Return whether `left == right`; NaN is not equal to anything."""
     return apply("comparison", left, right, function="equal")
 
 
@@ -178,22 +178,22 @@ def greater_equal(left: ValueLike, right: ValueLike) -> Value:
 
 
 def logical_and(left: ValueLike, right: ValueLike) -> Value:
-    """Return whether both are true; operands are of dtype bool."""
+    """Return whether both are true; the operands must be bool."""
     return apply("comparison", left, right, function="logical_and")
 
 
 def logical_or(left: ValueLike, right: ValueLike) -> Value:
-    """Return whether either is true; operands are of dtype bool."""
+    """Return whether at least one is true; the operands must be bool."""
     return apply("comparison", left, right, function="logical_or")
 
 
 def logical_xor(left: ValueLike, right: ValueLike) -> Value:
-    """Return whether just one is true; operands are of dtype bool."""
+    """Return whether exactly one is true; the operands must be bool."""
     return apply("comparison", left, right, function="logical_xor")
 
 
 def infer_comparison(left: TensorType, right: TensorType, *, function: str) -> TensorType:
-    """Return the type of truth values, of the shape that both broadcast to."""
+    """Return dtype bool and the broadcast shape."""
     dtype = require_same_dtype(left, right)
     if function.startswith("logical"):
         require_bool(left)
@@ -219,9 +219,9 @@ def clamp(
     min: ValueLike | None = None,  # noqa: A002  # torch's name
     max: ValueLike | None = None,  # noqa: A002  # torch's name
 ) -> Value:
-    """Return the numbers limited to two bounds; one may be left out, and NaN is kept.
+    """Return the elements limited to the range from `min` to `max`; NaN is kept.
 
-    Raises `GraphError` without any bound.
+    One bound may be left out. Raises `GraphError` if both are.
     """
     value = current_graph().value_of(x)
     if min is None and max is None:
@@ -233,15 +233,15 @@ def clamp(
 
 
 def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
-    """Return `left` where the condition is true and `right` elsewhere, all three broadcast.
+    """Return `left` where the condition is true and `right` elsewhere; all three are broadcast.
 
-    A number takes the dtype of the other choice. Raises `GraphError` if the condition is not of
-    dtype bool, and if the choices differ in dtype or the shapes do not fit.
+    A Python number takes the dtype of the other operand. Raises `GraphError` if the condition is
+    not bool, if `left` and `right` have different dtypes, or if the shapes do not broadcast.
     """
     graph = current_graph()
     with refusing("where", condition, left, right):
         condition = graph.value_of(condition)
-        # Beside a condition alone a number would become a truth value.
+        # The condition is bool: a number converted next to it alone would become bool too.
         if not isinstance(left, int | float):
             left = _make_choice(left, condition)
             right = graph.value_of(right, left)
@@ -256,14 +256,14 @@ def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
 
 
 def _make_choice(choice: ValueLike, condition: Value) -> Value:
-    """Return a choice as a value; arrays and lists become constants beside the condition."""
+    """Return an operand as a value; arrays and lists become constants on the condition's device."""
     if isinstance(choice, Value | Dim | str):
         return to_numbers(choice)
     return constant(choice, device=condition.device)
 
 
 def infer_where(condition: TensorType, left: TensorType, right: TensorType) -> TensorType:
-    """Return the dtype of the choices and the shape that all three broadcast to."""
+    """Return the dtype of `left` and `right` and the shape that all three broadcast to."""
     require_bool(condition)
     require_same_dtype(left, right)
     shape = broadcast(condition.shape, broadcast(left.shape, right.shape))

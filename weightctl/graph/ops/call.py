@@ -1,4 +1,4 @@
-"""A subgraph, run in the place of its call."""
+"""Calls of subgraphs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ __all__ = ["CALL", "call"]
 def call(
     subgraph: Graph, *args: ValueLike | Sequence[ValueLike], prefix: str = ""
 ) -> tuple[Value, ...]:
-    """Return what a subgraph gives for these arguments, its weights named with `prefix` before.
+    """Return the outputs of a subgraph; `prefix` is put before the names of its weights.
 
-    Lists among the arguments are taken apart. Inside a subgraph that leaves out a `weight_prefix`
-    itself, a `prefix` that begins with it stays open as that does, and is that where none is given
-    for a subgraph that leaves out the same. Raises `GraphError` if the arguments are not of the
-    subgraph's input types, with one size for each name of a dimension; for a graph that was not
-    built inside of this one, or calls it; without a prefix for weights that are placeholders; and
-    with one for weights that have full names.
+    Lists among the arguments are flattened. If the current graph has a `weight_prefix` itself, a
+    `prefix` that starts with it is a placeholder too, which each call of the current graph
+    replaces. That `weight_prefix` is the default for a subgraph that has the same. Raises
+    `GraphError` if the arguments do not match the subgraph's input types, where each named
+    dimension has one size; if the subgraph was not built inside this graph, or calls it; if the
+    weights are placeholders and there is no prefix; or if there is a prefix and the weights have
+    full names.
     """
     graph = current_graph()
     given = _flatten(args)
@@ -53,7 +54,7 @@ def call(
 
 
 def _require_callable(graph: Graph, subgraph: Any) -> None:
-    """Raise `GraphError` unless a graph may call this one."""
+    """Raise `GraphError` unless the graph may call this subgraph."""
     if not hasattr(subgraph, "subgraphs"):
         raise GraphError(
             f"{subgraph!r} is not a graph", hint="use `Graph.add_subgraph` to make a subgraph"
@@ -74,7 +75,7 @@ def _require_callable(graph: Graph, subgraph: Any) -> None:
 
 
 def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: bool) -> None:
-    """Raise `GraphError` if it is not said, or in vain, which layer's weights are meant."""
+    """Raise `GraphError` if the prefix is missing or has no effect."""
     names = weight_names(subgraph)
     is_open = any(name.is_placeholder for name in names)
     if is_open and not prefix:
@@ -97,7 +98,7 @@ def _require_prefix(graph: Graph, subgraph: Graph, prefix: str, *, stays_open: b
 
 
 def _flatten(args: Sequence[Any]) -> list[ValueLike]:
-    """Return the values in nested lists of them, in order."""
+    """Return the values of nested lists, in order."""
     flat: list[ValueLike] = []
     for arg in args:
         flat += _flatten(arg) if is_sequence(arg) else [arg]
@@ -107,10 +108,10 @@ def _flatten(args: Sequence[Any]) -> list[ValueLike]:
 def infer_call(
     *types: TensorType,
     subgraph: Graph,
-    prefix: str,  # noqa: ARG001  # which weights are meant does not change their types
-    is_placeholder: bool,  # noqa: ARG001  # the same
+    prefix: str,  # noqa: ARG001  # does not change the types
+    is_placeholder: bool,  # noqa: ARG001  # does not change the types
 ) -> tuple[TensorType, ...]:
-    """Return the subgraph's output types, with the caller's dimensions for its own names."""
+    """Return the subgraph's output types, with its named dimensions replaced by the caller's."""
     expected = [value.type for value in subgraph.inputs]
     if not subgraph.outputs:
         raise GraphError(
@@ -119,8 +120,8 @@ def infer_call(
         )
     if len(types) != len(expected):
         raise GraphError(
-            f"subgraph `{subgraph.name}` has {pluralize(len(expected), 'input')}, but got "
-            f"{len(types)}"
+            f"subgraph `{subgraph.name}` takes {pluralize(len(expected), 'input')}, but was called "
+            f"with {len(types)}"
         )
     dims: dict[str, Dim] = {}
     for given, wanted in zip(types, expected, strict=True):
@@ -138,7 +139,7 @@ CALL = Op("call", infer_call)
 
 
 def _bind_names(given: TensorType, wanted: TensorType, dims: dict[str, Dim]) -> None:
-    """Note what each name among the wanted dimensions represents, where it stands alone."""
+    """Record the size of each named dimension that is a plain name in `wanted`."""
     for size, dim in zip(given.shape, wanted.shape, strict=False):
         for symbol in dim.symbols:
             if dim == symbol:

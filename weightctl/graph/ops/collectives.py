@@ -1,4 +1,4 @@
-"""Sums and joins of the tensors of ranks, and transfers between devices."""
+"""Collective operations on the tensors of all ranks, and transfers between devices."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = [
 def allreduce(
     values: Sequence[ValueLike], *, ranks: int | None = None, first: int | None = None
 ) -> list[Value]:
-    """Return the sum of the ranks' values for each rank that is here, on the device of its own.
+    """Return the sum of all ranks' values, once for each rank of this process, on its device.
 
-    Of more `ranks` than values the others are in other processes, as many in each, and what runs
-    the graph has joined them; a graph that says which is the `first` here is not run in the place
-    of another's. It is summed in the order of ranks, so that it is always the same. Raises
-    `GraphError` unless dtypes and shapes are equal.
+    With more `ranks` than values, the other ranks are in other processes, with the same number in
+    each; the processes must have joined a process group. A graph with `first` is the graph of the
+    process whose first rank is `first`, and does not run in another. Values are added in the order
+    of ranks, so the result is reproducible. Raises `GraphError` unless dtypes and shapes are equal.
     """
     with refusing("allreduce", values=values):
         given = tuple(values)
@@ -55,7 +55,7 @@ def allreduce(
 def infer_allreduce(
     *values: TensorType, ranks: int | None, first: int | None
 ) -> tuple[TensorType, ...]:
-    """Return the types themselves."""
+    """Return the types of the values."""
     require_ranks(values, ranks, first)
     _require_same_shape(values)
     return values
@@ -80,11 +80,11 @@ def allgather(
     ranks: int | None = None,
     first: int | None = None,
 ) -> list[Value]:
-    """Return the ranks' values one after another for each rank here, on the device of its own.
+    """Return all ranks' values concatenated, once for each rank of this process, on its device.
 
-    Of more `ranks` than values the others are in other processes, as `allreduce` has them, and
-    `sizes` are those of all ranks along `axis`. Raises `GraphError` unless dtypes, and all other
-    dimensions, are equal.
+    With more `ranks` than values, the other ranks are in other processes, as for `allreduce`, and
+    `sizes` has the size of every rank's value along `axis`. Raises `GraphError` unless dtypes, and
+    all other dimensions, are equal.
     """
     with refusing("allgather", values=values):
         given = tuple(values)
@@ -96,7 +96,7 @@ def allgather(
 def infer_allgather(
     *values: TensorType, axis: int, sizes: Shape | None, ranks: int | None, first: int | None
 ) -> tuple[TensorType, ...]:
-    """Return the type of all together on each device."""
+    """Return the concatenated type, on each device."""
     count = require_ranks(values, ranks, first)
     joined = infer_concat(*values, axis=axis)
     place = resolve_axis(joined.rank, axis)
@@ -126,7 +126,7 @@ def lower_allgather(
     ranks: int | None,
     first: int | None,
 ) -> tuple[Tensor, ...]:
-    """Return a copy of all on each device."""
+    """Return a copy of the concatenation on each device."""
     import torch
 
     own = list(values[0].shape)
@@ -149,12 +149,13 @@ def reduce_scatter(
     ranks: int | None = None,
     first: int | None = None,
 ) -> list[Value]:
-    """Return for each rank that is here its part of the sum along `axis`, on its value's device.
+    """Return the shard of the sum along `axis` for each rank of this process, on its device.
 
-    Of more `ranks` than values the others are in other processes, as `allreduce` has them, and
-    `first` is the number of the first one here, which may be left out where all parts are of one
-    size. `sizes` are those of all ranks' parts; without them the first ranks get one more. Raises
-    `GraphError` unless dtypes and shapes are equal, and the sizes add up to the dimension.
+    With more `ranks` than values, the other ranks are in other processes, as for `allreduce`, and
+    `first` is the number of the first rank of this process; it may be left out if all shards have
+    the same size. `sizes` are the sizes of all ranks' shards; by default the dimension is divided
+    evenly, and the first ranks get one more. Raises `GraphError` unless dtypes and shapes are equal
+    and the sizes add up to the dimension.
     """
     with refusing("reduce_scatter", values=values):
         given = tuple(values)
@@ -168,7 +169,7 @@ def reduce_scatter(
 def infer_reduce_scatter(
     *values: TensorType, axis: int, sizes: Shape | None, ranks: int | None, first: int | None
 ) -> tuple[TensorType, ...]:
-    """Return the type of each part."""
+    """Return the type of each shard."""
     count = require_ranks(values, ranks, first)
     _require_same_shape(values)
     shape = values[0].shape
@@ -220,7 +221,7 @@ REDUCE_SCATTER = Op(
 
 
 def transfer_to(x: ValueLike, device: DeviceRef) -> Value:
-    """Return the operand on a device; not copied where it is there already."""
+    """Return the operand on a device; it is not copied if it is already there."""
     return apply("transfer_to", x, device=device)
 
 
@@ -230,7 +231,7 @@ def infer_transfer_to(x: TensorType, *, device: DeviceRef) -> TensorType:
 
 
 def lower_transfer_to(x: Tensor, *, device: DeviceRef) -> Tensor:
-    """Return a copy there, or the operand itself where it is there already."""
+    """Return a copy on the device, or the operand itself if it is already there."""
     return x.to(torch_device(device))
 
 
@@ -238,7 +239,7 @@ TRANSFER_TO = Op("transfer_to", infer_transfer_to, lower_transfer_to)
 
 
 def _require_same_shape(values: Sequence[TensorType]) -> None:
-    """Raise `GraphError` unless values are numbers of one dtype and shape."""
+    """Raise `GraphError` unless the values are numeric and have the same dtype and shape."""
     require_same_dtype(*values)
     require_number(*values)
     if any(value.shape != values[0].shape for value in values):
@@ -249,7 +250,7 @@ def _require_same_shape(values: Sequence[TensorType]) -> None:
 
 
 def _divide_evenly(size: Dim, count: int) -> Shape:
-    """Return the sizes of parts, of which the first ones get one more."""
+    """Return the sizes of the shards; the first ones get one more."""
     if not size.is_static:
         raise GraphError(
             f"the dimension `{size}` cannot be divided evenly among {count} ranks, because its "

@@ -1,4 +1,4 @@
-"""Tensors made of no other tensor: constants, ranges, and dimensions as numbers."""
+"""Operations without inputs: constants, ranges, and dimensions as integers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = ["CONSTANT", "DIMS", "RANGE", "arange", "constant", "dims", "range"]
 
 
 def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceRef = CPU) -> Value:
-    """Return the numbers of an array, a buffer, a nested list or a scalar, on a device.
+    """Return the elements of an array, a buffer, a nested list or a scalar, on a device.
 
-    Arrays are copied; a `Buffer` is kept as it is. Arrays keep their dtype unless another is given;
-    Python's numbers are bool, int64 or float32. The numbers move to the device when the graph runs.
-    Raises `GraphError` if a number does not fit the dtype: one with a fraction in integers, one
-    that is too large, any in bool.
+    Arrays are copied; a `Buffer` is used without a copy. Arrays keep their dtype unless `dtype` is
+    given; Python numbers become bool, int64 or float32. The data moves to the device when the graph
+    runs. Raises `GraphError` if an element does not fit the dtype: a fraction in an integer dtype,
+    a value that is too large, or any number in bool.
     """
     with refusing("constant"):
         data = _make_buffer(value, None if dtype is None else as_dtype(dtype))
@@ -53,7 +53,7 @@ def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: Device
 
 
 def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
-    """Return what a constant is made of, in memory of its own unless it is a `Buffer`."""
+    """Return the data of a constant, copied unless it is a `Buffer`."""
     from weightctl.weights.buffer import Buffer
 
     if isinstance(value, Buffer) and dtype in {None, value.dtype}:
@@ -67,7 +67,7 @@ def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
 
 
 def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
-    """Return the error for what has a dtype of NumPy that is not a `DType`."""
+    """Return the error for elements whose NumPy dtype is not a `DType`."""
     if isinstance(value, int):
         return GraphError(
             f"{reprlib.repr(value)} needs more than 64 bits",
@@ -82,7 +82,7 @@ def _explain_no_numbers(value: Any, kind: np.dtype[Any]) -> GraphError:
 
 
 def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
-    """Return a value as an array; fractions of Python become float32 where no dtype is given."""
+    """Return a value as an array; Python floats become float32 if no dtype is given."""
     import numpy as np
 
     from weightctl.weights.buffer import Buffer
@@ -97,7 +97,11 @@ def _make_array(value: ConstantLike, dtype: DType | None) -> NDArray[Any]:
             if isinstance(value, SupportsIndex) and not isinstance(value, bool)
             else value
         )
-    except (BufferError, EncodingError, ValueError) as error:
+    except (BufferError, EncodingError) as error:
+        raise GraphError(
+            str(error), hint="convert it to a dense array of a supported dtype first"
+        ) from error
+    except ValueError as error:
         raise GraphError(
             str(error), hint="all rows of a nested list must have the same length"
         ) from error
@@ -137,7 +141,7 @@ def infer_constant(*, data: Buffer, device: DeviceRef) -> TensorType:
 
 
 def lower_constant(*, data: Buffer, device: DeviceRef) -> Tensor:
-    """Return the data as a tensor on its device; on the CPU it is not copied."""
+    """Return the data as a tensor on its device, without a copy on the CPU."""
     from torch.utils.dlpack import from_dlpack
 
     return from_dlpack(data).to(torch_device(device))
@@ -146,10 +150,10 @@ def lower_constant(*, data: Buffer, device: DeviceRef) -> Tensor:
 CONSTANT = Op("constant", infer_constant, lower_constant)
 
 
-# Numbers may be negative, which no dimension is.
+# A bound may be a negative integer, unlike a dimension.
 _Bound: TypeAlias = "int | Dim"
 
-# The least and the largest number of each dtype that is computed with.
+# The smallest and the largest finite value of each dtype that operations compute with.
 _HOLDS: dict[DType, tuple[float, float]] = {
     DType.int8: (-(2**7), 2**7 - 1),
     DType.int16: (-(2**15), 2**15 - 1),
@@ -173,9 +177,9 @@ def range(  # noqa: A001  # as Python calls it
 ) -> Value:
     """Return `start`, `start + step`, ... before `stop`, as Python's `range` does: [length].
 
-    Of names of dimensions, `start` is taken to be no more than `stop`. Raises `GraphError` for a
-    step of 0, a dtype that is not computed with, and numbers that it does not hold; where they are
-    not known yet, running it raises `EngineError`.
+    With named dimensions, `start` is assumed to be at most `stop`. Raises `GraphError` for a step
+    of 0, for a dtype that operations do not compute with, and for values that the dtype cannot
+    hold; if the values are not known yet, the run raises `EngineError`.
     """
     first, last = (0, start) if stop is None else (start, stop)
     with sizing("range"):
@@ -193,9 +197,9 @@ def arange(
     dtype: DTypeLike = DType.int64,
     device: DeviceRef = CPU,
 ) -> Value:
-    """Return what `range` does, by the name that NumPy and torch have for it.
+    """Return the same as `range`, under the name that NumPy and torch use.
 
-    `end` is torch's word for `stop`.
+    `end` is torch's name for `stop`.
     """
     if end is not None and stop is not None:
         raise GraphError(
@@ -207,7 +211,7 @@ def arange(
 def infer_range(
     *, start: _Bound, stop: _Bound, step: int, dtype: DType, device: DeviceRef
 ) -> TensorType:
-    """Return the type of the numbers."""
+    """Return the type of the range."""
     if step == 0:
         raise GraphError("the step of a range cannot be 0", hint="the default step is 1")
     low, high = (start, stop) if step > 0 else (stop, start)
@@ -221,7 +225,7 @@ def infer_range(
 
 
 def lower_range(*, start: int, stop: int, step: int, dtype: DType, device: DeviceRef) -> Tensor:
-    """Return the numbers, made on the device."""
+    """Return the range, created on the device."""
     import torch
 
     beyond = _find_unheld(start, stop, step, dtype)
@@ -229,7 +233,8 @@ def lower_range(*, start: int, stop: int, step: int, dtype: DType, device: Devic
         raise EngineError(
             f"{dtype.value} cannot hold {beyond}", hint="use a wider dtype for the range"
         )
-    # torch refuses to go the wrong way; Python gives no numbers.
+    # torch raises an error if the range is empty because of its direction; Python gives no
+    # elements.
     end = max(start, stop) if step > 0 else min(start, stop)
     place, kind = torch_device(device), torch_dtype(dtype)
     return torch.arange(start, end, step, dtype=kind, device=place)
@@ -239,7 +244,7 @@ RANGE = Op("range", infer_range, lower_range)
 
 
 def _read_bound(value: DimLike) -> _Bound:
-    """Return an end of a range as an integer where its size is known, else as a `Dim`."""
+    """Return a bound of a range as an integer if its size is known, otherwise as a `Dim`."""
     if isinstance(value, Dim | str):
         dim = Dim(value)
         return int(dim) if dim.is_static else dim
@@ -257,7 +262,7 @@ def _read_integer(value: object) -> int:
 
 
 def _find_unheld(start: int, stop: int, step: int, dtype: DType) -> int | None:
-    """Return a number of the range that a dtype cannot hold, None if it holds all."""
+    """Return a value of the range that a dtype cannot hold, None if it holds all."""
     numbers = builtins.range(start, stop, step)
     low, high = _HOLDS[dtype]
     ends = (numbers[0], numbers[-1]) if numbers else ()
@@ -265,13 +270,13 @@ def _find_unheld(start: int, stop: int, step: int, dtype: DType) -> int | None:
 
 
 def _count_numbers(low: _Bound, high: _Bound, step: int) -> Dim:
-    """Return the number of numbers from one bound up to another."""
+    """Return the number of elements of a range from `low` to `high`."""
     if isinstance(low, int) and isinstance(high, int):
         return Dim(max(0, -((low - high) // step)))
     try:
-        # One of the two is a Dim, and so is the difference.
+        # One of the two is a Dim, so the difference is a Dim.
         distance = cast("Dim", high - low)
-    except ValueError:  # less than 0, whatever the names stand for
+    except ValueError:  # less than 0 for any sizes of the names
         return Dim(0)
     return (distance + (step - 1)) // step
 
@@ -279,7 +284,7 @@ def _count_numbers(low: _Bound, high: _Bound, step: int) -> Dim:
 def dims(value: DimLike | ShapeLike, *, device: DeviceRef = CPU) -> Value:
     """Return a dimension as an int64 scalar, or a shape as an int64 vector.
 
-    Names become sizes when the graph runs.
+    Named dimensions get their sizes when the graph runs.
     """
     with sizing("dims"):
         known = Dim(value) if isinstance(value, Dim | str | SupportsIndex) else Shape(value)

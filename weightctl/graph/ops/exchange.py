@@ -1,6 +1,6 @@
-"""Tensors of all ranks for the collectives; some ranks may be in other processes.
+"""Exchange of tensors between ranks, which may be in several processes.
 
-A process has as many ranks as every other; those of the first come first.
+Every process has the same number of ranks; the ranks of the first process come first.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _RUN_BY = (
 
 
 def count_ranks(here: Sequence[object], ranks: int | None) -> int:
-    """Return the number of ranks, by default those in this process."""
+    """Return the number of ranks, by default that of this process."""
     return len(here) if ranks is None else ranks
 
 
 def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | None = None) -> int:
     """Return the number of ranks.
 
-    Raises `GraphError` for none, for a fraction of a process, and if no process begins with the
-    rank that is to be the `first` here.
+    Raises `GraphError` if there are no values, if the ranks cannot be divided among processes with
+    this many each, or if no process starts with the rank `first`.
     """
     if not types:
         raise GraphError(
@@ -64,9 +64,9 @@ def require_ranks(types: Sequence[TensorType], ranks: int | None, first: int | N
 
 
 def find_first_rank(here: int, ranks: int) -> int:
-    """Return the number of the first rank in this process.
+    """Return the number of the first rank of this process.
 
-    Raises `EngineError` if there are not just the processes for all ranks.
+    Raises `EngineError` if the process group does not have exactly the processes for all ranks.
     """
     if here == ranks:
         return 0
@@ -93,11 +93,12 @@ def gather_tensors(
     *,
     first: int | None = None,
 ) -> list[Tensor]:
-    """Return the tensors of all ranks, of these shapes, each process's on its first one's device.
+    """Return the tensors of all ranks, which must have these shapes.
 
-    `op` is what is done with them. `first` is the rank that this process's graph begins with, where
-    that was said. Raises `EngineError` in all processes if they do not have what fits together, and
-    if one of them gives no answer.
+    If ranks are in other processes, the tensors are on the device of the first tensor of this
+    process. `op` is the name of the operation, for messages. `first` is the first rank that the
+    graph of this process was built for, if given. Raises `EngineError` in all processes if their
+    tensors do not match, and if a process does not answer.
     """
     own = find_first_rank(len(here), ranks)
     if len(here) == ranks:
@@ -130,7 +131,7 @@ def gather_tensors(
 def _find_misfit(
     here: Sequence[Tensor], shapes: Sequence[Sequence[int]], own: int, first: int | None
 ) -> EngineError | None:
-    """Return the error of a process that lacks what it was to have, None if it has that."""
+    """Return the error of a process whose ranks or shapes are not the expected ones, or None."""
     if first not in {None, own}:
         return EngineError(
             f"the first rank in this process is {own}, but the graph was built for {first}",
@@ -146,7 +147,7 @@ def _find_misfit(
 
 
 def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum, added up in the order of the ranks, and rounded once."""
+    """Return the sum, added in the order of ranks in a wider dtype and rounded once."""
     import torch
 
     wider = {torch.float32: torch.float64}
@@ -161,17 +162,18 @@ def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
 def _exchange(
     sent: Tensor, count: int, described: str, refusal: EngineError | None
 ) -> list[Tensor]:
-    """Return what all processes have sent, in their order; it is `described` what all are to have.
+    """Return the bytes that each process sent, in the order of processes.
 
-    A `refusal` is raised when the others know of it, so that none of them waits.
+    `described` is what every process must send; its checksum is compared first. A `refusal` is
+    raised only after the other processes know of it, so that none of them waits.
     """
     import torch
     from torch import distributed
 
-    # torch does not say what its lists are of.
+    # torch has no annotations for the lists.
     gather = cast("Any", distributed).all_gather
     try:
-        # What is received of another size than is waited for would end the program.
+        # torch aborts the program if a process sends another size than expected, so compare first.
         kind = crc32(described.encode())
         own = torch.tensor([refusal is None, kind], device=sent.device)
         notes = [torch.empty_like(own) for _ in range(count)]
@@ -204,6 +206,6 @@ def _exchange(
 
 
 def explain(error: Exception) -> str:
-    """Return the reason in an error of torch, without the place in its sources and its guesses."""
+    """Return the reason in an error of torch, without source locations and suggestions."""
     text = sub(r"\[/[^ \]]*\] ", "", str(error).strip()) or type(error).__name__
     return text.splitlines()[0].split(". ")[0]

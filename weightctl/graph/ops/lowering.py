@@ -1,4 +1,4 @@
-"""Torch's dtypes and devices, decoded blocks, checks of indices: for lowerings and the engine."""
+"""Conversion to torch's dtypes and devices, decoding of blocks, and checks of row numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["decode_blocks", "dtype_of", "require_inside", "torch_device", "torch
 
 @cache
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """Return the torch dtype of single numbers of a `DType`.
+    """Return the torch dtype for values of a `DType`.
 
-    Raises `EngineError` if torch has none: float4, and what a torch of this age lacks.
+    Raises `EngineError` if torch has none: for float4, or if this version of torch is too old.
     """
     import torch
 
@@ -37,7 +37,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 @cache
 def torch_device(device: DeviceRef) -> torch.device:
-    """Return the torch device of a `DeviceRef`; of the CPUs that a graph may name it has one."""
+    """Return the torch device of a `DeviceRef`; all CPUs of a graph are torch's one CPU device."""
     import torch
 
     return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.id)
@@ -47,7 +47,7 @@ def torch_device(device: DeviceRef) -> torch.device:
 def dtype_of(dtype: torch.dtype) -> DType:
     """Return the `DType` of a torch dtype.
 
-    Raises `EngineError` for those that have none (`complex32`, `qint8`, two float4 in a byte).
+    Raises `EngineError` if there is none (`complex32`, `qint8`, two float4 in a byte).
     """
     name = str(dtype).removeprefix("torch.")
     if name not in DType.__members__:
@@ -64,10 +64,10 @@ def decode_blocks(
     dtype: DType,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return the numbers [..., elements per row] of uint8[..., bytes per row], on the CPU.
+    """Decode uint8[..., bytes per row] to values [..., elements per row], on the CPU.
 
-    `out` is memory for them: a contiguous tensor on the CPU of just as many bytes, whatever its
-    shape and dtype. Raises `EncodingError` for a row that does not consist of whole blocks, and
+    `out` is memory for the result: a contiguous tensor on the CPU with the same number of bytes, of
+    any shape and dtype. Raises `EncodingError` if a row does not consist of whole blocks, and
     `EngineError` if torch has no tensors of the dtype.
     """
     import torch
@@ -87,7 +87,7 @@ def decode_blocks(
 
 
 def require_inside(indices: Tensor, count: int) -> None:
-    """Raise `EngineError` for an index outside of `count` rows."""
+    """Raise `EngineError` if an index is outside of `count` rows."""
     if not indices.numel():
         return
     lowest, highest = (int(bound) for bound in indices.aminmax())

@@ -1,4 +1,4 @@
-"""Rows divided by their root mean square, or brought to mean 0 and variance 1."""
+"""Normalization of rows: RMS norm and layer norm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ __all__ = ["LAYER_NORM", "RMS_NORM", "layer_norm", "rms_norm"]
 def rms_norm(x: ValueLike, weight: ValueLike | None = None, epsilon: float = 1e-6) -> Value:
     """Return x / sqrt(mean(x^2) + epsilon) over the last dimension, times `weight` [dim].
 
-    Computed in float32 and rounded to the dtype of `x` before `weight` is multiplied, as llama
-    models are trained. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+    Computed in float32 and rounded to the dtype of `x` before the multiplication by `weight`, as
+    Llama models are trained. Source: Zhang and Sennrich, "Root Mean Square Layer Normalization"
+    (2019).
     """
     given = (x,) if weight is None else (x, weight)
     return apply("rms_norm", *given, epsilon=epsilon)
@@ -45,7 +46,7 @@ def infer_rms_norm(
 
 
 def lower_rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float) -> Tensor:
-    """Return the rows, normalized in at least float32."""
+    """Return the normalized rows, computed in at least float32."""
     import torch
     from torch.nn import functional
 
@@ -63,7 +64,7 @@ def layer_norm(
     bias: ValueLike | None = None,
     epsilon: float = 1e-5,
 ) -> Value:
-    """Return (x - mean) / sqrt(variance + epsilon) over the last dimension, * weight + bias.
+    """Return (x - mean) / sqrt(variance + epsilon) * weight + bias over the last dimension.
 
     `weight` and `bias` have shape [dim]. Computed in float32 and rounded once. Source: Ba, Kiros
     and Hinton, "Layer Normalization" (2016).
@@ -93,7 +94,7 @@ def infer_layer_norm(x: TensorType, *scales: TensorType, epsilon: float) -> Tens
 def lower_layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float
 ) -> Tensor:
-    """Return the rows, normalized; torch works in float32 inside."""
+    """Return the normalized rows; torch computes in float32."""
     from torch.nn import functional
 
     return functional.layer_norm(x, (x.shape[-1],), weight, bias, epsilon)

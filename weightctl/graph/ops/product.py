@@ -1,4 +1,4 @@
-"""Sums of products of elements: matrix products, and what Einstein's notation describes."""
+"""Matrix products and Einstein summation."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["EINSUM", "MATMUL", "einsum", "matmul"]
 
 
 def matmul(left: ValueLike, right: ValueLike) -> Value:
-    """Return the matrix product of the last two dimensions, the ones before them broadcast.
+    """Return the matrix product over the last two dimensions; the other dimensions are broadcast.
 
-    Shapes are `(..., m, k)` and `(..., k, n)`, giving `(..., m, n)`; a vector on either side is a
-    single row or column, which the result lacks. Raises `GraphError` if the inner dimensions
-    differ, for scalars, and for integers.
+    Shapes are `(..., m, k)` and `(..., k, n)`, and the result is `(..., m, n)`. A vector is a
+    single row or column, which the result does not have. Raises `GraphError` if the inner
+    dimensions differ, for scalars, and for integers.
     """
     return apply("matmul", left, right)
 
 
 def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
-    """Return the dtype of both; the shape is NumPy's."""
+    """Return the common dtype, and the shape as in NumPy."""
     for kind in (left, right):
         require_rank(kind, 1)
     require_same_dtype(left, right)
@@ -51,7 +51,7 @@ def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
 
 
 def lower_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product; on a CPU torch adds up float16 and bfloat16 in float32."""
+    """Return the product; on a CPU torch accumulates float16 and bfloat16 in float32."""
     return left @ right
 
 
@@ -59,12 +59,12 @@ MATMUL = Op("matmul", infer_matmul, lower_matmul)
 
 
 def einsum(equation: str, *operands: ValueLike) -> Value:
-    """Return the sums that an equation such as `bqd,bkd->bqk` asks for.
+    """Return the Einstein summation of an equation such as `bqd,bkd->bqk`.
 
-    A letter represents a dimension, the same size wherever it stands; those that the right side
-    lacks are summed over. Without `->` the result has the letters that stand once, in the order of
-    the alphabet, as NumPy's and torch's. Raises `GraphError` for an equation that does not fit the
-    operands, for `...`, and for integers.
+    Each letter is a dimension with the same size in all operands; letters that are not on the right
+    side are summed over. Without `->` the result has the letters that occur once, in alphabetical
+    order, as in NumPy and torch. Raises `GraphError` if the equation does not fit the operands, for
+    `...`, and for integers.
     """
     with refusing("einsum", *operands):
         given: Any = equation  # a caller's types are not checked
@@ -77,7 +77,7 @@ def einsum(equation: str, *operands: ValueLike) -> Value:
 
 
 def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
-    """Return the dtype of all, and the sizes of the letters of the right side."""
+    """Return the common dtype, and the sizes of the letters on the right side."""
     left, right = _parse_equation(equation)
     if len(left) != len(operands):
         raise GraphError(
@@ -113,7 +113,7 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
 
 
 def lower_einsum(*operands: Tensor, equation: str) -> Tensor:
-    """Return the sums; on a CPU torch adds up float16 and bfloat16 in float32."""
+    """Return the sums; on a CPU torch accumulates float16 and bfloat16 in float32."""
     import torch
 
     return torch.einsum(equation, *operands)

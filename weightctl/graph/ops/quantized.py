@@ -1,4 +1,4 @@
-"""Operations on the blocks of quantized weights: the numbers in them, and rows by their indices."""
+"""Operations on quantized weights: decoding, and selecting rows by index."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["DEQUANTIZE", "EMBEDDING", "dequantize", "embedding", "lower_embeddin
 
 
 def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
-    """Return the numbers of a quantized weight, on its device, in `dtype` or its original one.
+    """Return the values of a quantized weight, on its device, in `dtype` or its original dtype.
 
-    Other operations do this by themselves. What runs a graph decodes the blocks where the numbers
-    are used. Raises `GraphError` for a value that is not a quantized weight, and for a dtype that
-    is not a float.
+    Other operations dequantize their inputs automatically. The engine decodes the blocks where the
+    values are used. Raises `GraphError` if the value is not a quantized weight, or if the dtype is
+    not a float dtype.
     """
     graph = current_graph()
     value = graph.value_of(weight)
@@ -56,13 +56,13 @@ def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
 
 
 def find_blocks(value: Value) -> GraphNode | None:
-    """Return the node of the quantized weight that a value is, None for any other value."""
+    """Return the node of a value that is a quantized weight, None for any other value."""
     node = current_graph().weight_node(value)
     return None if node is None or node.attributes["encoding"] is None else node
 
 
 def to_numbers(x: ValueLike) -> Value:
-    """Return what is given as a value of the current graph, dequantized where it is blocks."""
+    """Return an argument as a value of the current graph, dequantized if it is quantized."""
     value = current_graph().value_of(x)
     return value if find_blocks(value) is None else dequantize(value)
 
@@ -75,7 +75,7 @@ def infer_dequantize(
     shape: Shape,
     device: DeviceRef,
 ) -> TensorType:
-    """Return the type of the numbers."""
+    """Return the type of the decoded values."""
     if not dtype.is_float:
         raise GraphError(
             f"dequantizing {blocks} from {encoding.name} gives floats, so the result "
@@ -91,8 +91,8 @@ DEQUANTIZE = Op("dequantize", infer_dequantize, takes_blocks=True)
 def embedding(weight: ValueLike, ids: ValueLike) -> Value:
     """Return row `ids[...]` of a table [rows, dim] for each of the ids: [..., dim].
 
-    Of a quantized weight only these rows are dequantized, to its original dtype. Raises
-    `GraphError` for ids that are not integers and for a table without two dimensions.
+    Only these rows of a quantized weight are dequantized, to its original dtype. Raises
+    `GraphError` if the ids are not integers or the table does not have two dimensions.
     """
     graph = current_graph()
     table, rows = graph.value_of(weight), graph.value_of(ids)
@@ -138,10 +138,10 @@ def lower_embedding(
     dtype: DType | None = None,
     device: DeviceRef | None = None,
 ) -> Tensor:
-    """Return a copy of the rows; raises `EngineError` for an id that the table has no row for."""
+    """Return a copy of the rows; raises `EngineError` if an id is not a row of the table."""
     from torch.nn import functional
 
-    # Blocks stay on the CPU, whatever the device of their numbers.
+    # Blocks stay on the CPU; the decoded values go to the device.
     ids = ids.to(weight.device)
     require_inside(ids, weight.shape[0])
     rows = functional.embedding(ids.long(), weight)

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and shares along an axis, or of all elements."""
+"""Sums, means, minima, maxima, softmax and top-k along an axis, or over all elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["REDUCE", "SOFTMAX", "TOP_K", "max", "mean", "min", "softmax", "sum", "top_k"]
 
 
-def sum(  # noqa: A001  # as Python calls it
+def sum(  # noqa: A001  # NumPy's name
     x: ValueLike,
     axis: int | None = None,
     *,
@@ -30,9 +30,9 @@ def sum(  # noqa: A001  # as Python calls it
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Value:
-    """Return the sums along an axis, None for all elements, in the operand's dtype.
+    """Return the sum along an axis, or of all elements if `axis` is None, in the operand's dtype.
 
-    float16 and bfloat16 are added up in float32; integers wrap around. `dim` and `keepdim` are
+    float16 and bfloat16 are accumulated in float32; integers wrap around. `dim` and `keepdim` are
     torch's names for `axis` and `keepdims`.
     """
     return _reduce("sum", x, axis, dim, keepdims=keepdims or keepdim)
@@ -46,14 +46,14 @@ def mean(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Value:
-    """Return the means of floating-point numbers along an axis, None for all elements.
+    """Return the mean along an axis, or of all elements if `axis` is None, for float dtypes.
 
     `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
     """
     return _reduce("mean", x, axis, dim, keepdims=keepdims or keepdim)
 
 
-def max(  # noqa: A001  # as Python calls it
+def max(  # noqa: A001  # NumPy's name
     x: ValueLike,
     axis: int | None = None,
     *,
@@ -61,14 +61,14 @@ def max(  # noqa: A001  # as Python calls it
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Value:
-    """Return the largest elements along an axis, None for all; NaN where there is one.
+    """Return the maximum along an axis, or of all elements if `axis` is None; NaN if any is NaN.
 
     `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
     """
     return _reduce("max", x, axis, dim, keepdims=keepdims or keepdim)
 
 
-def min(  # noqa: A001  # as Python calls it
+def min(  # noqa: A001  # NumPy's name
     x: ValueLike,
     axis: int | None = None,
     *,
@@ -76,7 +76,7 @@ def min(  # noqa: A001  # as Python calls it
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Value:
-    """Return the smallest elements along an axis, None for all; NaN where there is one.
+    """Return the minimum along an axis, or of all elements if `axis` is None; NaN if any is NaN.
 
     `dim` and `keepdim` are torch's names for `axis` and `keepdims`.
     """
@@ -86,14 +86,14 @@ def min(  # noqa: A001  # as Python calls it
 def _reduce(
     function: str, x: ValueLike, axis: int | None, dim: int | None, *, keepdims: bool
 ) -> Value:
-    """Add a reduction by one of the functions, whose axis has two names."""
+    """Add a reduction with this function; `axis` and `dim` are names of the same argument."""
     with refusing(function, x):
         chosen = choose_axis(axis, dim)
     return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)
 
 
 def infer_reduce(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> TensorType:
-    """Return the operand's dtype; the shape without the axis, or with 1 in its place."""
+    """Return the operand's dtype, and the shape without the axis, or with size 1 for it."""
     if function == "mean":
         require_float(x)
     else:
@@ -104,7 +104,7 @@ def infer_reduce(x: TensorType, *, function: str, axis: int | None, keepdims: bo
 
 
 def _drop_axis(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
-    """Return the shape without the axis, or with 1 in its place; None is all axes."""
+    """Return the shape without the axis, or with size 1 for it; None means all axes."""
     gone = set(range(len(shape))) if axis is None else {resolve_axis(len(shape), axis)}
     if keepdims:
         return Shape([Dim(1) if i in gone else dim for i, dim in enumerate(shape)])
@@ -112,13 +112,13 @@ def _drop_axis(shape: Shape, axis: int | None, *, keepdims: bool) -> Shape:
 
 
 def _require_elements(x: TensorType, axis: int | None) -> None:
-    """Raise `GraphError` if there is nothing to choose from."""
+    """Raise `GraphError` if the axis is empty."""
     if (x.shape.size if axis is None else x.shape[resolve_axis(x.rank, axis)]) == 0:
         raise GraphError("an empty axis has no largest or smallest element")
 
 
 def lower_reduce(x: Tensor, *, function: str, axis: int | None, keepdims: bool) -> Tensor:
-    """Return a copy; torch adds up float16 and bfloat16 in float32."""
+    """Return the reduction; torch accumulates float16 and bfloat16 in float32."""
     axes = tuple(range(x.ndim)) if axis is None else (axis,)
     if function == "sum":
         return x.sum(axes, keepdim=keepdims, dtype=x.dtype)
@@ -131,7 +131,7 @@ REDUCE = Op("reduce", infer_reduce, lower_reduce)
 
 
 def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
-    """Return the exponentials of the elements divided by their sum along an axis, the last (-1).
+    """Return the softmax along an axis, by default the last.
 
     float16 and bfloat16 are computed in float32 and rounded once.
     """
@@ -141,14 +141,14 @@ def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) ->
 
 
 def infer_softmax(x: TensorType, *, axis: int) -> TensorType:
-    """Return the operand's own type."""
+    """Return the type of the operand."""
     require_float(x)
     resolve_axis(x.rank, axis)
     return x
 
 
 def lower_softmax(x: Tensor, *, axis: int) -> Tensor:
-    """Return the shares, computed in at least float32."""
+    """Return the softmax, computed in at least float32."""
     import torch
 
     computed = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -161,10 +161,10 @@ SOFTMAX = Op("softmax", infer_softmax, lower_softmax)
 def top_k(
     x: ValueLike, k: DimLike, axis: int | None = None, *, dim: int | None = None
 ) -> tuple[Value, Value]:
-    """Return the `k` largest elements along an axis (-1), largest first, and their int64 indices.
+    """Return the `k` largest elements along an axis, largest first, and their int64 indices.
 
-    Which of equal elements comes first is not settled. Raises `GraphError` if the axis is known to
-    have fewer than `k`.
+    The default axis is the last. The order of equal elements is not defined. Raises `GraphError` if
+    the axis has a fixed size less than `k`.
     """
     with sizing("top_k", x):
         count = Dim(k)
@@ -175,7 +175,7 @@ def top_k(
 
 
 def infer_top_k(x: TensorType, *, k: Dim, axis: int) -> tuple[TensorType, TensorType]:
-    """Return the operand's dtype and int64; the shape with `k` in place of the axis."""
+    """Return the operand's dtype and int64, and the shape with size `k` for the axis."""
     require_number(x)
     axis = resolve_axis(x.rank, axis)
     size = x.shape[axis]
@@ -186,7 +186,7 @@ def infer_top_k(x: TensorType, *, k: Dim, axis: int) -> tuple[TensorType, Tensor
 
 
 def lower_top_k(x: Tensor, *, k: int, axis: int) -> tuple[Tensor, Tensor]:
-    """Return copies, sorted."""
+    """Return the sorted elements and their indices."""
     values, indices = x.topk(k, axis)
     return values, indices
 

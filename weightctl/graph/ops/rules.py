@@ -1,6 +1,6 @@
-"""The record of an operation, and rules that several have for types and shapes.
+"""The record of an operation, and type and shape rules that several operations share.
 
-The errors say neither the op's name nor the types; whoever adds the op to a graph does.
+Errors raised here do not name the op and the types: the code that adds an op to a graph does.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ __all__ = [
     "resolve_axis",
 ]
 
-# What is computed with; numbers of all other types are stored, moved and cast only.
+# The dtypes that operations compute with; others can only be stored, moved and cast.
 FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 INTEGERS = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})
 
 
 class Op(NamedTuple):
-    """An operation of graphs, by the `name` that nodes have.
+    """An operation of graphs; nodes refer to it by `name`.
 
-    `infer` takes the types of the inputs, and the attributes by name; it returns the type of the
-    result, or a tuple of types, and raises `GraphError` if they do not fit. `lower` takes torch's
-    tensors, and the attributes with a number for each dimension. It is None for what the engine
-    does by itself.
+    `infer` takes the types of the inputs, and the attributes by name. It returns the type of the
+    result, or a tuple of types, and raises `GraphError` if they do not fit. `lower` takes torch
+    tensors, and the attributes with a size for each dimension. It is None for operations that the
+    engine handles itself.
     """
 
     name: str
     infer: Callable[..., TensorType | tuple[TensorType, ...]]
     lower: Callable[..., Any] | None = None
-    # Whether inputs are on several devices; those of all other operations are on one.
+    # Whether inputs may be on different devices; other operations need all inputs on one.
     crosses_devices: bool = False
-    # Whether the blocks of a quantized weight are an input; others take its numbers.
+    # Whether it takes the blocks of a quantized weight; other operations take its values.
     takes_blocks: bool = False
-    # Whether only the rows of the first input are read whose numbers the second input gives.
+    # Whether it only reads the rows of the first input whose indices the second input has.
     picks_rows: bool = False
-    # Whether people see it run, so that it runs even where nothing uses its result.
+    # Whether it has a visible effect, and so runs even if its result is not used.
     is_seen: bool = False
 
 
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
     """Return the shape of an elementwise result, aligned at the last dimension.
 
-    Two dimensions go together when they are equal or one of them is 1. Raises `GraphError` for
-    others, also for a name and a size that might turn out to be equal.
+    Two dimensions fit if they are equal or one of them is 1. Raises `GraphError` for others, also
+    for a name and a size that might be equal at run time.
     """
     if len(left) < len(right):
         left, right = right, left
@@ -80,7 +80,7 @@ def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
 
 
 def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) -> None:
-    """Raise `GraphError` unless a shape becomes just the one wanted by broadcasting."""
+    """Raise `GraphError` unless a shape broadcasts to exactly the wanted shape."""
     try:
         fits = broadcast(shape, wanted) == wanted
     except GraphError:
@@ -88,12 +88,13 @@ def require_broadcast(what: str, shape: Sequence[Dim], wanted: Sequence[Dim]) ->
     if not fits:
         raise GraphError(
             f"{what} {Shape(shape).text} cannot be broadcast to {Shape(wanted).text}",
-            hint="counted from the last, each dimension must be 1 or the wanted size",
+            hint="shapes are aligned at their last dimension: there, each dimension must be 1 or "
+            "equal to the wanted size",
         )
 
 
 def require_same_dtype(*types: TensorType) -> DType:
-    """Return the one dtype of several operands; raises `GraphError` if they differ."""
+    """Return the common dtype of operands; raises `GraphError` if their dtypes differ."""
     first = types[0].dtype
     for kind in types[1:]:
         if kind.dtype is not first:
@@ -107,14 +108,15 @@ def require_same_dtype(*types: TensorType) -> DType:
 
 
 def _precedence(dtype: DType) -> tuple[int, int, bool]:
-    """Order dtypes as NumPy's promotion does: by kind, then by width."""
+    """Return a sort key that orders dtypes as NumPy promotes them: by kind, then by width."""
     kind = 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_integer else 0
-    # Of equal width float16 and the signed type are named, which most models compute with.
+    # Of two dtypes of equal width, suggest float16 or the signed integer: most models compute in
+    # these.
     return kind, dtype.encoding.size, dtype.value.startswith(("float", "int"))
 
 
 def choose_axis(axis: int | None, dim: int | None) -> int | None:
-    """Return the axis that is given, as `axis` or as torch calls it, `dim`.
+    """Return the axis, given as `axis` or by torch's name `dim`.
 
     Raises `GraphError` if both are given.
     """
@@ -127,7 +129,7 @@ def choose_axis(axis: int | None, dim: int | None) -> int | None:
 
 
 def require_float(*types: TensorType) -> None:
-    """Raise `GraphError` unless all are floating-point numbers that are computed with."""
+    """Raise `GraphError` unless all have a float dtype that operations compute with."""
     for kind in types:
         if kind.dtype not in FLOATS:
             raise GraphError(
@@ -137,7 +139,7 @@ def require_float(*types: TensorType) -> None:
 
 
 def require_integer(*types: TensorType) -> None:
-    """Raise `GraphError` unless all are integers that are computed with."""
+    """Raise `GraphError` unless all have an integer dtype that operations compute with."""
     for kind in types:
         if kind.dtype not in INTEGERS:
             raise GraphError(
@@ -147,7 +149,7 @@ def require_integer(*types: TensorType) -> None:
 
 
 def require_number(*types: TensorType) -> None:
-    """Raise `GraphError` unless all are real numbers that are computed with."""
+    """Raise `GraphError` unless all have a numeric dtype that operations compute with."""
     for kind in types:
         if kind.dtype not in FLOATS | INTEGERS:
             nearest = DType.float32 if kind.dtype.is_float else DType.int64
@@ -158,7 +160,7 @@ def require_number(*types: TensorType) -> None:
 
 
 def require_bool(*types: TensorType) -> None:
-    """Raise `GraphError` unless all are truth values."""
+    """Raise `GraphError` unless all have dtype bool."""
     for kind in types:
         if kind.dtype is not DType.bool:
             raise GraphError(
@@ -168,14 +170,14 @@ def require_bool(*types: TensorType) -> None:
 
 
 def require_rank(kind: TensorType, at_least: int) -> None:
-    """Raise `GraphError` for a tensor of fewer dimensions."""
+    """Raise `GraphError` if a tensor has fewer dimensions than `at_least`."""
     if kind.rank < at_least:
         dimensions = "one dimension" if at_least == 1 else f"{at_least} dimensions"
         raise GraphError(f"the operation needs a tensor of at least {dimensions}, not {kind.rank}")
 
 
 def resolve_axis(rank: int, axis: int) -> int:
-    """Return the axis counted from the first; raises `GraphError` for one that `rank` lacks."""
+    """Return a non-negative axis; raises `GraphError` if a tensor of this rank does not have it."""
     given: Any = axis
     if isinstance(given, bool) or not isinstance(given, SupportsIndex):
         raise GraphError(

@@ -1,4 +1,4 @@
-"""The same elements in another shape, or their dimensions in another order."""
+"""Operations that change the shape or the order of dimensions, not the elements."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
     "broadcast_to", "permute", "reshape", "transpose", "unsqueeze",
 ]  # fmt: skip
 
-# Sizes, and -1 for one that could not be worked out.
+# Sizes, or -1 for a size that could not be computed.
 _Wanted: TypeAlias = "tuple[Dim | int, ...]"
 
 
 def reshape(x: ValueLike, shape: ShapeLike) -> Value:
-    """Return the elements in the same order in another shape; one size may be -1: what is left.
+    """Return the elements in the same order in another shape; one size may be -1.
 
-    Raises `GraphError` unless the numbers of elements are equal whatever size the names of
-    dimensions represent: [batch, seq, 64] becomes [batch, seq, 4, 16] or ["batch*seq", 64], written
-    `Dim("batch") * "seq"`, but not [batch, 64].
+    The size -1 is computed from the others. Raises `GraphError` unless the numbers of elements are
+    equal for all sizes of named dimensions: [batch, seq, 64] becomes [batch, seq, 4, 16] or
+    ["batch*seq", 64], written `Dim("batch") * "seq"`, but not [batch, 64].
     """
     value = to_numbers(x)
     with sizing("reshape", value):
@@ -45,14 +45,15 @@ def reshape(x: ValueLike, shape: ShapeLike) -> Value:
 
 
 def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
-    """Return the type in the new shape."""
+    """Return the type with the new shape."""
     if -1 in shape:
         wanted = ", ".join(map(str, shape))
         if shape.count(-1) > 1:
             raise GraphError(f"[{wanted}] has more than one -1", hint="only one size can be -1")
         raise GraphError(
-            f"no size for -1 in [{wanted}] gives {x.shape.size} elements",
-            hint="the number of elements must be divisible by the other sizes, including names",
+            f"the size -1 in [{wanted}] cannot be computed: the tensor has {x.shape.size} elements",
+            hint="the number of elements must be divisible by the product of the other sizes, "
+            "including named dimensions",
         )
     result = Shape(shape)
     if result.size != x.shape.size:
@@ -64,7 +65,7 @@ def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
 
 
 def lower_reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
-    """Return a view where the strides allow one, else a copy."""
+    """Return a view if the strides allow it, otherwise a copy."""
     return x.reshape(shape)
 
 
@@ -72,19 +73,19 @@ RESHAPE = Op("reshape", infer_reshape, lower_reshape)
 
 
 def _read_shape(shape: ShapeLike) -> _Wanted:
-    """Return a shape as it is asked for, with dimensions and -1."""
+    """Return the requested shape as dimensions and -1."""
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise TypeError(f"a shape must be a sequence of dimensions, not {shape!r}")
     return tuple(-1 if _is_rest(size) else Dim(size) for size in shape)
 
 
 def _is_rest(size: DimLike) -> bool:
-    """Whether a size is -1, which represents what is left."""
+    """Whether a size is -1, the size to compute."""
     return not isinstance(size, Dim | str) and index(size) == -1
 
 
 def _fill_rest(before: Shape, wanted: _Wanted) -> _Wanted:
-    """Put the size that is left in the place of -1, where there is one such size."""
+    """Replace -1 by the remaining size if that can be computed."""
     if wanted.count(-1) != 1:
         return wanted
     left, others = list(before), list[Dim]()
@@ -102,9 +103,9 @@ def _fill_rest(before: Shape, wanted: _Wanted) -> _Wanted:
 
 
 def broadcast_to(x: ValueLike, shape: ShapeLike) -> Value:
-    """Return the value in a larger shape, its dimensions of size 1 repeated, as NumPy does.
+    """Return the value broadcast to a larger shape, with dimensions of size 1 repeated.
 
-    Raises `GraphError` if a dimension, counted from the last, is neither 1 nor the one wanted.
+    Raises `GraphError` if a dimension, counted from the last, is neither 1 nor the wanted size.
     """
     with sizing("broadcast_to", x):
         wanted = Shape(shape)
@@ -112,13 +113,13 @@ def broadcast_to(x: ValueLike, shape: ShapeLike) -> Value:
 
 
 def infer_broadcast_to(x: TensorType, *, shape: Shape) -> TensorType:
-    """Return the type in the larger shape."""
+    """Return the type with the larger shape."""
     require_broadcast("the shape", x.shape, shape)
     return replace(x, shape=shape)
 
 
 def lower_broadcast_to(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
-    """Return a view, in which the repeated elements are the same memory."""
+    """Return a view, in which repeated elements share memory."""
     return x.expand(shape)
 
 
@@ -144,7 +145,7 @@ def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
 
 
 def lower_permute(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    """Return a view; nothing is copied."""
+    """Return a view."""
     return x.permute(axes)
 
 
@@ -152,12 +153,12 @@ PERMUTE = Op("permute", infer_permute, lower_permute)
 
 
 def transpose(x: ValueLike, axis_1: int, axis_2: int) -> Value:
-    """Return the value with two of its dimensions exchanged; negative axes count from the last."""
+    """Return the value with two of its dimensions swapped; negative axes count from the last."""
     return apply("transpose", x, axis_1=axis_1, axis_2=axis_2)
 
 
 def infer_transpose(x: TensorType, *, axis_1: int, axis_2: int) -> TensorType:
-    """Return the type with the two dimensions exchanged."""
+    """Return the type with the two dimensions swapped."""
     first, second = resolve_axis(x.rank, axis_1), resolve_axis(x.rank, axis_2)
     dims = list(x.shape)
     dims[first], dims[second] = dims[second], dims[first]
@@ -165,7 +166,7 @@ def infer_transpose(x: TensorType, *, axis_1: int, axis_2: int) -> TensorType:
 
 
 def lower_transpose(x: Tensor, *, axis_1: int, axis_2: int) -> Tensor:
-    """Return a view; nothing is copied."""
+    """Return a view."""
     return x.transpose(axis_1, axis_2)
 
 
@@ -173,7 +174,7 @@ TRANSPOSE = Op("transpose", infer_transpose, lower_transpose)
 
 
 def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) -> Value:
-    """Return the value with a dimension of size 1 that is dimension `axis` of the result."""
+    """Return the value with an additional dimension of size 1 at `axis` of the result."""
     with refusing("unsqueeze", x):
         chosen = choose_axis(axis, dim)
         if chosen is None:
@@ -182,13 +183,13 @@ def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) 
 
 
 def infer_unsqueeze(x: TensorType, *, axis: int) -> TensorType:
-    """Return the type with the dimension."""
+    """Return the type with the additional dimension."""
     place = resolve_axis(x.rank + 1, axis)
     return replace(x, shape=Shape([*x.shape[:place], 1, *x.shape[place:]]))
 
 
 def lower_unsqueeze(x: Tensor, *, axis: int) -> Tensor:
-    """Return a view; nothing is copied."""
+    """Return a view."""
     return x.unsqueeze(axis)
 
 

@@ -1,4 +1,4 @@
-"""Slices, splits and joins of tensors along dimensions."""
+"""Indexing, splitting and concatenation along dimensions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 def concat(
     values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None
 ) -> Value:
-    """Return the values one after another along `axis` (0), whose sizes add up, also as names.
+    """Return the values concatenated along `axis` (default 0); sizes add up, also named ones.
 
     Raises `GraphError` unless dtypes, and all other dimensions, are equal.
     """
@@ -44,7 +44,7 @@ def concat(
 
 
 def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None) -> Value:
-    """Return the values one after another along a new dimension, which is `axis` (0) of the result.
+    """Return the values stacked along a new dimension, which is `axis` (default 0) of the result.
 
     Raises `GraphError` unless dtypes and shapes are equal.
     """
@@ -55,7 +55,7 @@ def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | No
 
 
 def infer_concat(*values: TensorType, axis: int) -> TensorType:
-    """Return the type of them all together."""
+    """Return the type of the concatenation."""
     if not values:
         raise GraphError("the list of values is empty", hint="give at least one value")
     first = values[0]
@@ -83,16 +83,16 @@ CONCAT = Op("concat", infer_concat, lower_concat)
 
 
 def _list_others(value: TensorType, place: int) -> tuple[Dim, ...]:
-    """Return the dimensions but for one."""
+    """Return all dimensions except one."""
     return (*value.shape[:place], *value.shape[place + 1 :])
 
 
 def split(
     x: ValueLike, sizes: ShapeLike, axis: int | None = None, *, dim: int | None = None
 ) -> tuple[Value, ...]:
-    """Return the parts of these sizes along `axis` (0), in order.
+    """Return consecutive parts of these sizes along `axis` (default 0).
 
-    Raises `GraphError` unless the sizes add up to the dimension, whatever names represent.
+    Raises `GraphError` unless the sizes add up to the dimension for all sizes of names.
     """
     with sizing("split", x):
         parts = Shape(sizes)
@@ -103,10 +103,10 @@ def split(
 def chunk(
     x: ValueLike, chunks: int, axis: int | None = None, *, dim: int | None = None
 ) -> tuple[Value, ...]:
-    """Return `chunks` parts along `axis` (0): as long as can be but for the last, as torch's.
+    """Return up to `chunks` parts along `axis` (default 0), of equal size except the last.
 
-    There are fewer where the size does not suffice. Raises `GraphError` for a size that is only a
-    name, and for no chunks.
+    As in torch, there are fewer parts if the dimension is too small. Raises `GraphError` for a
+    named dimension, and if `chunks` is less than 1.
     """
     value = to_numbers(x)
     with refusing("chunk", value):
@@ -117,7 +117,7 @@ def chunk(
                 "are not defined",
                 hint="use `ops.split`, which accepts named sizes",
             )
-        # It may be anything: a caller's types are not checked.
+        # The value may be of any type: a caller's types are not checked.
         count: Any = chunks
         if not isinstance(count, SupportsIndex) or integer(count) < 1:
             raise GraphError(
@@ -130,7 +130,7 @@ def chunk(
 
 
 def infer_split(x: TensorType, *, sizes: Shape, axis: int) -> tuple[TensorType, ...]:
-    """Return a type for each part."""
+    """Return the type of each part."""
     place = resolve_axis(x.rank, axis)
     total = Dim(0)
     for size in sizes:
@@ -145,7 +145,7 @@ def infer_split(x: TensorType, *, sizes: Shape, axis: int) -> tuple[TensorType, 
 
 
 def lower_split(x: Tensor, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
-    """Return views; nothing is copied."""
+    """Return views."""
     import torch
 
     return torch.split(x, list(sizes), dim=axis)
@@ -155,7 +155,7 @@ SPLIT = Op("split", infer_split, lower_split)
 
 
 _Bound: TypeAlias = "int | Dim"
-# A slice is (start, stop, step); the other items are what Python has.
+# A slice is recorded as (start, stop, step); other items are recorded as they are.
 _Slice: TypeAlias = "tuple[_Bound, _Bound | None, int]"
 _Item: TypeAlias = "_Bound | _Slice | None"
 
@@ -166,15 +166,15 @@ def slice_tensor(x: ValueLike, index: Any) -> Value:
     """Return `x[index]` for integers, slices with positive steps, None, and an Ellipsis.
 
     Integers and bounds may be negative or a `Dim`. Bounds beyond a dimension of fixed size are
-    clamped, as in Python. A dimension with a name is assumed to reach as far as the bounds: of
-    [seq], `x[:5]` is [5] and `x[1:]` is [seq - 1], and a graph that is run with a shorter one
-    raises `EngineError`. Raises `GraphError` for an integer that is out of bounds, more items than
-    dimensions, and items of other types.
+    clamped, as in Python. A named dimension is assumed to be large enough for the bounds: for shape
+    [seq], `x[:5]` is [5] and `x[1:]` is [seq - 1]. A run with a smaller size raises `EngineError`.
+    Raises `GraphError` for an integer that is out of bounds, for more items than dimensions, and
+    for items of other types.
     """
     value = to_numbers(x)
     given = index if is_tuple(index) else (index,)
     items = tuple(_record_item(item) for item in given)
-    with suppress(GraphError):  # `infer_slice` raises it again, and says of what
+    with suppress(GraphError):  # `infer_slice` raises it again, with the type of the value
         items = _clamp_slices(_expand_ellipsis(items, value.rank), value.shape)
     return apply("slice", value, index=items)
 
@@ -194,7 +194,7 @@ def infer_slice(x: TensorType, *, index: tuple[Any, ...]) -> TensorType:
 
 
 def lower_slice(x: Tensor, *, index: tuple[Any, ...]) -> Tensor:
-    """Return a view; nothing is copied."""
+    """Return a view."""
     sizes = iter(x.shape)
     items = _expand_ellipsis(index, x.dim())
     return x[tuple(item if item is None else _to_torch_index(item, next(sizes)) for item in items)]
@@ -204,9 +204,9 @@ SLICE = Op("slice", infer_slice, lower_slice)
 
 
 def _record_item(item: Any) -> Any:
-    """Return an item in the form that an attribute has; what is not an index stays as it is."""
+    """Return an item as it is stored in attributes; an invalid index is returned unchanged."""
     if is_tuple(item):
-        return list(item)  # a tuple would be taken for a slice
+        return list(item)  # tuples represent slices
     if not is_slice(item):
         return _read_integer(item)
     start = 0 if item.start is None else _read_integer(item.start)
@@ -215,19 +215,19 @@ def _record_item(item: Any) -> Any:
 
 
 def _read_integer(item: Any) -> Any:
-    """Return an item as an integer or `Dim` where it is one, else as it is."""
+    """Return an item as an integer or `Dim` if it is one, otherwise unchanged."""
     if isinstance(item, Dim):
         return int(item) if item.is_static else item
     if isinstance(item, bool) or not hasattr(item, "__index__"):
         return item
     try:
         return integer(item)
-    except TypeError:  # an array of several
+    except TypeError:  # an array with several elements
         return item
 
 
 def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
-    """Put whole dimensions in the place of an Ellipsis, or at the end, and check all types."""
+    """Replace an Ellipsis, or the missing end, by whole dimensions, and check all types."""
     for item in index:
         if not _is_item(item):
             raise GraphError(
@@ -246,7 +246,7 @@ def _expand_ellipsis(index: Sequence[Any], rank: int) -> tuple[_Item, ...]:
 
 
 def _is_item(item: Any) -> bool:
-    """Whether an item of an index is one that slices take."""
+    """Whether an item is a valid index."""
     if is_tuple(item):
         start, stop, step = item
         bounds = _is_bound(start) and (stop is None or _is_bound(stop))
@@ -260,7 +260,7 @@ def _is_bound(item: Any) -> bool:
 
 
 def _clamp_slices(items: Sequence[_Item], shape: Shape) -> tuple[_Item, ...]:
-    """Bring the bounds of slices inside the dimensions whose sizes are known."""
+    """Limit the bounds of slices to dimensions of fixed size."""
     sizes = iter(shape)
     result: list[_Item] = []
     for item in items:
@@ -269,28 +269,28 @@ def _clamp_slices(items: Sequence[_Item], shape: Shape) -> tuple[_Item, ...]:
             start, stop, step = item
             if isinstance(start, int) and not isinstance(stop, Dim):
                 first, last, _ = slice(start, stop, step).indices(int(size))
-                item = (first, max(first, last), step)  # noqa: PLW2901  # the same, said better
+                item = (first, max(first, last), step)  # noqa: PLW2901  # the same slice
         result.append(item)
     return tuple(result)
 
 
 def _count_elements(item: _Slice, size: Dim) -> Dim:
-    """Return how many elements a slice has of a dimension."""
+    """Return the number of elements that a slice selects from a dimension."""
     start, stop, step = item
     try:
         distance = _locate(size if stop is None else stop, size) - _locate(start, size)
-    except ValueError:  # less than 0, whatever the names stand for
+    except ValueError:  # less than 0 for any sizes of the names
         return Dim(0)
     return (distance + (step - 1)) // step
 
 
 def _locate(bound: _Bound, size: Dim) -> Dim:
-    """Return the distance of a bound from the start of a dimension."""
+    """Return the position of a bound, counted from the start of a dimension."""
     return size + bound if isinstance(bound, int) and bound < 0 else Dim(bound)
 
 
 def _require_index_inside(item: _Bound, size: Dim) -> None:
-    """Raise `GraphError` for an integer that is out of bounds of a known size."""
+    """Raise `GraphError` if an integer is out of bounds for a fixed size."""
     if isinstance(item, int) and size.is_static and not -int(size) <= item < int(size):
         raise GraphError(
             f"index {item} is out of bounds for a dimension of {size}",
@@ -301,7 +301,7 @@ def _require_index_inside(item: _Bound, size: Dim) -> None:
 
 
 def _to_torch_index(item: Any, size: int) -> int | slice:
-    """Return an item as torch takes it, unless the graph has promised what is not there."""
+    """Return an item for torch; raises `EngineError` if it is outside the actual size."""
     if isinstance(item, int):
         if not -size <= item < size:
             raise EngineError(
@@ -309,7 +309,7 @@ def _to_torch_index(item: Any, size: int) -> int | slice:
                 hint="run the graph with a longer input",
             )
         return item
-    # What the engine gives is resolved, and no None, which `lower_slice` keeps to itself.
+    # The engine has resolved dimensions, and `lower_slice` does not pass None.
     start, stop, step = cast("tuple[int, int | None, int]", item)
     first = start + size if start < 0 else start
     last = size if stop is None else stop + size if stop < 0 else stop

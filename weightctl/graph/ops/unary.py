@@ -1,4 +1,4 @@
-"""Functions of the elements of one tensor, casts and prints."""
+"""Elementwise functions of one tensor, casts and prints."""
 
 from __future__ import annotations
 
@@ -92,27 +92,27 @@ def silu(x: ValueLike) -> Value:
 
 
 def relu(x: ValueLike) -> Value:
-    """Return the elements where they are positive, and 0 elsewhere."""
+    """Return the elements, with 0 in place of negative ones."""
     return apply("unary", x, function="relu")
 
 
-def abs(x: ValueLike) -> Value:  # noqa: A001  # as Python calls it
+def abs(x: ValueLike) -> Value:  # noqa: A001  # NumPy's name
     """Return the absolute values."""
     return apply("unary", x, function="abs")
 
 
 def neg(x: ValueLike) -> Value:
-    """Return the elements with the other sign."""
+    """Return the elements with the opposite sign."""
     return apply("unary", x, function="neg")
 
 
 def logical_not(x: ValueLike) -> Value:
-    """Return the opposite truth values; the operand is of dtype bool."""
+    """Return the negated elements; the operand must be bool."""
     return apply("unary", x, function="logical_not")
 
 
 def infer_unary(x: TensorType, *, function: str) -> TensorType:
-    """Return the operand's own type."""
+    """Return the type of the operand."""
     if function == "logical_not":
         require_bool(x)
     elif function in _OF_INTEGERS_TOO:
@@ -140,17 +140,17 @@ _APPROXIMATIONS = ("none", "tanh")
 
 
 def gelu(x: ValueLike, *, approximate: Literal["none", "tanh"] = "none") -> Value:
-    """Return the products of the elements and the normal distribution function of them.
+    """Return the Gaussian error linear unit: each element times its normal distribution function.
 
-    `approximate` is `none` for the function itself, and `tanh` for
-    `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`, which GPT-2 was trained with.
-    Source: D. Hendrycks, K. Gimpel, "Gaussian error linear units", 2016.
+    `approximate` is `none` for the exact function, or `tanh` for `0.5 * x * (1 + tanh(sqrt(2 / pi)
+    * (x + 0.044715 * x**3)))`, with which GPT-2 was trained. Source: D. Hendrycks, K. Gimpel,
+    "Gaussian error linear units", 2016.
     """
     return apply("gelu", x, approximate=approximate)
 
 
 def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
-    """Return the operand's own type."""
+    """Return the type of the operand."""
     require_float(x)
     if approximate not in _APPROXIMATIONS:
         raise GraphError(
@@ -171,13 +171,13 @@ GELU = Op("gelu", infer_gelu, lower_gelu)
 
 
 def cast(x: ValueLike, dtype: DTypeLike) -> Value:
-    """Return the numbers rounded to another dtype, once, to nearest even.
+    """Return the elements in another dtype, rounded once, to nearest even.
 
-    Floating-point numbers that become integers lose their fractions; those that become bool are
-    true where they are not 0. What no integer of the dtype is, NaN too, becomes what torch makes of
-    it; `WeightData.astype` refuses it. What is too large becomes an infinity; of the dtypes without
-    one, which torch rounds to, float8_e4m3fn takes its largest number, 448, and the others NaN.
-    Raises `GraphError` for complex numbers and for float4, which is stored in pairs.
+    Floats lose their fractions in integer dtypes; in bool they are true if they are not 0. The
+    result of a cast of NaN or of a value out of range to an integer dtype is torch's, while
+    `WeightData.astype` raises an error. A value too large for a float dtype becomes infinity; in a
+    dtype without infinity it becomes NaN, except that in float8_e4m3fn it becomes the largest
+    value, 448. Raises `GraphError` for complex dtypes, and for float4, which is stored in pairs.
     """
     with refusing("cast", x):
         wanted = as_dtype(dtype)
@@ -193,7 +193,7 @@ def infer_cast(x: TensorType, *, dtype: DType) -> TensorType:
 
 
 def _require_one_number(dtype: DType) -> None:
-    """Raise `GraphError` for a dtype whose elements are not one real number each."""
+    """Raise `GraphError` for a dtype whose elements are not single real numbers."""
     if dtype.is_complex or dtype is DType.float4_e2m1fn:
         raise GraphError(
             f"casts from and to {dtype.value} are not supported",
@@ -202,7 +202,7 @@ def _require_one_number(dtype: DType) -> None:
 
 
 def lower_cast(x: Tensor, *, dtype: DType) -> Tensor:
-    """Return a copy, or the operand itself where it has the dtype."""
+    """Return a copy, or the operand itself if it has the dtype."""
     import torch
 
     kind = torch_dtype(dtype)
@@ -216,16 +216,17 @@ CAST = Op("cast", infer_cast, lower_cast)
 
 
 def _round_to_odd(x: Tensor) -> Tensor:
-    """Return float32 numbers that round to smaller types as these do.
+    """Return float32 values that round to smaller dtypes exactly as the given values do.
 
-    torch itself rounds them to float32 first, to nearest, and what that makes a tie is not the
-    nearest then. Rounded towards 0 with the last bit set for what was lost, none becomes a tie
-    (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    torch itself rounds to the nearest float32 first. That can create a tie, which then rounds in
+    the wrong direction. Rounding towards 0 with the last bit set if anything was lost never creates
+    a tie (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     import torch
 
     if x.dtype == torch.int64:
-        # Of more than 2**40 the last 16 bits only say on which side of a tie it is; one says so.
+        # Above 2**40 the low 16 bits only decide on which side of a tie a value is: one bit is
+        # enough.
         low = x & 0xFFFF
         x = torch.where(x.abs() < 2**40, x, x - low + 0x8000 * (low != 0))
     wide = x.double()
@@ -236,26 +237,26 @@ def _round_to_odd(x: Tensor) -> Tensor:
 
 
 def print_value(x: ValueLike, label: str = "") -> Value:
-    """Return the operand, printed to stdout whenever the graph runs.
+    """Return the operand, and print it to stdout whenever the graph runs.
 
-    A line says the label, the dtype and the shape; the numbers follow as NumPy shows them, abridged
-    where there are more than 100.
+    The first line has the label, the dtype and the shape. The elements follow as NumPy prints them,
+    abridged if there are more than 100.
     """
     return apply("print", x, label=label)
 
 
-def infer_print(x: TensorType, *, label: str) -> TensorType:  # noqa: ARG001  # the label says nothing
-    """Return the operand's own type."""
+def infer_print(x: TensorType, *, label: str) -> TensorType:  # noqa: ARG001  # has no effect
+    """Return the type of the operand."""
     return x
 
 
 def lower_print(x: Tensor, *, label: str) -> Tensor:
-    """Return the tensor itself, once it is printed."""
+    """Print the tensor and return it."""
     import numpy as np
     import torch
 
     numbers = x.detach().cpu()
-    # NumPy has neither bfloat16 nor the types of eight bits; float32 holds all of them.
+    # NumPy has no bfloat16 and no 8-bit floats; float32 holds all their values.
     if x.is_floating_point() and x.dtype != torch.float64:
         numbers = numbers.float()
     title = f"{label}: " if label else ""

@@ -148,9 +148,10 @@ class PartUploads(ABC):
         found = self._call(path, "head_object")
         return str(found["ETag"]).strip('"') == tag
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small object."""
-        found = self._call(path, "get_object")
+    def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
+        """Return the content of a small object, or `nbytes` of it from `start` on."""
+        part = {} if nbytes is None else {"Range": f"bytes={start}-{start + nbytes - 1}"}
+        found = self._call(path, "get_object", **part)
         content: bytes = found["Body"].read()
         TRAFFIC.count(read=len(content))
         return content

@@ -3,98 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from queue import SimpleQueue
-from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, NamedTuple
+from threading import Condition
+from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
+from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.remote.part_limit import Coverage, FilledPart, PartLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.storage.base import Bytes, UploadedPart, Uploads
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.byte_range import ByteRange, FileRange
 
-__all__ = ["PartLimit", "UploadWriter", "part_size"]
+__all__ = ["UploadWriter", "part_size"]
 
 PART = 8 << 20
 _COPY = 1 << 20
-# How many parts are sent at a time, for all objects together.
-_REQUESTS = 8
 
 
 def part_size(uploads: Uploads, nbytes: int) -> int:
     """Return the bytes of each part of an object of `nbytes`."""
     return max(PART, uploads.least_part, -(-nbytes // uploads.most_parts))
-
-
-class _UploadTask(NamedTuple):
-    """A part that is to be sent, and what sends it."""
-
-    send: Callable[[int, bytearray], None]
-    number: int
-    data: bytearray
-
-
-class PartLimit:
-    """The memory of parts that are filled or sent, and the threads that send them.
-
-    A thread that begins a part waits while the limit is reached and parts are being sent, since
-    each of them makes room. Parts that are only filled make none, so that nothing waits for them.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._most = nbytes
-        self._used = 0
-        self._sending = 0
-        self._begun = 0
-        self._changed = Condition()
-        # Held while a part is in memory that the limit does not know.
-        self.alone = Lock()
-        self._queue: SimpleQueue[_UploadTask | None] = SimpleQueue()
-
-    def take(self, nbytes: int) -> bytearray:
-        """Return zeros for a part, when there is room."""
-        with self._changed:
-            while self._used + nbytes > self._most and self._sending:
-                self._changed.wait()
-            self._used += nbytes
-        return bytearray(nbytes)
-
-    def give_back(self, nbytes: int) -> None:
-        """Return the room of a part that is not sent."""
-        with self._changed:
-            self._used -= nbytes
-            self._changed.notify_all()
-
-    def send(self, send: Callable[[int, bytearray], None], number: int, data: bytearray) -> None:
-        """Have a part sent by another thread."""
-        with self._changed:
-            self._sending += 1
-            if self._begun < _REQUESTS:
-                self._begun += 1
-                Thread(target=self._run, name="weightctl-send", daemon=True).start()
-        self._queue.put(_UploadTask(send, number, data))
-
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task.send(task.number, task.data)
-            with self._changed:
-                self._sending -= 1
-                self._used -= len(task.data)
-                self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait until no part is being sent."""
-        with self._changed:
-            while self._sending:
-                self._changed.wait()
-
-    def close(self) -> None:
-        """End the threads."""
-        for _ in range(self._begun):
-            self._queue.put(None)
-        self._begun = 0
 
 
 class UploadWriter:
@@ -104,7 +34,8 @@ class UploadWriter:
     copies for it, if there is one: what is written to such a part is left out. `gaps` are ranges
     that stay zero, in order: a part is complete when all else of it is written. `kept` are parts
     that an earlier run has sent; what is written to them is left out. An object without an upload
-    is held until it is published.
+    is held until it is published. Where several writers fill an object, `take_rest`
+    returns the bytes of parts that are not complete, and `hold` takes those of others.
     """
 
     def __init__(
@@ -130,7 +61,9 @@ class UploadWriter:
         self._parts = parts
         self._starts = [start for start, *_ in parts]
         self._gaps = gaps
-        self._filling: dict[int, _FilledPart] = {}
+        self._filling: dict[int, FilledPart] = {}
+        # Bytes that are somewhere else until their part is complete, by the number of the part.
+        self._held: dict[int, list[tuple[int, ByteRange]]] = {}
         self._failure: OutputError | None = None
         self._changed = Condition()
 
@@ -138,9 +71,56 @@ class UploadWriter:
         """Have the store copy the parts that it has the bytes of."""
         for number, (_, _, source) in enumerate(self._parts, 1):
             if source is not None and self.upload and number not in self.sent:
-                with self._changed:
-                    self._filling[number] = _FilledPart(bytearray(), 0)
-                self._limit.send(self._send, number, bytearray())
+                self._send_later(number)
+
+    def _send_later(self, number: int) -> None:
+        """Have a part sent whose bytes are elsewhere."""
+        with self._changed:
+            self._filling[number] = FilledPart(bytearray())
+        self._limit.send(self._send, number, bytearray())
+
+    def hold(self, ranges: Iterable[tuple[int, ByteRange]]) -> None:
+        """Take bytes by their offsets, which are read when all others of their part are there.
+
+        Each range is inside one part.
+        """
+        for offset, held in ranges:
+            number = bisect_right(self._starts, offset)
+            if not len(held) or number in self.sent or self._parts[number - 1][2] is not None:
+                continue
+            with self._changed:
+                self._held.setdefault(number, []).append((offset, held))
+                part = self._filling.get(number)
+            if part is not None:
+                self._load(number, part, [(offset, held)])
+                self._send_if_full(number, part)
+            elif self.upload and self._is_full(number, self._cover_held(number)):
+                self._send_later(number)
+
+    def hold_bytes(self, offset: int, data: Bytes) -> None:
+        """Take bytes at an offset, without the memory of their whole part yet."""
+        view = memoryview(data).cast("B")
+        self.hold(
+            (offset + start, HeldRange(view[start:stop]))
+            for _, start, stop in self._list_sent(offset, len(view))
+        )
+
+    def _cover_held(self, number: int) -> Coverage:
+        """Return the bytes of a part that are held elsewhere."""
+        covered, first = Coverage(), self._starts[number - 1]
+        for offset, held in self._held.get(number, ()):
+            covered.add(offset - first, offset - first + len(held))
+        return covered
+
+    def _load(self, number: int, part: FilledPart, ranges: Iterable[tuple[int, ByteRange]]) -> None:
+        """Read bytes that are held elsewhere into a part."""
+        for offset, held in ranges:
+            start = offset - self._starts[number - 1]
+            part.data[start : start + len(held)] = held.read(0, len(held))
+            part.covered.add(start, start + len(held))
+
+    def _is_full(self, number: int, covered: Coverage) -> bool:
+        return covered.nbytes + self._count_gaps(number) == self._count_bytes(number)
 
     def _list_sent(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield the pieces of a range whose bytes are needed: number of the part, start and stop.
@@ -182,16 +162,24 @@ class UploadWriter:
             part = self._filling.get(number)
         if part is None:
             nbytes = self._count_bytes(number)
-            memory = self._limit.take(nbytes)
-            fresh = _FilledPart(memory, nbytes - self._count_gaps(number))
+            fresh = FilledPart(self._limit.take(nbytes))
             with self._changed:
                 part = self._filling.setdefault(number, fresh)
+                held = list(self._held.get(number, ()))
             if part is not fresh:
                 self._limit.give_back(nbytes)
+            elif held:
+                self._load(number, part, held)
         part.data[start : start + len(data)] = data
         with self._changed:
-            part.left -= len(data)
-            is_full = part.left == 0
+            part.covered.add(start, start + len(data))
+        self._send_if_full(number, part)
+
+    def _send_if_full(self, number: int, part: FilledPart) -> None:
+        with self._changed:
+            is_sent = part.is_sent
+            part.is_sent = part.is_sent or self._is_full(number, part.covered)
+            is_full = part.is_sent and not is_sent
         if is_full and self.upload:
             self._limit.send(self._send, number, part.data)
 
@@ -220,9 +208,12 @@ class UploadWriter:
             self._failure = OutputError(f"{self.path} cannot be written: {error}")
         with self._changed:
             del self._filling[number]
+            self._held.pop(number, None)
 
     def _send_part(self, number: int, data: bytearray) -> UploadedPart:
         source = self._parts[number - 1][2]
+        if source is None and not data:
+            data = self._read_held(number)
         if source is not None:
             found = self._uploads.copy_part(self.path, self.upload, number, source)
             if found is not None:
@@ -232,6 +223,36 @@ class UploadWriter:
                 source.file.read_into(source.offset, memoryview(data))
                 return self._uploads.put_part(self.path, self.upload, number, data)
         return self._uploads.put_part(self.path, self.upload, number, data)
+
+    def _read_held(self, number: int) -> bytearray:
+        """Return a part of which nothing was written here."""
+        part = FilledPart(bytearray(self._count_bytes(number)))
+        self._load(number, part, self._held.get(number, ()))
+        return part.data
+
+    def take_sent(self) -> dict[int, UploadedPart]:
+        """Wait until all complete parts are sent, and return and forget them."""
+        self._limit.wait()
+        self._refuse_failure()
+        sent, self.sent = self.sent, {}
+        return sent
+
+    def take_rest(self) -> list[tuple[int, memoryview]]:
+        """Return and forget the bytes of parts that are not complete, with their offsets."""
+        with self._changed:
+            filling, self._filling = self._filling, {}
+        for part in filling.values():
+            self._limit.give_back(len(part.data))
+        return [
+            (self._starts[number - 1] + start, memoryview(filling[number].data)[start:stop])
+            for number in sorted(filling)
+            for start, stop in filling[number].covered.ranges
+        ]
+
+    def add_sent(self, parts: Mapping[int, UploadedPart]) -> None:
+        """Take parts that other writers have sent."""
+        with self._changed:
+            self.sent.update(parts)
 
     def mark(self) -> frozenset[int]:
         """Return the parts that are not sent yet."""
@@ -269,7 +290,7 @@ class UploadWriter:
                     f"{self.path}: part {number} is not complete",
                     hint="this is an error in weightctl; please report it",
                 )
-            self._filling[number] = _FilledPart(self._limit.take(nbytes), 0)
+            self._filling[number] = FilledPart(self._limit.take(nbytes))
             self._send(number, self._filling[number].data)
             self._limit.give_back(nbytes)
             self._refuse_failure()
@@ -279,19 +300,9 @@ class UploadWriter:
         if self.upload:
             self._uploads.complete(self.path, self.upload, self.sent, force=force)
             return
-        held = self._filling.get(1)
-        data = held.data if held is not None else bytearray(self.nbytes)
+        part = self._filling.get(1)
+        data = self._read_held(1) if part is None else part.data
         self._uploads.put(self.path, data, force=force)
 
     def close(self) -> None:
         """Do nothing: an upload is ended by whoever began it."""
-
-
-class _FilledPart:
-    """A part in memory, and how many of its bytes are not written yet."""
-
-    __slots__ = ("data", "left")
-
-    def __init__(self, data: bytearray, left: int) -> None:
-        self.data = data
-        self.left = left

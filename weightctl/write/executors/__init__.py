@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -12,7 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor
 
-__all__ = ["EXECUTORS", "ExecutorLine", "WorkerLostError", "hold_executor", "is_local"]
+__all__ = [
+    "EXECUTORS",
+    "ExecutorLine",
+    "WorkerLostError",
+    "hold_executor",
+    "is_local",
+    "make_portable",
+]
 
 
 class WorkerLostError(Exception):
@@ -22,8 +30,8 @@ class WorkerLostError(Exception):
 class ExecutorLine(NamedTuple):
     """A kind of executor: `kind:ADDRESS` in `--on`, and what the address is.
 
-    `start` is the path of a function that takes the address and returns an executor. Workers that
-    are all on this machine are local.
+    `start` is the path of a function that takes the address and returns an executor; it is empty if
+    there is none. Workers that are all on this machine are local.
     """
 
     start: str
@@ -39,7 +47,21 @@ EXECUTORS = {
     "dask": ExecutorLine(
         "weightctl.write.executors.dask:start", "//HOST:PORT", "the workers of a Dask cluster"
     ),
+    "ranks": ExecutorLine(
+        "", "", "processes that torchrun, Slurm or Kubernetes start, each with this command"
+    ),
+    "ray": ExecutorLine(
+        "weightctl.write.executors.ray:start",
+        "//HOST:PORT",
+        "the workers of a Ray cluster, by default one on this machine",
+    ),
 }
+
+
+def is_shared(on: str | Executor) -> bool:
+    """Whether several processes run the same command and share its work, without an executor."""
+    line = EXECUTORS.get(on) if isinstance(on, str) else None
+    return line is not None and not line.start
 
 
 def is_local(on: str | Executor) -> bool:
@@ -64,11 +86,16 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
         return
     kind, _, address = on.partition(":")
     line = EXECUTORS.get(kind)
-    if line is None:
-        forms = ", ".join(f"{name}:{each.address}" for name, each in EXECUTORS.items())
+    if line is None or (address and not line.address):
+        forms = [f"{name}:{each.address}".rstrip(":") for name, each in EXECUTORS.items()]
         raise ConversionError(
             f"`{on}` does not name a kind of executor",
-            hint=f"choices: {forms}",
+            hint=f"choices: {', '.join(forms)}",
+        )
+    if not line.start:
+        raise ConversionError(
+            f"`{on}` has no workers that a command can use: it shares an output between processes",
+            hint="use it to convert or to shard; here, use another kind, such as processes:4",
         )
     # The table has no other functions.
     executor = cast("Callable[[str], Executor]", load(line.start))(address)
@@ -76,3 +103,12 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def make_portable(error: Exception) -> Exception:
+    """Return an error that another process can receive: the same, or one with the same text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 # made here
+    except Exception:  # noqa: BLE001 # an error of any library can be one that cannot be pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -7,27 +7,39 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
-from weightctl.storage.location import is_remote
+from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
-from weightctl.write.executors.batches import cut_batches, parse_task_size
+from weightctl.write.executors.batches import Batch, cut_batches, parse_task_size
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor, Future
 
-    from weightctl.storage.base import Writer
-    from weightctl.write.executors.worker import PlanRequest
-    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.executors.places import Place
+    from weightctl.write.executors.worker import BatchResult, PlanRequest
+    from weightctl.write.journal import Purpose
+    from weightctl.write.outcome import Outcome
     from weightctl.write.targets import Target
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["Distribution", "distribute", "plan_distribution"]
+__all__ = [
+    "Distribution",
+    "WorkerCounts",
+    "distribute",
+    "make_job",
+    "plan_distribution",
+    "refuse_seams",
+]
 
 # A batch whose workers end this often probably ends them.
 _MOST_LOST = 5
+# When nothing has ended for this many times the longest batch, and for this many seconds, what is
+# left gets a second worker.
+SLOW = 2.0
+PATIENCE = 10.0
 
 
 class Distribution(NamedTuple):
@@ -53,7 +65,7 @@ def plan_distribution(
     *,
     codecs: str = "",
     threads: int | None,
-    memory: int = 0,
+    memory: int,
     task_size: int | str,
 ) -> Distribution:
     """Return how a run is distributed; raises `ConversionError` if workers cannot do its work."""
@@ -62,70 +74,143 @@ def plan_distribution(
             "workers need the path of a checkpoint: they open it themselves",
             hint="save the weights to a file first, or remove `on`",
         )
-    if where.is_stream or is_remote(where.path):
+    if where.is_stream or has_commits(where.path):
         raise ConversionError(
-            f"workers cannot write to {where.path}: they write files that all of them can open",
-            hint="use a path on this machine or on a shared file system, or remove --on (on in "
-            "Python)",
+            f"workers cannot write to {where.path}, which takes the bytes in order",
+            hint="use a path on this machine or on a shared file system, or the URL of an object "
+            "store; or remove --on (on in Python)",
         )
     size = parse_task_size(task_size)
     return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
 
 
-def distribute(
-    distribution: Distribution,
-    purpose: Purpose,
-    tasks: Sequence[KeyedTask],
-    files: Sequence[Writer],
-    record: Callable[[list[Record], int], object],
-) -> None:
-    """Have workers do all tasks; `record` is called with the records of each batch, and its bytes.
+def refuse_seams(outcome: Outcome) -> None:
+    """Raise `ConversionError` if checksums of tensors stand between them, in an object of a store.
 
-    A batch whose worker has ended is given to another. Raises the first error of a batch, and
-    `OutputError` if workers end again and again.
+    No worker has all bytes of such a part.
     """
+    if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
+        raise ConversionError(
+            f"workers cannot write {outcome.where.format} files to {outcome.path}: the checksum of "
+            "each tensor follows it, and belongs to the same part of the upload",
+            hint="write safetensors or GGUF, or remove --on (on in Python)",
+        )
+
+
+def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, token: str) -> Job:
+    """Return what workers need to know."""
     from weightctl import __version__
 
-    job = Job(
-        new_token(),
+    return Job(
+        token,
         distribution.request,
         purpose,
-        tuple(file.path for file in files),
+        place,
         __version__,
         distribution.codecs,
         distribution.threads,
         distribution.memory,
         is_local(distribution.on),
     )
-    lost: Counter[int] = Counter()
+
+
+class WorkerCounts(NamedTuple):
+    """Counts of batches: all, done, lost with their worker, and given to a second worker."""
+
+    batches: int = 0
+    done: int = 0
+    lost: int = 0
+    copies: int = 0
+
+
+def distribute(
+    distribution: Distribution,
+    purpose: Purpose,
+    tasks: Sequence[KeyedTask],
+    place: Place,
+    accept: Callable[[BatchResult, int], object],
+) -> WorkerCounts:
+    """Run all tasks on workers; `accept` gets the result of each batch, and its bytes.
+
+    If a worker ends, its batch is given to another one. If no batch ends for a long time, those
+    that are left are also given to a second worker, and the first result counts. Raises the first
+    error of a batch, and `OutputError` if workers end repeatedly.
+    """
+    job = make_job(distribution, purpose, place, token=new_token())
     batches = cut_batches(tasks, distribution.task_size)
     with hold_executor(distribution.on) as executor:
-
-        def submit(number: int) -> Future[list[Record]]:
-            return executor.submit(
-                run_batch, job, tuple(task.key for task in batches[number].tasks)
-            )
-
-        running = {submit(number): number for number in range(len(batches))}
         try:
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    number = running.pop(future)
-                    try:
-                        found = future.result()
-                    except WorkerLostError as error:
-                        lost[number] += 1
-                        _refuse_more(lost[number], error)
-                        running[submit(number)] = number
-                    except BrokenExecutor as error:
-                        raise _explain_end(error) from error
-                    else:
-                        record(found, batches[number].made)
+            return _Run(executor, job, batches, accept).wait()
         finally:
-            for future in running:
-                future.cancel()
             release(job)  # an executor of threads has worked in this process
+
+
+class _Run:
+    """The batches of a job that an executor has."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        job: Job,
+        batches: Sequence[Batch],
+        accept: Callable[[BatchResult, int], object],
+    ) -> None:
+        self._executor = executor
+        self._job = job
+        self._batches = batches
+        self._accept = accept
+        self._counts = WorkerCounts(len(batches))
+        self._lost: Counter[int] = Counter()
+        self._left = set(range(len(batches)))
+        self._copied: set[int] = set()
+        self._running: dict[Future[BatchResult], int] = {}
+        self._longest = 0.0
+
+    def wait(self) -> WorkerCounts:
+        """Return when all batches are done."""
+        for number in sorted(self._left):
+            self._submit(number)
+        try:
+            while self._left:
+                most = max(SLOW * self._longest, PATIENCE) if self._longest else None
+                done, _ = wait(self._running, most, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._end(future, self._running.pop(future))
+                if not done:
+                    self._copy()
+        finally:
+            for future in self._running:
+                future.cancel()
+        return self._counts
+
+    def _submit(self, number: int) -> None:
+        keys = tuple(task.key for task in self._batches[number].tasks)
+        self._running[self._executor.submit(run_batch, self._job, number, keys)] = number
+
+    def _copy(self) -> None:
+        """Give what is left to second workers: one that is so slow may never end."""
+        for number in sorted(self._left - self._copied):
+            self._copied.add(number)
+            self._counts = self._counts._replace(copies=self._counts.copies + 1)
+            self._submit(number)
+
+    def _end(self, future: Future[BatchResult], number: int) -> None:
+        if number not in self._left:  # a second copy
+            return
+        try:
+            found = future.result()
+        except WorkerLostError as error:
+            self._lost[number] += 1
+            self._counts = self._counts._replace(lost=self._counts.lost + 1)
+            _refuse_more(self._lost[number], error)
+            self._submit(number)
+        except BrokenExecutor as error:
+            raise _explain_end(error) from error
+        else:
+            self._left.discard(number)
+            self._longest = max(self._longest, found.seconds)
+            self._counts = self._counts._replace(done=self._counts.done + 1)
+            self._accept(found, self._batches[number].made)
 
 
 def _refuse_more(count: int, error: WorkerLostError) -> None:

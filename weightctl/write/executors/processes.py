@@ -14,7 +14,7 @@ from threading import Lock, Thread, local
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from weightctl.errors import ConversionError
-from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors import WorkerLostError, make_portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +165,7 @@ def serve() -> None:
         try:
             answer = pickle.dumps((True, call.fn(*call.args, **call.kwargs)))
         except Exception as error:  # noqa: BLE001
-            answer = _pickle_error(error)
+            answer = pickle.dumps((False, make_portable(error)))
         results.write(answer)
         results.flush()
 
@@ -183,12 +183,3 @@ def _receive(calls: BinaryIO, waiting: SimpleQueue[_ProcessCall]) -> None:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _pickle_error(error: Exception) -> bytes:
-    try:
-        made = pickle.dumps((False, error))
-        pickle.loads(made)  # noqa: S301 # made here
-    except Exception:  # noqa: BLE001 # an error of any library can be one that cannot be pickled
-        made = pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-    return made

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
-from weightctl.storage.local import FileWriter
 from weightctl.storage.location import is_remote
 from weightctl.write.describe import identify_run
 from weightctl.write.targets import Target
@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
+    from weightctl.write.executors.places import Delivered, OpenPlace, Place
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import KeyedTask
 
 __all__ = [
     "DEFAULT_TASK",
+    "BatchResult",
     "BatchWork",
     "Job",
     "PlanRequest",
     "PlannedWork",
     "digest_codecs",
+    "do_batch",
     "release",
     "run_batch",
 ]
@@ -129,7 +132,7 @@ def _make_absolute(path: str) -> str:
 class Job(NamedTuple):
     """What all workers of a run need to know.
 
-    `paths` are those of the temporary files. `version` and `codecs` are those of the run:
+    `place` is where they write. `version` and `codecs` are those of the run:
     a worker with others would write other bytes. Where all workers are local,
     the run itself waits for the disk.
     """
@@ -137,7 +140,7 @@ class Job(NamedTuple):
     token: str
     request: PlanRequest
     purpose: Purpose
-    paths: tuple[str, ...]
+    place: Place
     version: str
     codecs: str
     threads: int
@@ -145,10 +148,18 @@ class Job(NamedTuple):
     is_local: bool
 
 
+class BatchResult(NamedTuple):
+    """The records of a batch, what it has sent to a store, and the seconds that it took."""
+
+    records: list[Record]
+    delivered: Delivered
+    seconds: float
+
+
 class _Prepared(NamedTuple):
     token: str
     planned: PlannedWork
-    files: list[FileWriter]
+    place: OpenPlace
 
 
 # The plan of the job that this process works on; planning can take many seconds.
@@ -156,29 +167,42 @@ _PREPARED: list[_Prepared] = []
 _LOCK = Lock()
 
 
-def run_batch(job: Job, keys: Sequence[Any]) -> list[Record]:
-    """Carry out tasks of a job; their bytes are on the disk, or in this machine's memory, then.
+def run_batch(job: Job, number: int, keys: Sequence[Any]) -> BatchResult:
+    """Carry out tasks of a job, the batch with a number.
 
-    Raises the errors of the work, and `ConversionError` if this worker would write other bytes.
+    Their bytes are on the disk then, in this machine's memory, or in the store. Raises the errors
+    of the work, and `ConversionError` if this worker would write other bytes.
     """
     # An executor of threads runs several batches at a time; they share the work.
     with _LOCK:
-        planned, files = _prepare(job)
-        tasks = planned.work.assign(keys)
-        records: list[Record] = []
+        _, planned, place = _prepare(job)
+        return do_batch(planned, place, job, number, keys)
 
-        def do(task: Any, ended: Event) -> None:
-            def report(_: int) -> None:
-                if ended.is_set():
-                    raise StoppedError
 
-            records.extend(planned.work.do(task, files, report))
+def do_batch(
+    planned: PlannedWork, place: OpenPlace, job: Job, number: int, keys: Sequence[Any]
+) -> BatchResult:
+    """Carry out the batch with a number, in files that are open; errors are those of the work."""
+    started = time.monotonic()
+    tasks = planned.work.assign(keys)
+    records: list[Record] = []
 
+    def do(task: Any, ended: Event) -> None:
+        def report(_: int) -> None:
+            if ended.is_set():
+                raise StoppedError
+
+        records.extend(planned.work.do(task, place.files, report))
+
+    try:
         run_all(do, tasks, threads=job.threads)
         planned.plan.source.refuse_change()
-        for file in () if job.is_local else sorted({record.file for record in records}):
-            files[file].sync()
-    return records
+        files = {record.file for record in records}
+        delivered = place.deliver(f"{job.token}-{number}", files, is_local=job.is_local)
+    except BaseException:
+        place.drop()
+        raise
+    return BatchResult(records, delivered, time.monotonic() - started)
 
 
 def release(job: Job) -> None:
@@ -190,13 +214,12 @@ def release(job: Job) -> None:
 
 def _close_prepared() -> None:
     while _PREPARED:
-        for file in _PREPARED.pop().files:
-            file.close()
+        _PREPARED.pop().place.close()
 
 
-def _prepare(job: Job) -> tuple[PlannedWork, list[FileWriter]]:
+def _prepare(job: Job) -> _Prepared:
     if _PREPARED and _PREPARED[0].token == job.token:
-        return _PREPARED[0].planned, _PREPARED[0].files
+        return _PREPARED[0]
     _close_prepared()
     from weightctl import __version__
 
@@ -207,12 +230,10 @@ def _prepare(job: Job) -> tuple[PlannedWork, list[FileWriter]]:
         )
     planned = job.request.make_work(threads=job.threads, memory=job.memory)
     _refuse_other(job, planned)
-    layouts = planned.outcome.parts.values()
-    files: list[FileWriter] = []
-    for path, layout in zip(job.paths, layouts, strict=True):
-        files.append(FileWriter(path, layout.nbytes, create=False))
-    _PREPARED.append(_Prepared(job.token, planned, files))
-    return planned, files
+    layouts = list(planned.outcome.parts.values())
+    place = job.place.open(planned.plan, layouts, memory=job.memory)
+    _PREPARED.append(_Prepared(job.token, planned, place))
+    return _PREPARED[0]
 
 
 def _refuse_other(job: Job, planned: PlannedWork) -> None:

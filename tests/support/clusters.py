@@ -1,0 +1,92 @@
+"""Clusters of Ray and Dask on this machine, whose workers can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+__all__ = ["CLUSTERS", "Cluster", "start_cluster"]
+
+
+class Cluster(NamedTuple):
+    """A cluster with two workers: what `--on` needs in this process, and in any other process.
+
+    `list_workers` returns the ids of the processes that are at work.
+    """
+
+    on: str
+    variables: dict[str, str]
+    list_workers: Callable[[], list[int]]
+
+    def kill_worker(self) -> bool:
+        """Kill a worker; return False if none is at work."""
+        for number in self.list_workers():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+                return True
+        return False
+
+
+@contextmanager
+def _start_dask() -> Generator[Cluster, None, None]:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+
+        def list_workers() -> list[int]:
+            # A worker that has just ended cannot be asked.
+            with suppress(OSError):
+                return [*client.run(os.getpid).values()]
+            return []
+
+        yield Cluster(f"dask:{cluster.scheduler_address[len('tcp:') :]}", {}, list_workers)
+
+
+@contextmanager
+def _start_ray() -> Generator[Cluster, None, None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+
+    found: Any = ray
+    context = found.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
+    try:
+        address = context.address_info["gcs_address"]
+        yield Cluster("ray", {"RAY_ADDRESS": address}, lambda: [*_list_ray_workers()])
+    finally:
+        found.shutdown()
+
+
+def _list_ray_workers() -> Iterator[int]:
+    """Yield the workers that run a call, and were started by this process."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                is_at_work = file.read().startswith(b"ray::_answer")
+            if is_at_work and os.getpid() in _list_parents(int(name)):
+                yield int(name)
+
+
+def _list_parents(number: int) -> Iterator[int]:
+    while number > 1:
+        with open(f"/proc/{number}/stat") as file:
+            number = int(file.read().rpartition(")")[2].split()[1])
+        yield number
+
+
+CLUSTERS = {"ray": _start_ray, "dask": _start_dask}
+
+
+def start_cluster(kind: str) -> Any:
+    """Return a context manager that starts a cluster and ends it."""
+    return CLUSTERS[kind]()

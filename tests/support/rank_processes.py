@@ -1,0 +1,127 @@
+"""Processes that share an output with `--on ranks`; as a program, this is one of them.
+
+The program gets its work as JSON, and prints what it has done as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["end_ranks", "run_ranks", "start_rank"]
+
+_SUPPORT = os.path.dirname(os.path.abspath(__file__))
+
+
+def start_rank(
+    rank: int,
+    command: str,
+    source: str | Path,
+    out: str | Path,
+    *,
+    ranks: int | None = 4,
+    kill_at: int | None = None,
+    beat: bool = True,
+    part: int | None = None,
+    **options: Any,
+) -> subprocess.Popen[str]:
+    """Start the process of a rank.
+
+    It kills itself when it begins its batch number `kill_at`. Without `beat`, it seems to be on
+    another machine, and gives no signs of life. `part` is the size of parts of uploads.
+    """
+    given = {
+        "command": command,
+        "source": os.fspath(source),
+        "out": os.fspath(out),
+        "kill_at": kill_at,
+        "beat": beat,
+        "part": part,
+        "options": options,
+    }
+    variables = {"RANK": str(rank)} | ({"WORLD_SIZE": str(ranks)} if ranks is not None else {})
+    return subprocess.Popen(
+        [sys.executable, __file__, json.dumps(given)],
+        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join([*sys.path, _SUPPORT])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_ranks(processes: Iterable[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """Wait for processes; return what each has printed, its exit code and its errors."""
+    found: list[dict[str, Any]] = []
+    for process in processes:
+        printed, errors = process.communicate(timeout=120)
+        entry: dict[str, Any] = json.loads(printed) if printed else {}
+        found.append({**entry, "code": process.returncode, "errors": errors})
+    return found
+
+
+def run_ranks(
+    order: Sequence[int],
+    command: str,
+    source: str | Path,
+    out: str | Path,
+    kill_at: Mapping[int, int] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Run the processes of ranks at the same time, started in this order."""
+    kill_at = kill_at or {}
+    started = [
+        start_rank(
+            rank, command, source, out, ranks=len(order), kill_at=kill_at.get(rank), **options
+        )
+        for rank in order
+    ]
+    return end_ranks(started)
+
+
+def _work(given: Mapping[str, Any]) -> dict[str, Any]:
+    import weightctl
+    from weightctl.storage.remote import upload
+    from weightctl.write.executors import members, ranks
+
+    ranks._POLL, members.BEAT, members.LEASE = 0.02, 0.1, 1.0
+    if given["part"]:
+        from weightctl.storage.remote.s3_uploads import S3Uploads
+
+        upload.PART = given["part"]
+        S3Uploads.least_part = given["part"]
+    if not given["beat"]:
+        members._name_host = lambda: "elsewhere"
+        members.BEAT = 1000.0
+    count = 0
+    do_batch = ranks.do_batch
+
+    def count_batches(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == given["kill_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return do_batch(*arguments)
+
+    ranks.do_batch = count_batches
+    options = {"on": "ranks", **given["options"]}
+    made: Any = getattr(weightctl, given["command"])(given["source"], given["out"], **options)
+    saved = made if given["command"] == "gather" else made.saved
+    losses = {name: repr(loss) for name, loss in saved.losses.items()}
+    return {
+        "workers": saved.workers._asdict(),
+        "is_last": saved.is_last,
+        "losses": losses,
+        "kept": saved.kept_bytes,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_work(json.loads(sys.argv[1]))))

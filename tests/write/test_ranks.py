@@ -1,0 +1,237 @@
+"""Processes that share an output without an engine write the bytes of a single run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import weightctl
+from rank_processes import end_ranks, run_ranks, start_rank
+from weightctl import convert, shard
+from weightctl.errors import ConversionError, OutputError
+from weightctl.write.executors.members import RankIdentity, find_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RULES = {"layer.*.weight": "columnwise"}
+WORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gguf": ("convert", "out.gguf", {"quant": "Q4_K"}),
+    "parts": (
+        "convert", "out", {"dtype": "bf16", "max_shard_size": "3MB", "to": "safetensors"},
+    ),
+    "pytorch": ("convert", "out.pt", {"dtype": "f16"}),
+    "shards": ("shard", "out", {"tp": 2, "rules": RULES}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    numbers = np.random.default_rng(7)
+    tensors = {
+        f"layer.{number}.weight": numbers.standard_normal((512, 512), np.float32)
+        for number in range(16)
+    }
+    save_file({**tensors, "norm.bias": np.ones(3, np.float32)}, path)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Return the bytes of all files at a path, by their names below it."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def write_single(work: str, model: Path, folder: Path) -> Path:
+    """Return the output of one process."""
+    command, name, options = WORKS[work]
+    folder.mkdir()
+    getattr(weightctl, command)(model, folder / name, **options)
+    return folder / name
+
+
+def work_of(work: str, model: Path, folder: Path) -> tuple[str, Path, Path, dict[str, Any]]:
+    command, name, options = WORKS[work]
+    folder.mkdir(exist_ok=True)
+    return command, model, folder / name, options
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> None:
+    single = write_single(work, model, tmp_path / "single")
+    order = random.Random(work).sample(range(4), 4)
+    command, source, out, options = work_of(work, model, tmp_path / "shared")
+    ended = run_ranks(order, command, source, out, **options)
+    assert [each["code"] for each in ended] == [0, 0, 0, 0], ended
+    assert contents(out) == contents(single)
+    assert os.listdir(out.parent) == [out.name]
+    assert [each["is_last"] for each in ended].count(True) == 1
+    assert sum(each["workers"]["done"] for each in ended) == ended[0]["workers"]["batches"]
+
+
+def test_all_ranks_report_the_losses_of_a_single_run(model: Path, tmp_path: Path) -> None:
+    single = convert(model, tmp_path / "single.gguf", quant="Q4_K")
+    ended = run_ranks([0, 1], "convert", model, tmp_path / "out.gguf", quant="Q4_K")
+    wanted = {name: repr(loss) for name, loss in single.losses.items()}
+    assert [each["losses"] for each in ended] == [wanted, wanted]
+
+
+def test_ranks_that_run_one_after_the_other_write_the_same_bytes(
+    model: Path, tmp_path: Path
+) -> None:
+    single = write_single("gguf", model, tmp_path / "single")
+    command, source, out, options = work_of("gguf", model, tmp_path / "shared")
+    for rank, kill_at in ((2, 3), (0, 4), (3, 5)):
+        start = start_rank(rank, command, source, out, kill_at=kill_at, **options)
+        assert end_ranks([start])[0]["code"] == -signal.SIGKILL
+    last = end_ranks([start_rank(1, command, source, out, **options)])[0]
+    assert last["code"] == 0, last
+    assert last["workers"]["lost"] == 3
+    assert contents(out) == contents(single)
+    late = end_ranks([start_rank(2, command, source, out, **options)])[0]
+    assert late["code"] == 0, late
+    assert not late["is_last"]
+    assert late["losses"] == last["losses"]
+    for rank in (0, 3):
+        end_ranks([start_rank(rank, command, source, out, **options)])
+    assert os.listdir(out.parent) == [out.name]
+
+
+def test_the_work_of_a_killed_rank_is_taken_over(model: Path, tmp_path: Path) -> None:
+    single = write_single("shards", model, tmp_path / "single")
+    command, source, out, options = work_of("shards", model, tmp_path / "shared")
+    ended = run_ranks([0, 1, 2, 3], command, source, out, kill_at={1: 1, 3: 2}, **options)
+    assert [each["code"] for each in ended] == [0, -signal.SIGKILL, 0, -signal.SIGKILL], ended
+    assert sum(each["workers"]["lost"] for each in ended if not each["code"]) == 2
+    assert contents(out) == contents(single)
+
+
+def test_the_work_of_a_machine_that_gives_no_signs_of_life_is_taken_over(
+    model: Path, tmp_path: Path
+) -> None:
+    single = write_single("gguf", model, tmp_path / "single")
+    command, source, out, options = work_of("gguf", model, tmp_path / "shared")
+    gone = start_rank(0, command, source, out, kill_at=3, beat=False, **options)
+    assert end_ranks([gone])[0]["code"] == -signal.SIGKILL
+    ended = end_ranks([start_rank(1, command, source, out, **options)])[0]
+    assert ended["code"] == 0, ended
+    assert contents(out) == contents(single)
+
+
+def test_another_engine_continues_what_ranks_have_begun(model: Path, tmp_path: Path) -> None:
+    single = write_single("gguf", model, tmp_path / "single")
+    command, source, out, options = work_of("gguf", model, tmp_path / "shared")
+    end_ranks([start_rank(0, command, source, out, kill_at=5, **options)])
+    again = convert(model, out, on="processes:2", **options)
+    assert again.kept_bytes > 0
+    assert contents(out) == contents(single)
+    assert os.listdir(out.parent) == [out.name]
+
+
+def test_ranks_continue_what_one_process_has_begun(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weightctl.write import journal
+
+    monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0)
+    single = write_single("gguf", model, tmp_path / "single")
+    command, source, out, options = work_of("gguf", model, tmp_path / "shared")
+    done: list[int] = []
+
+    def stop(nbytes: int) -> None:
+        done.append(nbytes)
+        if len(done) == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, threads=1, progress=stop, **options)
+    ended = run_ranks([1, 0], command, source, out, **options)
+    assert [each["code"] for each in ended] == [0, 0], ended
+    assert all(each["kept"] > 0 for each in ended)
+    assert contents(out) == contents(single)
+    assert os.listdir(out.parent) == [out.name]
+
+
+def test_one_process_is_refused_while_ranks_are_at_work(model: Path, tmp_path: Path) -> None:
+    from weightctl.write.executors.markers import markers_of
+    from weightctl.write.journal import Purpose
+
+    with (
+        markers_of(str(tmp_path / "out.gguf"), Purpose("", "")).hold(),
+        pytest.raises(OutputError, match="another run is writing"),
+    ):
+        convert(model, tmp_path / "out.gguf", quant="Q4_K")
+
+
+def test_an_error_that_all_ranks_would_have_leaves_nothing(tmp_path: Path) -> None:
+    values = np.ones((512, 512), np.float32)
+    values[100, 5] = np.nan
+    save_file({"layer.weight": values}, tmp_path / "model.safetensors")
+    model, out = tmp_path / "model.safetensors", tmp_path / "out.gguf"
+    ended = run_ranks([0, 1], "convert", model, out, quant="Q4_K")
+    assert all(each["code"] == 1 for each in ended)
+    assert any("`layer.weight` has nan at element 51205" in each["errors"] for each in ended)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_an_output_that_exists_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.gguf").write_bytes(b"mine")
+    ended = run_ranks([0, 1], "convert", model, tmp_path / "out.gguf", quant="Q4_K")
+    assert [each["code"] for each in ended] == [1, 1]
+    assert all("out.gguf exists" in each["errors"] for each in ended)
+    assert (tmp_path / "out.gguf").read_bytes() == b"mine"
+    forced = run_ranks([0, 1], "convert", model, tmp_path / "out.gguf", quant="Q4_K", force=True)
+    assert [each["code"] for each in forced] == [0, 0], forced
+    assert (tmp_path / "out.gguf").read_bytes() != b"mine"
+
+
+def test_ranks_gather_shards(model: Path, tmp_path: Path) -> None:
+    shard(model, tmp_path / "tp2", tp=2, rules=RULES)
+    weightctl.gather(tmp_path / "tp2", tmp_path / "single.safetensors")
+    ended = run_ranks([0, 1], "gather", tmp_path / "tp2", tmp_path / "out.safetensors")
+    assert [each["code"] for each in ended] == [0, 0], ended
+    assert contents(tmp_path / "out.safetensors") == contents(tmp_path / "single.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("variables", "identity"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "8"}, RankIdentity(3, 8)),
+        ({"JOB_COMPLETION_INDEX": "2"}, RankIdentity(2)),
+        ({"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"}, RankIdentity(2, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, RankIdentity(1, 2)),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "5",
+                "SLURM_ARRAY_TASK_MIN": "1",
+                "SLURM_ARRAY_TASK_COUNT": "8",
+            },
+            RankIdentity(4, 8),
+        ),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "1",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+                "SLURM_PROCID": "3",
+                "SLURM_NTASKS": "4",
+            },
+            RankIdentity(7, 8),
+        ),
+    ],
+)
+def test_the_rank_is_in_the_environment(variables: dict[str, str], identity: RankIdentity) -> None:
+    assert find_rank(variables) == identity
+
+
+def test_a_rank_that_is_not_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConversionError, match="needs the number of this process"):
+        find_rank({})
+    with pytest.raises(ConversionError, match="RANK is not a number: 'two'"):
+        find_rank({"RANK": "two"})

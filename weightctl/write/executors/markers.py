@@ -1,0 +1,249 @@
+"""Markers by which processes that know nothing of each other share a run.
+
+Each is a small file in a directory beside the output, or a small object, and is created by one of
+them only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from contextlib import contextmanager, nullcontext, suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weightctl.errors import OutputError
+from weightctl.storage.base import cannot_write
+from weightctl.storage.location import is_remote
+from weightctl.system.temporary import RANKS, new_token, temporary_name
+from weightctl.text.untyped import is_object
+from weightctl.write.executors.rests import Rest, format_rest, parse_rest, uploads_of
+from weightctl.write.journal import Record, format_line, format_record, parse_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from weightctl.storage.base import Uploads
+    from weightctl.write.journal import Purpose
+
+__all__ = [
+    "DONE",
+    "DoneBatch",
+    "Markers",
+    "format_done",
+    "format_json",
+    "markers_of",
+    "parse_done",
+    "parse_json",
+    "ranks_token",
+    "read_done",
+]
+
+# Begins the name of the marker of a batch that is done; its number follows.
+DONE = "done-"
+_NEW = ".new-"
+
+
+class Markers(Protocol):
+    """Small contents by name; every method may raise `OutputError`."""
+
+    def create(self, name: str, content: bytes, /) -> bool:
+        """Create a marker, which appears whole; return False if there is one of this name."""
+        ...
+
+    def put(self, name: str, content: bytes, /) -> None:
+        """Create or replace a marker."""
+        ...
+
+    def read(self, name: str, /) -> bytes | None:
+        """Return the content of a marker, None if there is none of this name."""
+        ...
+
+    def list_names(self) -> list[str]:
+        """Return the names of all markers, in order."""
+        ...
+
+    def remove(self, names: Iterable[str] | None = None, /) -> None:
+        """Remove markers, by default all of them."""
+        ...
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Have other runs on this machine see, during the block, that this one uses them."""
+        ...
+
+
+class _FileMarkers:
+    """Markers in a directory, which is created with the first of them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def create(self, name: str, content: bytes) -> bool:
+        path = os.path.join(self._path, name)
+        new = self._write_new(content)
+        try:
+            # Unlike a file that is opened and then written, a link has all of the content at once.
+            os.link(new, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        finally:
+            with suppress(OSError):
+                os.unlink(new)
+        return True
+
+    def put(self, name: str, content: bytes) -> None:
+        path = os.path.join(self._path, name)
+        try:
+            os.replace(self._write_new(content), path)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def _write_new(self, content: bytes) -> str:
+        path = os.path.join(self._path, f"{_NEW}{new_token()}")
+        try:
+            os.makedirs(self._path, exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        return path
+
+    def read(self, name: str) -> bytes | None:
+        path = os.path.join(self._path, name)
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+
+    def list_names(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._path) if not name.startswith(_NEW))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise OutputError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def remove(self, names: Iterable[str] | None = None) -> None:
+        if names is None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            return
+        for name in names:
+            with suppress(OSError):
+                os.unlink(os.path.join(self._path, name))
+
+    @contextmanager
+    def hold(self) -> Generator[None, None, None]:
+        descriptor = -1
+        try:
+            with suppress(OSError):  # not all file systems have such locks
+                os.makedirs(self._path, exist_ok=True)
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class _ObjectMarkers:
+    """Markers in an object store."""
+
+    def __init__(self, prefix: str, uploads: Uploads) -> None:
+        self._prefix = f"{prefix}/"
+        self._uploads = uploads
+
+    def create(self, name: str, content: bytes) -> bool:
+        from weightctl.storage.remote.requests import ExistingObjectError  # needs obstore
+
+        try:
+            self._uploads.put(self._prefix + name, content, force=False)
+        except ExistingObjectError:
+            return False
+        return True
+
+    def put(self, name: str, content: bytes) -> None:
+        self._uploads.put(self._prefix + name, content, force=True)
+
+    def read(self, name: str) -> bytes | None:
+        from weightctl.storage.remote.requests import MissingObjectError  # needs obstore
+
+        try:
+            return self._uploads.read(self._prefix + name)
+        except MissingObjectError:
+            return None
+
+    def list_names(self) -> list[str]:
+        found = self._uploads.list_objects(self._prefix)
+        return sorted(url.removeprefix(self._prefix) for url in found)
+
+    def remove(self, names: Iterable[str] | None = None) -> None:
+        wanted = self.list_names() if names is None else names
+        self._uploads.delete([self._prefix + name for name in wanted])
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def ranks_token(purpose: Purpose) -> str:
+    """Return the token in the name of the markers of runs with a purpose."""
+    return sha256("".join(purpose).encode()).hexdigest()[:8]
+
+
+def markers_of(path: str, purpose: Purpose) -> Markers:
+    """Return the markers of runs with a purpose that write to a path or URL."""
+    place = temporary_name(path, ranks_token(purpose)) + RANKS
+    return _ObjectMarkers(place, uploads_of(path)) if is_remote(path) else _FileMarkers(place)
+
+
+class DoneBatch(NamedTuple):
+    """What the marker of a batch that is done has: its records, and what it has left of parts."""
+
+    records: tuple[Record, ...]
+    rest: Rest | None
+
+
+def format_done(records: Iterable[Record], rest: Rest | None) -> bytes:
+    """Return the content of the marker of a batch that is done."""
+    lines = [] if rest is None else [format_line(format_rest(rest))]
+    return "".join([*lines, *map(format_record, records)]).encode("ascii")
+
+
+def read_done(markers: Markers) -> dict[str, DoneBatch]:
+    """Return the batches that are done, by the names of their markers."""
+    found: dict[str, DoneBatch] = {}
+    for name in markers.list_names():
+        content = markers.read(name) if name.startswith(DONE) else None
+        if content is not None:
+            found[name] = parse_done(content)
+    return found
+
+
+def parse_done(content: bytes) -> DoneBatch:
+    """Return what the marker of a batch says."""
+    records, others = parse_entries(content.split(b"\n")[:-1])
+    rests = [rest for rest in map(parse_rest, others) if rest is not None]
+    return DoneBatch(tuple(records), rests[0] if rests else None)
+
+
+def format_json(entry: Mapping[str, Any]) -> bytes:
+    """Return the content of a marker that has an object."""
+    return format_line(entry).encode("ascii")
+
+
+def parse_json(content: bytes | None) -> Mapping[str, Any]:
+    """Return the object in a marker, empty if there is none."""
+    try:
+        entry: Any = json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return entry if is_object(entry) else {}

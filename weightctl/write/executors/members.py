@@ -1,0 +1,219 @@
+"""The processes that share a run without an engine: their numbers, claims, and signs of life."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from weightctl.errors import ConversionError, OutputError
+from weightctl.system.temporary import new_token
+from weightctl.write.executors.markers import format_json, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.write.executors.markers import Markers
+
+__all__ = ["CLAIM", "Membership", "RankIdentity", "find_rank"]
+
+# Begins the name of a claim; the name of what is claimed, and the number of the claim, follow.
+CLAIM = "claim-"
+_ALIVE = "alive-"
+# Seconds between signs of life, and without one until a process is taken for ended.
+BEAT = 10.0
+LEASE = 60.0
+
+
+class RankIdentity(NamedTuple):
+    """The number of a process among those that were started, and how many these are, if known."""
+
+    rank: int
+    ranks: int | None = None
+
+
+class _RankVariables(NamedTuple):
+    """Environment variables: the rank, the least rank, and the number of ranks."""
+
+    rank: str
+    ranks: str
+    least: str = ""
+
+
+_SLURM_ARRAY = _RankVariables(
+    "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"
+)
+_SLURM_STEP = _RankVariables("SLURM_PROCID", "SLURM_NTASKS")
+_SOURCES = (
+    _RankVariables("RANK", "WORLD_SIZE"),
+    _RankVariables("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+)
+
+
+def find_rank(environment: Mapping[str, str] = os.environ) -> RankIdentity:
+    """Return the rank that torchrun, Slurm or Kubernetes have given to this process.
+
+    Raises `ConversionError` if none has.
+    """
+    for source in _SOURCES:
+        if source.rank in environment:
+            return _read_rank(source, environment)
+    array = step = RankIdentity(0, 1)
+    if _SLURM_ARRAY.rank in environment:
+        array = _read_rank(_SLURM_ARRAY, environment)
+    if _SLURM_STEP.rank in environment:
+        step = _read_rank(_SLURM_STEP, environment)
+    elif _SLURM_ARRAY.rank not in environment:
+        raise ConversionError(
+            "--on ranks needs the number of this process, which is not in the environment",
+            hint="start weightctl with torchrun, srun, a Slurm array or a Kubernetes indexed job, "
+            "or set RANK and WORLD_SIZE",
+        )
+    count = None if array.ranks is None or step.ranks is None else array.ranks * step.ranks
+    return RankIdentity(array.rank * (step.ranks or 1) + step.rank, count)
+
+
+def _read_rank(source: _RankVariables, environment: Mapping[str, str]) -> RankIdentity:
+    rank, least, count = (_read_number(name, environment) for name in
+                          (source.rank, source.least, source.ranks))  # fmt: skip
+    return RankIdentity((rank or 0) - (least or 0), count)
+
+
+def _read_number(name: str, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise ConversionError(
+            f"the environment variable {name} is not a number: {text!r}",
+            hint="set it to the number that this process has, from 0",
+        )
+    return int(text)
+
+
+class _Beat(NamedTuple):
+    """A sign of life, and the second at which this process saw it first."""
+
+    content: bytes
+    seen: float
+
+
+class Membership:
+    """This process among those that share a run.
+
+    As long as the block of its `with` statement runs, it gives signs of life. `token` names it in
+    claims.
+    """
+
+    def __init__(self, markers: Markers, identity: RankIdentity) -> None:
+        self.token = new_token()
+        self.identity = identity
+        self._markers = markers
+        self._entry = {"rank": identity.rank, **_describe_process(os.getpid())}
+        self._beats: dict[str, _Beat] = {}
+        self._count = 0
+        self._ended = Event()
+        self._thread = Thread(target=self._run, name="weightctl-alive", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        with suppress(OutputError):
+            self._markers.remove([f"{_ALIVE}{self.token}"])
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT):
+            with suppress(OutputError):  # the next may arrive
+                self._beat()
+
+    def _beat(self) -> None:
+        self._count += 1
+        content = format_json({**self._entry, "beat": self._count})
+        self._markers.put(f"{_ALIVE}{self.token}", content)
+
+    def claim(self, what: str, names: Iterable[str], *, even_if_running: bool = False) -> bool:
+        """Claim work, unless a process that runs has; return whether that succeeded.
+
+        `names` are those of the markers. With `even_if_running`, claim it for a second time.
+        """
+        claims = self.list_claims(what, names)
+        if claims and not even_if_running and not self.is_void(claims[-1]):
+            return False
+        content = format_json({"by": self.token})
+        return self._markers.create(f"{CLAIM}{what}-{len(claims):04d}", content)
+
+    @staticmethod
+    def list_claims(what: str, names: Iterable[str]) -> list[str]:
+        """Return the names of the claims on some work, in order."""
+        return sorted(name for name in names if name.startswith(f"{CLAIM}{what}-"))
+
+    def is_void(self, claim: str) -> bool:
+        """Whether the process of a claim has ended."""
+        owner = parse_json(self._markers.read(claim)).get("by")
+        return owner != self.token and self._has_ended(str(owner))
+
+    def list_others(self, names: Iterable[str]) -> list[str]:
+        """Return the tokens of other processes that have not ended."""
+        tokens = [name.removeprefix(_ALIVE) for name in names if name.startswith(_ALIVE)]
+        return [each for each in tokens if each != self.token and not self._has_ended(each)]
+
+    def _has_ended(self, token: str) -> bool:
+        content = self._markers.read(f"{_ALIVE}{token}")
+        if content is None:
+            return True
+        entry = parse_json(content)
+        if entry.get("rank") == self.identity.rank:
+            return True  # this process was started in its place
+        if entry.get("host") == self._entry["host"]:
+            number = entry.get("process")
+            return type(number) is not int or _describe_process(number) != {
+                name: entry.get(name) for name in ("host", "process", "started")
+            }
+        # The clocks of machines differ, so that only the clock of this process counts.
+        known = self._beats.get(token)
+        if known is None or known.content != content:
+            self._beats[token] = _Beat(content, time.monotonic())
+            return False
+        return time.monotonic() - known.seen > LEASE
+
+
+def _describe_process(number: int) -> dict[str, Any]:
+    """Return what tells a process from all others; nothing about its start if it has ended."""
+    return {"host": _name_host(), "process": number, "started": _find_start(number)}
+
+
+def _name_host() -> str:
+    """Return a name for where process ids have a meaning: a machine, or a container."""
+    parts = [socket.gethostname()]
+    for path in ("/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            if os.path.islink(path):
+                parts.append(os.readlink(path))
+            else:
+                with open(path, encoding="ascii") as file:
+                    parts.append(file.read().strip())
+    return " ".join(parts)
+
+
+def _find_start(number: int) -> str:
+    """Return when a process has started; empty if it has ended."""
+    try:
+        with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return ""
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(number, 0)
+            return "running"
+        return ""
+    return "" if fields[0] in {"Z", "X"} else fields[19]

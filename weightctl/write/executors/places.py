@@ -1,0 +1,173 @@
+"""Where workers write: temporary files that all of them can open, or uploads of an object store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from weightctl.storage.local import FileWriter
+from weightctl.storage.remote.part_limit import PartLimit
+from weightctl.storage.remote.upload import UploadWriter
+from weightctl.write.executors.rests import Rest, RestRange, uploads_of
+from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from weightctl.formats.base import Layout
+    from weightctl.plan.plan import Plan
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.base import UploadedPart, Uploads, Writer
+
+__all__ = [
+    "Delivered",
+    "ObjectUploads",
+    "OpenPlace",
+    "Place",
+    "TemporaryFiles",
+]
+
+
+class Delivered(NamedTuple):
+    """What a batch has sent to a store: parts by file and number, and the rest."""
+
+    parts: Mapping[int, Mapping[int, UploadedPart]] = {}
+    rest: Rest | None = None
+
+
+class OpenPlace(Protocol):
+    """The output files of a run, opened by a worker."""
+
+    @property
+    def files(self) -> Sequence[Writer]:
+        """The writers of all files."""
+        ...
+
+    def deliver(self, name: str, files: Collection[int], /, *, is_local: bool) -> Delivered:
+        """Make durable what a batch has written to `files`; `name` is that of the batch.
+
+        Nothing is waited for where the run is on this machine, and does so itself.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Forget what a batch that failed has written."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+class Place(Protocol):
+    """Where the workers of a run write; it is sent to them."""
+
+    def open(
+        self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
+    ) -> OpenPlace:
+        """Open all files, with at most `memory` bytes for what is to be sent."""
+        ...
+
+
+class TemporaryFiles(NamedTuple):
+    """The paths of temporary files, which exist."""
+
+    paths: tuple[str, ...]
+
+    def open(
+        self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
+    ) -> _OpenFiles:
+        """Open the files; raises `OutputError` if one of them does not exist."""
+        del plan, memory
+        pairs = zip(self.paths, layouts, strict=True)
+        return _OpenFiles([FileWriter(path, each.nbytes, create=False) for path, each in pairs])
+
+
+class _OpenFiles(NamedTuple):
+    """Temporary files, opened by a worker."""
+
+    files: Sequence[FileWriter]
+
+    def deliver(self, name: str, files: Collection[int], /, *, is_local: bool) -> Delivered:
+        del name
+        for file in () if is_local else sorted(files):
+            self.files[file].sync()
+        return Delivered()
+
+    def drop(self) -> None:
+        """Do nothing: another worker writes the same bytes over these."""
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+class ObjectUploads(NamedTuple):
+    """Uploads in parts, by file: the URLs, the ids, and the size and the least size of parts.
+
+    `rest` begins the URLs of what batches leave.
+    """
+
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+    sizes: tuple[int, ...]
+    least: tuple[int, ...]
+    rest: str
+
+    def open(
+        self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
+    ) -> _OpenUploads:
+        """Return writers of the uploads; nothing is sent yet."""
+        uploads = uploads_of(self.rest)
+        limit = PartLimit(memory // 4)
+        copies = list_copies(plan, layouts, uploads)
+        files = [
+            UploadWriter(
+                self.paths[number],
+                layout.nbytes,
+                uploads=uploads,
+                limit=limit,
+                upload=self.ids[number],
+                parts=cut_object(
+                    layout.nbytes,
+                    copies[number],
+                    size=self.sizes[number],
+                    least=self.least[number],
+                ),
+                gaps=list_gaps(layout),
+            )
+            for number, layout in enumerate(layouts)
+        ]
+        return _OpenUploads(files, limit, uploads, self.rest)
+
+
+class _OpenUploads(NamedTuple):
+    """Uploads, opened by a worker."""
+
+    files: Sequence[UploadWriter]
+    limit: PartLimit
+    uploads: Uploads
+    rest: str
+
+    def deliver(self, name: str, files: Collection[int], /, *, is_local: bool) -> Delivered:
+        del is_local
+        parts = {number: self.files[number].take_sent() for number in sorted(files)}
+        ranges: list[RestRange] = []
+        content = bytearray()
+        for number in sorted(files):
+            for offset, data in self.files[number].take_rest():
+                ranges.append(RestRange(number, offset, len(content), len(data)))
+                content += data
+        if not ranges:
+            return Delivered(parts)
+        path = f"{self.rest}{name}"
+        # Another worker may have put the same bytes there.
+        self.uploads.put(path, content, force=True)
+        return Delivered(parts, Rest(path, tuple(ranges)))
+
+    def drop(self) -> None:
+        self.limit.wait()
+        for file in self.files:
+            file.take_rest()
+
+    def close(self) -> None:
+        self.limit.close()

@@ -1,0 +1,317 @@
+"""Runs that processes share without an engine: each claims tasks, and one completes the output.
+
+Every process makes the same plan, and numbers the same batches of tasks. Markers beside the output
+say which are claimed and which are done (see `markers` and `members`). The process that has the
+first claim creates the files; the one that claims the end gives them their names.
+"""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError, OutputError
+from weightctl.storage.files import exists, file_size, refresh
+from weightctl.write.executors.batches import Batch, cut_batches
+from weightctl.write.executors.distribution import (
+    PATIENCE,
+    SLOW,
+    WorkerCounts,
+    make_job,
+)
+from weightctl.write.executors.markers import (
+    DONE,
+    format_done,
+    format_json,
+    markers_of,
+    parse_done,
+    parse_json,
+)
+from weightctl.write.executors.members import CLAIM, Membership, find_rank
+from weightctl.write.executors.worker import PlannedWork, do_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from weightctl.write.executors.distribution import Distribution
+    from weightctl.write.executors.markers import Markers
+    from weightctl.write.executors.places import OpenPlace, Place
+    from weightctl.write.executors.worker import Job
+    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.tasks import KeyedTask
+
+__all__ = ["FoundRun", "RankRun", "RanksResult", "share_run"]
+
+_BEGUN = "begun"
+_PUBLISHED = "published"
+_FAILED = "failed"
+_LEFT = "left-"
+_BEGIN, _END = "begin", "end"
+# Seconds between looks at what others have done.
+_POLL = 1.0
+
+
+class FoundRun(NamedTuple):
+    """A run that has begun: where to write, the tasks to do, and the bytes of those in the journal.
+
+    The tasks of a run stay the same until its journal changes.
+    """
+
+    place: Place
+    tasks: Sequence[KeyedTask]
+    kept_bytes: int
+
+    def digest(self) -> str:
+        """Return what tells the numbers of batches from those of another journal."""
+        return sha256(repr([task.place for task in self.tasks]).encode()).hexdigest()
+
+
+class RankRun(NamedTuple):
+    """A run, as far as processes that share it need it.
+
+    `begin` creates the files and the journal, or continues those of a run that was stopped, and
+    `find` returns what there is, None without a journal. `finish` completes the output with all
+    that was done, and returns the records. `discard` removes everything.
+    """
+
+    planned: PlannedWork
+    purpose: Purpose
+    begin: Callable[[], object]
+    find: Callable[[], FoundRun | None]
+    finish: Callable[[], Iterable[Record]]
+    discard: Callable[[], object]
+
+
+class RanksResult(NamedTuple):
+    """The records of all tasks, and what this process has done; the last completes the output."""
+
+    records: tuple[Record, ...]
+    counts: WorkerCounts
+    is_last: bool
+    kept_bytes: int
+
+
+def share_run(
+    distribution: Distribution, run: RankRun, progress: Callable[[int], object] | None
+) -> RanksResult:
+    """Do a share of the tasks of a run; return when its output is complete.
+
+    Raises the errors of the work; others then stop too.
+    """
+    identity = find_rank()
+    outcome = run.planned.outcome
+    markers = markers_of(outcome.path, run.purpose)
+    with markers.hold():
+        if markers.read(_PUBLISHED) is not None and not _is_complete(outcome):
+            markers.remove()  # of an earlier run, whose output was removed since
+        with Membership(markers, identity) as member:
+            share = _RankProcess(distribution, run, markers, member, progress)
+            try:
+                result = share.run()
+            except Exception as error:
+                share.stop(error)
+                raise
+        _leave(markers, identity.rank, identity.ranks)
+    return result
+
+
+def _leave(markers: Markers, rank: int, count: int | None) -> None:
+    """Remove the markers when all have left; those that come later need to know of the end."""
+    markers.put(f"{_LEFT}{rank}", b"")
+    left = [name for name in markers.list_names() if name.startswith(_LEFT)]
+    if count is not None and len(left) >= count:
+        markers.remove()
+
+
+def _is_complete(outcome: Outcome) -> bool:
+    """Whether all files of an output are there, with their lengths."""
+    refresh(outcome.path)
+    sizes = {outcome.path_of(name): layout.nbytes for name, layout in outcome.parts.items()}
+    return all(exists(path) and file_size(path) == size for path, size in sizes.items())
+
+
+class _RankProcess:
+    """The work of this process on a shared run."""
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        run: RankRun,
+        markers: Markers,
+        member: Membership,
+        progress: Callable[[int], object] | None,
+    ) -> None:
+        self._distribution = distribution
+        self._run = run
+        self._markers = markers
+        self._member = member
+        self._progress = progress
+        self._batches: list[Batch] = []
+        self._seen: set[int] = set()
+        self._claimed: dict[str, float] = {}
+        self._counts = WorkerCounts()
+        self._longest = 0.0
+
+    def run(self) -> RanksResult:
+        """Do tasks until none is left, then complete the output or wait for who does."""
+        names = self._markers.list_names()
+        if _FAILED in names and not self._member.list_others(names):
+            self._markers.remove([_FAILED])
+        found = self._begin()
+        if found is None:
+            return RanksResult(self._read_records(), self._counts, is_last=False, kept_bytes=0)
+        self._report(found.kept_bytes)
+        self._counts = WorkerCounts(len(self._batches))
+        if self._batches:
+            self._do_batches(found.place)
+        is_last = self._end()
+        return RanksResult(self._read_records(), self._counts, is_last, found.kept_bytes)
+
+    def _read_records(self) -> tuple[Record, ...]:
+        """Return the records of all tasks, which the last process has put into a marker."""
+        return parse_done(self._markers.read(_PUBLISHED) or b"").records
+
+    def _do_batches(self, place: Place) -> None:
+        planned = self._run.planned
+        job = make_job(self._distribution, self._run.purpose, place, token=self._member.token)
+        layouts = list(planned.outcome.parts.values())
+        opened = place.open(planned.plan, layouts, memory=job.memory)
+        try:
+            while (number := self._take()) is not None:
+                self._do(job, opened, number)
+        finally:
+            opened.close()
+
+    def _begin(self) -> FoundRun | None:
+        """Wait until the run has begun, or begin it; None if its output is complete."""
+        while True:
+            names = self._look()
+            if _PUBLISHED in names:
+                return None
+            begun = parse_json(self._markers.read(_BEGUN))
+            found = self._run.find() if begun else None
+            if found is not None and begun.get("tasks") == found.digest():
+                self._batches = cut_batches(found.tasks, int(begun["size"]))
+                return found
+            if self._member.claim(_BEGIN, names):
+                self._lead()
+            else:
+                time.sleep(_POLL)
+
+    def _lead(self) -> None:
+        self._run.begin()
+        found = self._run.find()
+        if found is None:
+            raise OutputError(
+                f"{self._run.planned.outcome.path}: the journal that was just written is missing",
+                hint="check whether another program removes files there",
+            )
+        # What others have done under other numbers is in the journal now.
+        names = self._markers.list_names()
+        old = [name for name in names if name.startswith((DONE, CLAIM))]
+        begin = f"{CLAIM}{_BEGIN}-"
+        self._markers.remove([_BEGUN, *(name for name in old if not name.startswith(begin))])
+        size = self._distribution.task_size
+        self._markers.put(_BEGUN, format_json({"size": size, "tasks": found.digest()}))
+
+    def _look(self) -> list[str]:
+        """Return the names of all markers; raises `OutputError` if another process has failed."""
+        names = self._markers.list_names()
+        if _FAILED in names:
+            entry = parse_json(self._markers.read(_FAILED))
+            raise OutputError(
+                f"the process of rank {entry.get('rank')} has failed: {entry.get('error')}",
+                hint="remove the cause, and start all processes again",
+            )
+        return names
+
+    def _take(self) -> int | None:
+        """Claim a batch and return its number; None if all are done."""
+        count = len(self._batches)
+        identity = self._member.identity
+        share = identity.rank / identity.ranks if identity.ranks else identity.rank * 0.618034
+        first = int(share % 1 * count)
+        while True:
+            names = self._look()
+            self._note_done(names)
+            if len(self._seen) == count:
+                return None
+            order = [each % count for each in range(first, first + count)]
+            left = [number for number in order if number not in self._seen]
+            for number in left:
+                is_free = not self._member.list_claims(_key(number), names)
+                if is_free and self._member.claim(_key(number), names):
+                    return number
+            for number in left:
+                if self._take_over(number, names):
+                    return number
+            time.sleep(_POLL)
+
+    def _take_over(self, number: int, names: Sequence[str]) -> bool:
+        """Claim a batch whose process has ended, or takes so long that it may never end."""
+        claims = self._member.list_claims(_key(number), names)
+        if not claims:
+            return False
+        if self._member.is_void(claims[-1]):
+            taken = self._member.claim(_key(number), names)
+            self._counts = self._counts._replace(lost=self._counts.lost + taken)
+            return taken
+        since = self._claimed.setdefault(claims[-1], time.monotonic())
+        is_slow = time.monotonic() - since > max(SLOW * self._longest, PATIENCE)
+        if not is_slow or len(claims) > 1:
+            return False
+        taken = self._member.claim(_key(number), names, even_if_running=True)
+        self._counts = self._counts._replace(copies=self._counts.copies + taken)
+        return taken
+
+    def _note_done(self, names: Sequence[str]) -> None:
+        """Report the bytes of batches that others have done."""
+        for name in names:
+            if name.startswith(DONE):
+                number = int(name.removeprefix(DONE))
+                if number not in self._seen:
+                    self._seen.add(number)
+                    self._report(self._batches[number].made)
+
+    def _report(self, nbytes: int) -> None:
+        if self._progress is not None and nbytes:
+            self._progress(nbytes)
+
+    def _do(self, job: Job, place: OpenPlace, number: int) -> None:
+        keys = tuple(task.key for task in self._batches[number].tasks)
+        result = do_batch(self._run.planned, place, job, number, keys)
+        self._longest = max(self._longest, result.seconds)
+        content = format_done(result.records, result.delivered.rest)
+        if self._markers.create(f"{DONE}{_key(number)}", content):
+            self._counts = self._counts._replace(done=self._counts.done + 1)
+
+    def _end(self) -> bool:
+        """Complete the output, or wait until another process has; return whether this one did."""
+        while True:
+            names = self._look()
+            if _PUBLISHED in names:
+                return False
+            if self._member.claim(_END, names):
+                records: Iterable[Record] = ()
+                # A process that has ended meanwhile may have completed it.
+                if self._run.find() is not None or not _is_complete(self._run.planned.outcome):
+                    records = self._run.finish()
+                self._markers.put(_PUBLISHED, format_done(records, None))
+                return True
+            time.sleep(_POLL)
+
+    def stop(self, error: Exception) -> None:
+        """Have others stop if they would fail in the same way; the last removes the files."""
+        if not isinstance(error, OutputError | FormatError | OSError):
+            entry = {"rank": self._member.identity.rank, "error": str(error)}
+            self._markers.create(_FAILED, format_json(entry))
+        names = self._markers.list_names()
+        if _FAILED in names and not self._member.list_others(names):
+            self._run.discard()
+            self._markers.remove()
+
+
+def _key(number: int) -> str:
+    return f"{number:06d}"

@@ -1,0 +1,113 @@
+"""An executor of the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from weightctl.errors import ConversionError
+from weightctl.write.executors import WorkerLostError, make_portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RayExecutor", "start"]
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+# What Ray reads when it is imported: it reports usage, and hides graphics processors, by default.
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def start(address: str) -> RayExecutor:
+    """Return an executor of the cluster at `address`, such as "//host:10001".
+
+    Without an address it is the cluster that RAY_ADDRESS names, or a new one on this machine. A
+    connection that this process has already is used, and not ended.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConversionError(
+            "--on ray needs the package ray", hint="pip install 'weightctl[ray]'"
+        ) from error
+    if address and not address.removeprefix("//"):
+        raise ConversionError(
+            f"`ray:{address}` has no address of a cluster",
+            hint="write the host and the port, such as ray://127.0.0.1:10001, or only ray",
+        )
+    found: Any = ray
+    is_ours = not found.is_initialized()
+    if is_ours:
+        place = f"ray://{address.removeprefix('//')}" if address else None
+        try:
+            found.init(place, log_to_driver=False, logging_level="error")
+        except (OSError, ImportError, RuntimeError, ValueError) as error:
+            raise ConversionError(
+                f"the Ray cluster {place or ''} cannot be reached: {error}".replace("  ", " "),
+                hint="check the address; `ray start --head` prints it when it starts",
+            ) from error
+    return RayExecutor(found, is_ours=is_ours)
+
+
+class RayExecutor(Executor):
+    """Runs calls on the workers of a Ray cluster; each takes one of its CPUs.
+
+    A call whose worker ends raises `WorkerLostError`. At the end, a connection that is ours is
+    closed.
+    """
+
+    def __init__(self, ray: Any, *, is_ours: bool) -> None:
+        self._ray = ray
+        self._is_ours = is_ours
+        self._answer = ray.remote(num_cpus=1, max_retries=0)(_answer)
+        self._running: dict[Future[Any], Any] = {}
+
+    def submit(
+        self, fn: Callable[_Given, _Made], /, *args: _Given.args, **kwargs: _Given.kwargs
+    ) -> Future[_Made]:
+        """Have a worker call a function; the future has its result or its error."""
+        found: Future[_Made] = Future()
+        found.set_running_or_notify_cancel()
+        call = self._running[found] = self._answer.remote(fn, args, kwargs)
+        call.future().add_done_callback(lambda done: self._settle(found, done))
+        return found
+
+    def _settle(self, found: Future[_Made], done: Future[tuple[bool, Any]]) -> None:
+        self._running.pop(found, None)
+        error = done.exception()
+        if error is not None:
+            # Errors of the call are results; what Ray raises is about the worker or its machine.
+            text = str(error).partition("\n")[0]
+            found.set_exception(WorkerLostError(f"{type(error).__name__}: {text}"))
+            return
+        is_result, made = done.result()
+        if is_result:
+            found.set_result(made)
+        else:
+            found.set_exception(made)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster; calls that have not ended are dropped with `cancel_futures`."""
+        calls = list(self._running.values())
+        if cancel_futures:
+            for call in calls:
+                self._ray.cancel(call, force=True)
+        elif wait and calls:
+            self._ray.wait(calls, num_returns=len(calls))
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+def _answer(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Any]:
+    """Return whether a call has a result, and the result or the error."""
+    try:
+        return True, fn(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001
+        return False, make_portable(error)

@@ -1,0 +1,90 @@
+"""The journal of a run whose output is in an object store, where nothing can be appended to."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import OutputError
+from weightctl.write.journal import format_line, format_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from weightctl.storage.base import Uploads
+    from weightctl.write.journal import Purpose, Record
+
+__all__ = ["PUBLISHING", "ObjectJournal"]
+
+# The line by which a run begins to publish.
+PUBLISHING = b'{"publishing": true}'
+# Records are written this often, in seconds.
+_FLUSH_AFTER = 3.0
+
+
+class ObjectJournal:
+    """A journal of several objects; each is written once and has further lines."""
+
+    def __init__(self, uploads: Uploads, prefix: str, objects: Sequence[str]) -> None:
+        self._uploads = uploads
+        self._prefix = prefix
+        self._objects = list(objects)
+        self._lines: list[str] = []
+        self._begun = bool(objects)
+        self._lock = RLock()
+        self._flushed = time.monotonic()
+
+    def add_lines(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines other than records, such as the ids of uploads, without writing them yet."""
+        with self._lock:
+            self._lines += map(format_line, entries)
+
+    def begin(self, purpose: Purpose) -> None:
+        """Write the first object, unless another run has."""
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                self._lines.insert(0, format_line(purpose._asdict()))
+            self.flush()
+
+    def begin_publishing(self, purpose: Purpose) -> None:
+        """Write that objects get visible now, in an object that is a journal by itself.
+
+        It is removed last, so that a run which is stopped meanwhile is still known.
+        """
+        self.flush()
+        self._begun = True
+        self._lines = [format_line(purpose._asdict()), format_line(json.loads(PUBLISHING))]
+        self.flush()
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Add records, and write them at times; raises `OutputError`."""
+        with self._lock:
+            self._lines += map(format_record, records)
+        if time.monotonic() - self._flushed > _FLUSH_AFTER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added; raises `OutputError`."""
+        with self._lock:
+            if self._begun and self._lines:
+                number = int(self._objects[-1].removeprefix(self._prefix)) if self._objects else 0
+                path = f"{self._prefix}{number + 1:08d}"
+                self._uploads.put(path, "".join(self._lines).encode("ascii"), force=True)
+                self._objects.append(path)
+                self._lines = []
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Write what was added, as far as the store can be reached."""
+        with suppress(OutputError):
+            self.flush()
+
+    def remove(self) -> None:
+        """Remove all objects; what is left meanwhile is a journal. Raises `OutputError`."""
+        # The first object and the one of `begin_publishing` have the purpose of the run.
+        self._uploads.delete([*self._objects[1:-1], *self._objects[:1], *self._objects[-1:]])
+        self._objects, self._begun = [], False

@@ -1,0 +1,172 @@
+"""The parts that an object is uploaded in: bytes that are sent, and ranges the store copies.
+
+Bytes that an object of the same store has already are copied by the store itself. Only the bytes
+between such ranges, and those that make a part long enough, are sent.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.formats.sharded.record import SourceShard
+from weightctl.plan.plan import Plan
+from weightctl.split import part_shape
+from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.steps.sliced import runs, shortest_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.formats.base import Layout
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.base import Uploads
+    from weightctl.storage.byte_range import FileRange
+
+__all__ = ["ObjectPart", "cut_object", "list_copies", "list_gaps"]
+
+# A store copies this within seconds; a part of many times this would look like a stalled request.
+_LARGEST_COPY = 64 << 20
+# Shorter ranges are sent: a request for each would take longer.
+_SHORTEST_COPY = 1 << 20
+# Shards whose bytes in the source follow one another for less than this are sent as a whole.
+_LEAST_RUN = 1 << 16
+# A large object has this many parts at most that are copied.
+_MOST_COPIES = 4_000
+
+
+class ObjectPart(NamedTuple):
+    """A part of an object, from `start` to `stop`, and the range that the store copies for it."""
+
+    start: int
+    stop: int
+    source: FileRange | None = None
+
+
+class _Copy(NamedTuple):
+    """Bytes of an object, from `start`, that a range of another object has."""
+
+    start: int
+    source: FileRange
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.source.nbytes
+
+
+def list_copies(
+    plan: Plan | ShardPlan, layouts: Sequence[Layout], uploads: Uploads
+) -> list[list[tuple[int, FileRange]]]:
+    """Return, for each file, where it has bytes that the store can copy: offset and range.
+
+    Ranges that follow one another in the source as in the file are one.
+    """
+    return [
+        [(each.start, each.source) for each in _merge(_list_copies(plan, number, layout, uploads))]
+        for number, layout in enumerate(layouts)
+    ]
+
+
+def _list_copies(
+    plan: Plan | ShardPlan, number: int, layout: Layout, uploads: Uploads
+) -> Iterator[_Copy]:
+    if layout.between is not None:  # a checksum needs the bytes
+        return
+    pieces = _list_pieces(plan, number)
+    for made, offset in zip(layout.tensors, layout.offsets, strict=True):
+        at = offset
+        for name, part in pieces.get(made.name, ()):
+            info, source = plan.source.header.tensors[name], plan.source.file_range(name)
+            is_short = part and shortest_run(info, part) < _LEAST_RUN
+            if source is None or is_short or not uploads.can_copy(source.file.path):
+                at += prod(part_shape(byte_shape(info), byte_part(info, part)))
+                continue
+            for start, nbytes in runs(info, part):
+                yield _Copy(at, source.part(start, start + nbytes))
+                at += nbytes
+
+
+def _list_pieces(plan: Plan | ShardPlan, number: int) -> dict[str, tuple[SourceShard, ...]]:
+    """Return what the tensors of a file, that have bytes of the source as they are, consist of."""
+    if isinstance(plan, Plan):
+        return {
+            item.info.name: (SourceShard(item.source.name, ()),)
+            for item in plan.items
+            if item.is_copy and item.info.nbytes
+        }
+    return {shard.info.name: shard.pieces for shard in plan.ranks[number] if shard.info.nbytes}
+
+
+def _merge(copies: Iterator[_Copy]) -> Iterator[_Copy]:
+    last: _Copy | None = None
+    for each in copies:
+        if (
+            last is not None
+            and each.start == last.stop
+            and each.source.file is last.source.file
+            and each.source.offset == last.source.offset + last.source.nbytes
+        ):
+            end = each.source.offset + each.source.nbytes
+            last = _Copy(last.start, last.source.file.range(last.source.offset, end))
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
+
+
+def cut_object(
+    nbytes: int, copies: Sequence[tuple[int, FileRange]], *, size: int, least: int
+) -> list[ObjectPart]:
+    """Return the parts of an object of `nbytes`, in order.
+
+    Parts that are sent have `size` bytes or fewer, and all but the last have `least` or more:
+    ranges that are too short are sent, and a copy gives up its first bytes to a part before it.
+    """
+    shortest = max(least, min(_SHORTEST_COPY, size))
+    parts: list[ObjectPart] = []
+    position = 0
+    largest = max(_LARGEST_COPY, -(-nbytes // _MOST_COPIES))
+    for start, source in copies:
+        stop = start + source.nbytes
+        # What is sent before it must be long enough to be a part.
+        begin = start if start == position else max(start, position + least)
+        if stop - begin < shortest:
+            continue
+        parts += _cut_sent(position, begin, size, least)
+        for at in range(begin, stop, largest):
+            # The rest of a very long range may be too short for a part.
+            end = min(at + largest, stop)
+            if stop - end < least:
+                end = stop
+            parts.append(ObjectPart(at, end, source.part(at - start, end - start)))
+            position = end
+            if end == stop:
+                break
+    return [*parts, *_cut_sent(position, nbytes, size, least)]
+
+
+def _cut_sent(start: int, stop: int, size: int, least: int) -> Iterator[ObjectPart]:
+    """Yield the parts of bytes that are sent; the last one is long enough too."""
+    while start < stop:
+        end = min(start + size, stop)
+        if 0 < stop - end < least:
+            end = stop
+        yield ObjectPart(start, end)
+        start = end
+
+
+def list_gaps(layout: Layout) -> list[tuple[int, int]]:
+    """Return the ranges of a file that stay zero: what neither header nor tensors fill."""
+    if layout.between is not None:
+        return []
+    gaps: list[tuple[int, int]] = []
+    position = len(layout.header)
+    for info, offset in zip(layout.tensors, layout.offsets, strict=True):
+        if offset > position:
+            gaps.append((position, offset))
+        position = offset + info.nbytes
+    if layout.nbytes > position:
+        gaps.append((position, layout.nbytes))
+    return gaps

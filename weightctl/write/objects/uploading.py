@@ -1,0 +1,356 @@
+"""Outputs in object stores: objects appear when all of them are complete.
+
+Files are uploaded in parts, which the store keeps when a run is stopped. A journal of small objects
+beside the output names the uploads, so that a run with the same plan and input continues them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import chain, count
+from typing import TYPE_CHECKING
+
+from weightctl.errors import OutputError
+from weightctl.formats.huggingface import open_companion
+from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.storage.base import UploadedPart
+from weightctl.storage.files import refresh
+from weightctl.storage.remote.part_limit import PartLimit
+from weightctl.storage.remote.upload import UploadWriter, part_size
+from weightctl.system.interrupts import defer_signals
+from weightctl.system.temporary import (
+    JOURNAL,
+    REST,
+    temporary_name,
+)
+from weightctl.write.executors.places import ObjectUploads
+from weightctl.write.executors.rests import format_rest, uploads_of
+from weightctl.write.objects.object_journal import ObjectJournal
+from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
+from weightctl.write.objects.stopped_uploads import find_stopped_upload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+
+    from weightctl.formats.base import Layout
+    from weightctl.plan.plan import Plan
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.base import Uploads
+    from weightctl.write.executors.places import Delivered
+    from weightctl.write.executors.rests import Rest
+    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.objects.stopped_uploads import StoppedUpload
+    from weightctl.write.outcome import Outcome
+
+__all__ = ["UploadRun", "find_kept_uploads", "find_shared_uploads", "hold_upload"]
+
+_REQUESTS = 8
+
+
+class UploadRun:
+    """The uploads of a run; the objects get visible when all of them are complete.
+
+    `kept` are records of a stopped run; `lost` says why there are none although there was a run.
+    After an error the uploads are ended, unless the run is marked as `is_resumable`.
+    """
+
+    # Only a commit can be proposed.
+    pull_request = ""
+
+    def __init__(
+        self,
+        plan: Plan | ShardPlan,
+        outcome: Outcome,
+        uploads: Uploads,
+        stopped: StoppedUpload,
+        *,
+        identify: Callable[[], Purpose] | None,
+        memory: int,
+        is_shared: bool = False,
+    ) -> None:
+        self._outcome = outcome
+        self._source = plan.source
+        self._markers = None if is_shared else stopped.markers
+        self._identify = identify
+        self._uploads = uploads
+        self._stopped = stopped
+        self._limit = PartLimit(memory)
+        self._copies = list_copies(plan, list(outcome.parts.values()), uploads)
+        self._small: dict[str, bytes] = {}
+        self._is_named = False
+        shared = chain.from_iterable(done.records for done in stopped.shared)
+        self.kept = (*stopped.records, *shared)
+        self.is_resumable = bool(self.kept)
+        self.lost = stopped.lost
+        self.files: list[UploadWriter] = []
+        name = temporary_name(outcome.path, stopped.token)
+        self._rest = f"{name}{REST}"
+        self._has_rests = False
+        self._journal = ObjectJournal(uploads, f"{name}{JOURNAL}-", stopped.objects)
+
+    def open_files(self) -> list[UploadWriter]:
+        """Begin or continue the uploads, with the headers; raises `OutputError`."""
+        parts = self._outcome.parts
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            opened = list(pool.map(self._open, count(), parts.keys(), parts.values()))
+        self.files = [file for file, _ in opened]
+        lost = {number for number, (_, is_kept) in enumerate(opened) if not is_kept}
+        self.kept = tuple(record for record in self.kept if record.file not in lost)
+        begun = {
+            number: (file.upload, size)
+            for number, (file, is_kept) in enumerate(opened)
+            for size in [part_size(self._uploads, file.nbytes)]
+            if file.upload and not is_kept
+        }
+        self._journal.add_lines(
+            {"upload": upload, "of": number, "part": size, "path": self.files[number].path}
+            for number, (upload, size) in begun.items()
+        )
+        if begun and self._identify is not None:
+            # Before the first part is sent, so that a run that is killed leaves no unknown parts.
+            self._journal.begin(self._identify())
+        for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
+            file.begin_copies()
+            file.hold_bytes(0, layout.header)
+        shared = (done.rest for done in self._stopped.shared)
+        for rest in (*self._stopped.rests, *filter(None, shared)):
+            self._hold(rest, lost)
+        return self.files
+
+    def _hold(self, rest: Rest, lost: Collection[int] = ()) -> None:
+        self._has_rests = True
+        for number, offset, held in rest.list_held():
+            if number not in lost:
+                self.files[number].hold([(offset, held)])
+
+    def place(self) -> ObjectUploads:
+        """Return where workers write."""
+        ids = [file.upload for file in self.files]
+        return _describe_place(self._outcome, self._uploads, self._stopped.token, ids)
+
+    def accept(self, delivered: Delivered) -> None:
+        """Take what a worker has sent; its records are to be added after this."""
+        for number, parts in delivered.parts.items():
+            self.files[number].add_sent(parts)
+        if delivered.rest is not None:
+            self._journal.add_lines([format_rest(delivered.rest)])
+            self._hold(delivered.rest)
+
+    def _open(self, number: int, name: str, layout: Layout) -> tuple[UploadWriter, bool]:
+        """Return the writer of a file, and whether the upload of a stopped run is continued."""
+        path, size = self._outcome.path_of(name), part_size(self._uploads, layout.nbytes)
+        cuts = cut_object(
+            layout.nbytes, self._copies[number], size=size, least=_least(self._uploads, layout)
+        )
+        upload, parts = self._find_upload(number, path, size)
+        # Of an object without an upload, only what workers have left is kept.
+        is_kept = bool(upload) or layout.nbytes <= size
+        is_published = not is_kept and self._has_published(path, layout.nbytes)
+        if is_published:
+            parts = {each: UploadedPart("", 0) for each in range(1, len(cuts) + 1)}
+        elif not upload and layout.nbytes > size:
+            upload = self._uploads.create(path)
+        writer = UploadWriter(
+            path,
+            layout.nbytes,
+            uploads=self._uploads,
+            limit=self._limit,
+            upload=upload,
+            parts=cuts,
+            gaps=list_gaps(layout),
+            kept=parts,
+        )
+        writer.is_published = is_published and layout.nbytes > size
+        return writer, is_kept or writer.is_published
+
+    def _has_published(self, path: str, nbytes: int) -> bool:
+        """Whether the stopped run has made an object visible: it is whole, and not an older one."""
+        began = self._stopped.published
+        found = self._uploads.list_objects(path).get(path) if began else None
+        # Stores tell whole seconds.
+        return found is not None and found.nbytes == nbytes and found.written >= int(began)
+
+    def _find_upload(
+        self, number: int, path: str, size: int
+    ) -> tuple[str, Mapping[int, UploadedPart]]:
+        """Return the upload of a stopped run, and its parts; empty if it cannot be continued."""
+        begun = self._stopped.uploads.get(number)
+        if begun is None or begun.part != size:
+            return "", {}
+        parts = self._uploads.list_parts(path, begun.id)
+        if parts is not None:
+            return begun.id, parts
+        self._uploads.abort(path, begun.id)  # a completion that has stopped half way may leave more
+        return "", {}
+
+    def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> ObjectJournal:
+        """Begin or continue the journal; `records` are in the one that is continued."""
+        del records
+        self._journal.begin(purpose)
+        if self._markers is not None:
+            self._take_over_shared()
+        return self._journal
+
+    def add_shared(self) -> None:
+        """Add to the journal what processes have done that shared the run."""
+        rests = filter(None, (done.rest for done in self._stopped.shared))
+        self._journal.add_lines(map(format_rest, rests))
+        for done in self._stopped.shared:
+            self._journal.add(done.records)
+        self._journal.flush()
+
+    def _take_over_shared(self) -> None:
+        self.add_shared()
+        if self._markers is not None:
+            self._markers.remove()
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep a small file of the output until it is published."""
+        self._small[name] = content
+
+    def copy(self, name: str, path: str) -> None:
+        """Keep a copy of a small file of the input until it is published."""
+        source = open_companion(path)
+        self._small[name] = source.read(0, source.size)
+        source.refuse_change()
+
+    def publish(self, *, force: bool) -> None:
+        """Make all objects visible; what lists the others comes last.
+
+        Raises `OutputError`; the same command then continues.
+        """
+        for file in self.files:
+            file.finish()
+        if any(self._copies):
+            # Some stores ignore the condition of a copy that the source is the same.
+            self._source.refuse_change()
+        outcome = self._outcome
+        last = {MANIFEST, *([outcome.index[0]] if outcome.index else ())}
+        old = outcome.list_objects_to_remove() if force else []
+        # From here on, objects that exist are those of this run.
+        if self._identify is not None:
+            self._journal.begin_publishing(self._identify())
+            self.is_resumable = True
+        with defer_signals():
+            if force:
+                # Readers must not take new parts for those of an old index.
+                lists = [outcome.path_of(name) for name in last & self._small.keys()]
+                self._uploads.delete(lists)
+            self._publish(
+                [*self.files, *(name for name in self._small if name not in last)], force=force
+            )
+            self._publish([name for name in self._small if name in last], force=force)
+            self._is_named = True
+            self._uploads.delete(old)
+            # The output is complete, whether or not the journal can be removed.
+            with suppress(OutputError):
+                self._journal.remove()
+                self._remove_rests()
+        refresh(outcome.path)
+
+    def _publish(self, items: Sequence[UploadWriter | str], *, force: bool) -> None:
+        def publish(item: UploadWriter | str) -> None:
+            if isinstance(item, str):
+                path = self._outcome.path_of(item)
+                is_ours = bool(self._stopped.published)
+                self._uploads.put(path, self._small[item], force=force or is_ours)
+            elif not item.is_published:
+                item.publish(force=force or bool(self._stopped.published and not item.upload))
+
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            list(pool.map(publish, items))
+
+    def discard(self) -> None:
+        """End all uploads, and remove the journal."""
+        with defer_signals():
+            if self._is_named:
+                return
+            self._limit.wait()
+            for file in self.files:
+                if file.upload:
+                    with suppress(OutputError):
+                        self._uploads.abort(file.path, file.upload)
+            with suppress(OutputError):
+                self._remove_rests()
+                self._journal.remove()
+                if self._markers is not None:
+                    self._markers.remove()
+
+    def _remove_rests(self) -> None:
+        if self._has_rests:
+            self._uploads.delete([*self._uploads.list_objects(self._rest)])
+
+    def close(self) -> None:
+        """End the threads that send parts."""
+        self._limit.close()
+
+
+@contextmanager
+def hold_upload(
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    identify: Callable[[], Purpose] | None,
+    *,
+    force: bool,
+    memory: int,
+    is_shared: bool = False,
+) -> Generator[UploadRun, None, None]:
+    """Begin or continue the uploads of an output; `memory` is the limit for parts in memory.
+
+    Uploads of runs that have ended, and cannot be continued, are removed. Raises `OutputError` if
+    the output is refused.
+    """
+    uploads = uploads_of(outcome.path)
+    refresh(outcome.path)
+    stopped = find_stopped_upload(outcome.path, uploads, identify)
+    outcome.refuse(force=force or bool(stopped.published))
+    run = UploadRun(
+        plan, outcome, uploads, stopped, identify=identify, memory=memory, is_shared=is_shared
+    )
+    try:
+        yield run
+    except BaseException:
+        if not run.is_resumable:
+            run.discard()
+        raise
+    finally:
+        run.close()
+
+
+def find_kept_uploads(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
+    """Return the records of a stopped run that a run with this plan and input would continue."""
+    found = find_stopped_upload(outcome.path, uploads_of(outcome.path), identify, clear=False)
+    return (*found.records, *chain.from_iterable(done.records for done in found.shared))
+
+
+def find_shared_uploads(
+    outcome: Outcome, identify: Callable[[], Purpose]
+) -> tuple[ObjectUploads, tuple[Record, ...]] | None:
+    """Return the uploads and the records in the journal of a run that processes share."""
+    uploads = uploads_of(outcome.path)
+    found = find_stopped_upload(outcome.path, uploads, identify, clear=False)
+    if found.markers is None:
+        return None
+    ids = [found.uploads[number].id if number in found.uploads else "" for number in
+           range(len(outcome.parts))]  # fmt: skip
+    return _describe_place(outcome, uploads, found.token, ids), found.records
+
+
+def _describe_place(
+    outcome: Outcome, uploads: Uploads, token: str, ids: Sequence[str]
+) -> ObjectUploads:
+    """Return where workers write: the uploads with these ids, by file."""
+    layouts = outcome.parts.values()
+    return ObjectUploads(
+        tuple(map(outcome.path_of, outcome.parts)),
+        tuple(ids),
+        tuple(part_size(uploads, layout.nbytes) for layout in layouts),
+        tuple(_least(uploads, layout) for layout in layouts),
+        temporary_name(outcome.path, token) + REST,
+    )
+
+
+def _least(uploads: Uploads, layout: Layout) -> int:
+    """Return the least bytes of each part of an object but the last."""
+    return max(uploads.least_part, -(-2 * layout.nbytes // uploads.most_parts))

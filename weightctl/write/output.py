@@ -1,0 +1,340 @@
+"""Writes the files of an outcome: `write_output` is the one writer."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import partial as bind
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weightctl.errors import FormatError, OutputError, WeightctlError
+from weightctl.formats.huggingface import restate_dtype
+from weightctl.plan.plan import Plan
+from weightctl.storage.location import has_commits, is_remote
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY
+from weightctl.write.describe import identify_run
+from weightctl.write.executors import is_shared
+from weightctl.write.journal import Recorder
+from weightctl.write.partial import find_kept, hold_output
+from weightctl.write.seams import SeamWriter
+from weightctl.write.threads import StoppedError, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
+    from contextlib import AbstractContextManager
+    from threading import Event
+
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.storage.base import Writer
+    from weightctl.weights.source import Source
+    from weightctl.write.committing import CommitRun
+    from weightctl.write.executors.distribution import Distribution, WorkerCounts
+    from weightctl.write.executors.worker import BatchResult
+    from weightctl.write.journal import Purpose, Record
+    from weightctl.write.objects.uploading import UploadRun
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.partial import Partial
+    from weightctl.write.tasks import KeyedTask
+
+__all__ = ["Work", "Written", "count_kept_bytes", "write_output"]
+
+
+# Conversions that cannot be, and faults of the program.
+_FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_CONTINUES = "the same command continues where this one stopped"
+
+
+class Work(Protocol):
+    """Fills the files of an outcome by tasks that threads carry out."""
+
+    def select(self, records: Iterable[Record], /) -> list[Record]:
+        """Return the records of an earlier run that are valid."""
+        ...
+
+    def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
+        """Return how many bytes the records cover."""
+        ...
+
+    def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
+        """Return the tasks that are not recorded."""
+        ...
+
+    def measure(self, task: Any, /) -> KeyedTask:
+        """Return a key by which workers find the task, and its bytes."""
+        ...
+
+    def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
+        """Return the tasks with these keys, which are the next to be done."""
+        ...
+
+    def do(
+        self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
+    ) -> list[Record]:
+        """Carry out a task; return its record, which is written when the bytes are on the disk."""
+        ...
+
+    def list_documents(
+        self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
+    ) -> Mapping[str, bytes]:
+        """Return the files that describe the others, before the first task and after the last."""
+        ...
+
+
+class Written(NamedTuple):
+    """The records of all tasks, and how much of them comes from a run that was stopped.
+
+    `workers` counts what workers have done. Of processes that share a run, only one is the last,
+    which gives the files their names.
+    """
+
+    records: list[Record]
+    kept_bytes: int
+    lost: str = ""
+    pull_request: str = ""
+    workers: WorkerCounts | None = None
+    is_last: bool = True
+
+
+def write_output(
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    work: Work,
+    *,
+    force: bool,
+    threads: int,
+    progress: Callable[[int], object] | None,
+    memory: int = DEFAULT_MEMORY,
+    distribution: Distribution | None = None,
+) -> Written:
+    """Write all files of an outcome, and give them their names.
+
+    A quarter of `memory` is for parts that are uploaded.
+    """
+    if distribution is not None:
+        from weightctl.write.executors.distribution import refuse_seams
+
+        refuse_seams(outcome)
+    # Nothing of a commit can be continued: what was sent is found by its content.
+    is_resumable = plan.source.files and not has_commits(outcome.path)
+    identify = bind(identify_run, plan, outcome) if is_resumable else None
+    hold = bind(_hold, plan, outcome, identify, force=force, memory=memory)
+    write = bind(_write, plan, outcome, work, identify, force=force, threads=threads)
+    if distribution is None or not is_shared(distribution.on):
+        with hold(is_shared=False) as partial:
+            return write(partial, progress=progress, distribution=distribution)
+    from weightctl.write.executors.shared import write_shared
+
+    def finish() -> list[Record]:
+        with hold(is_shared=True) as partial:
+            return write(partial, progress=None, distribution=None).records
+
+    shared = write_shared(
+        distribution, plan, outcome, work,
+        hold=bind(hold, is_shared=True), finish=finish, progress=progress,
+    )  # fmt: skip
+    return Written(
+        list(shared.records), shared.kept_bytes, workers=shared.counts, is_last=shared.is_last
+    )
+
+
+def _write(
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    work: Work,
+    identify: Callable[[], Purpose] | None,
+    partial: Partial | UploadRun | CommitRun,
+    *,
+    force: bool,
+    threads: int,
+    progress: Callable[[int], object] | None,
+    distribution: Distribution | None,
+) -> Written:
+    """Do all tasks that no stopped run has done, and give the files their names."""
+    recorder = Recorder(partial.begin_journal, identify)
+    counts: WorkerCounts | None = None
+    try:
+        files = partial.open_files()
+        kept_bytes = work.count_bytes(recorder.keep(work.select(partial.kept)))
+        if kept_bytes and progress is not None:
+            progress(kept_bytes)
+        _put_beside(plan, outcome, partial)
+        for name, content in work.list_documents(outcome, None).items():
+            partial.put(name, content)
+        seams = SeamWriter(outcome, files)
+        seams.advance(recorder.records.values())
+        with recorder.begin(files):
+            if distribution is None:
+                _fill(work, recorder, files, seams, threads=threads, progress=progress)
+            else:
+                purpose = identify_run(plan, outcome)
+                counts = _distribute(
+                    distribution, work, recorder, partial, seams, purpose=purpose,
+                    progress=progress,
+                )  # fmt: skip
+        records = recorder.records
+        for name, content in work.list_documents(outcome, records).items():
+            partial.put(name, content)
+        # Before the output gets its name: what was read may be half of the one and half of
+        # another.
+        plan.source.refuse_change()
+        partial.publish(force=force)
+    except BaseException as error:
+        is_final = _is_final(error) or _has_changed(plan.source)
+        partial.is_resumable = (partial.is_resumable or recorder.has_journal) and not is_final
+        if partial.is_resumable and isinstance(error, WeightctlError):
+            error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
+        raise
+    found = list(records.values())
+    return Written(found, kept_bytes, partial.lost, partial.pull_request, counts)
+
+
+def _hold(
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    identify: Callable[[], Purpose] | None,
+    *,
+    force: bool,
+    memory: int,
+    is_shared: bool,
+) -> AbstractContextManager[Partial | UploadRun | CommitRun]:
+    if not is_remote(outcome.path):
+        return hold_output(outcome, identify, force=force, is_shared=is_shared)
+    if has_commits(outcome.path):
+        from weightctl.write.committing import hold_commit
+
+        return hold_commit(plan, outcome, force=force, memory=memory // 4)
+    from weightctl.write.objects.uploading import hold_upload
+
+    return hold_upload(
+        plan, outcome, identify, force=force, memory=memory // 4, is_shared=is_shared
+    )
+
+
+def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> int:
+    """Return the bytes of tensors that a stopped run has written and that `work` would keep."""
+    if outcome.where.is_stream or has_commits(outcome.path) or not plan.source.files:
+        return 0
+    identify = bind(identify_run, plan, outcome)
+    if is_remote(outcome.path):
+        from weightctl.write.objects.uploading import find_kept_uploads
+
+        records = find_kept_uploads(outcome, identify)
+    else:
+        records = find_kept(outcome, identify)
+    return work.count_bytes({(each.file, each.key): each for each in work.select(records)})
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether the same command for the same input would fail again, so that nothing is kept."""
+    return isinstance(error, _FINAL) and not isinstance(error, FormatError | OutputError)
+
+
+def _has_changed(source: Source) -> bool:
+    """Whether what was read is of no use to another run: the input is not what it was."""
+    try:
+        source.refuse_change()
+    except (FormatError, OSError):
+        return True
+    return False
+
+
+def _fill(
+    work: Work,
+    recorder: Recorder,
+    files: Sequence[Writer],
+    seams: SeamWriter,
+    *,
+    threads: int,
+    progress: Callable[[int], object] | None,
+) -> None:
+    """Do all tasks that are not recorded, and record them."""
+    one_at_a_time = Lock()
+
+    def do(task: Any, ended: Event) -> None:
+        def report(nbytes: int) -> None:
+            if ended.is_set():
+                raise StoppedError
+            if progress is not None:
+                with one_at_a_time:
+                    progress(nbytes)
+
+        records = work.do(task, files, report)
+        seams.advance(records)
+        recorder.add(records)
+
+    def stop() -> None:
+        for file in files:
+            file.stop()
+
+    run_all(do, work.list_tasks(recorder.records), threads=threads, release=stop)
+
+
+def _distribute(
+    distribution: Distribution,
+    work: Work,
+    recorder: Recorder,
+    partial: Partial | UploadRun | CommitRun,
+    seams: SeamWriter,
+    *,
+    purpose: Purpose,
+    progress: Callable[[int], object] | None,
+) -> WorkerCounts:
+    """Have workers do all tasks that are not recorded, and record them."""
+    from weightctl.write.executors.distribution import distribute
+
+    def accept(result: BatchResult, nbytes: int) -> None:
+        partial.accept(result.delivered)
+        seams.advance(result.records)
+        recorder.add(result.records)
+        if progress is not None:
+            progress(nbytes)
+
+    tasks = [work.measure(task) for task in work.list_tasks(recorder.records)]
+    return distribute(distribution, purpose, tasks, partial.place(), accept)
+
+
+def _put_beside(
+    plan: Plan | ShardPlan, outcome: Outcome, partial: Partial | UploadRun | CommitRun
+) -> None:
+    """Put what goes along beside the weights: index, config, tokenizer, license."""
+    if outcome.index:
+        partial.put(*outcome.index)
+    dtype = _find_main_dtype(plan) if isinstance(plan, Plan) else None
+    if not outcome.is_directory:
+        return
+    for name, path in outcome.carried.items():
+        content = restate_dtype(os.path.basename(name), path, dtype)
+        if content is None:
+            partial.copy(name, path)
+        else:
+            partial.put(name, content)
+    for name, document in outcome.documents.items():
+        partial.put(name, restate_dtype(name, document, dtype) or document)
+
+
+def _find_main_dtype(plan: Plan) -> str | None:
+    """Return torch's name for what most of the weights become, None where the config has it.
+
+    8-bit floats do not count, since transformers computes in the dtype of the config and torch does
+    not compute in these: the tensors beside them decide.
+    """
+    is_stated = not plan.documents and all(item.is_copy for item in plan.items)
+    if is_stated:
+        return None
+    sizes: Counter[str] = Counter()
+    for item in plan.items:
+        dtype = item.info.encoding.dtype
+        if dtype is not None and dtype.is_float:
+            sizes[dtype.value] += item.info.size
+    wide = Counter({name: size for name, size in sizes.items() if not name.startswith("float8")})
+    if not wide:
+        # Every 8-bit float is one of bfloat16's values.
+        return "bfloat16" if sizes else None
+    return wide.most_common(1)[0][0]
