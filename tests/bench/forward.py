@@ -3,7 +3,8 @@
 Run with `python tests/bench/forward.py` (2.2 GB in bf16 at most, vocabulary 32,000; `--size 300MB`
 for less). With weights streamed the peak of a process of its own is measured, torch included. With
 weights resident both sides have the same numbers, dtype and threads, and take turns in one process:
-transformers runs eagerly and with `use_cache=False`. Medians are printed.
+transformers runs eagerly and with `use_cache=False`. Medians are printed. `--only reading` runs the
+model on a text, streamed and resident: the difference is what workers in a pipeline could save.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from weightctl.engine import LoadedGraph
     from weightctl.families.checkpoint import RecognizedModel
 
+# As many as the built-in text of `verify` has.
+TEXT_TOKENS = 525
 TOKENS, MOST_PEAK, MOST_TIMES = 32, 900_000_000, 1.1
 DTYPES = {"bfloat16": DType.bfloat16, "float32": DType.float32}
 
@@ -48,8 +51,8 @@ def load(checkpoint: RecognizedModel, dtype: DType, *, resident: bool) -> Loaded
     return InferenceSession().load(module.graph(), checkpoint.weights, resident=resident)
 
 
-def tokens(vocabulary: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.random.default_rng(1).integers(0, vocabulary, (1, TOKENS))
+def tokens(vocabulary: int, count: int = TOKENS) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.random.default_rng(1).integers(0, vocabulary, (1, count))
 
 
 def stream(path: Path, dtype: DType) -> None:
@@ -140,6 +143,24 @@ def compare(path: Path, dtype: DType, threads: int, repeats: int) -> None:
     )
 
 
+def measure_reading(path: Path, dtype: DType, threads: int, repeats: int) -> None:
+    """Print what reading weights adds to a run: the most that workers in a pipeline could save."""
+    import torch
+
+    torch.set_num_threads(threads)
+    checkpoint = recognize(open_weights(path))
+    given = tokens(checkpoint.config.vocabulary, TEXT_TOKENS)
+    streamed, resident = (load(checkpoint, dtype, resident=each) for each in (False, True))
+    took, computed = times(
+        [lambda: streamed.execute(given), lambda: resident.execute(given)], repeats
+    )
+    print(
+        f"{TEXT_TOKENS} tokens, {dtype.value}, {threads} threads: streamed {took:.2f} s, resident "
+        f"{computed:.2f} s; reading takes {1 - computed / took:.0%} of the time",
+        flush=True,
+    )
+
+
 def main(words: Sequence[str] | None = None) -> bool:
     """Measure and print; return whether the peak is over the target."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -148,7 +169,7 @@ def main(words: Sequence[str] | None = None) -> bool:
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="that of the activations")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=["streamed", "resident"])
+    parser.add_argument("--only", choices=["streamed", "resident", "reading"])
     parser.add_argument("--folder", help="where to put the file (a temporary folder otherwise)")
     parser.add_argument("--stream", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -161,6 +182,9 @@ def main(words: Sequence[str] | None = None) -> bool:
         path = Path(temporary) / "model.gguf"
         write_llama(path, "gguf", arguments.size, arguments.vocabulary)
         for name in names:
+            if arguments.only == "reading":
+                measure_reading(path, DTYPES[name], arguments.threads, arguments.repeats)
+                continue
             if arguments.only != "resident":
                 command = [sys.executable, __file__, "--stream", str(path), "--dtype", name]
                 start = time.perf_counter()

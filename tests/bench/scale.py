@@ -176,7 +176,7 @@ def main() -> None:
         plans = report_plans(model, 2 if given.small else 8)
         for name in SIMULATED:
             ratio = measure_ratio(Path(folder), name, parse_size(given.size))
-            own = inputs._replace(plan=plans[name]["seconds"])
+            own = inputs._replace(plan=plans[name]["processor"])
             report_simulation(name, plans[name]["batches"], ratio, own, given.repeats)
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cluster
 import forward
 import pytest
+from cluster import Inputs
 
 BENCH = Path(__file__).parent
 
@@ -47,6 +49,26 @@ def test_the_chaos_bench_kills_workers_and_finds_the_same_bytes(on: str) -> None
     assert done.returncode == 0, done.stderr
     assert "killed 3 workers" in done.stdout
     assert "all identical" in done.stdout
+
+
+def test_the_bench_of_large_plans_runs() -> None:
+    done = run("scale.py", "--small", "--size", "1MB", "--repeats", "1")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"\(target \d+\)", done.stdout)) == 8
+    assert done.stdout.count(" workers ") == 2 * 9
+
+
+def test_simulated_workers_do_all_work_and_repeat_what_is_lost() -> None:
+    tasks = [[1e9, 1.3e9, 10.0]] * 640
+    calm = Inputs(start=0.0).without_failures()
+    alone, many = (cluster.simulate(tasks, 1.0, count, calm, 1) for count in (1, 64))
+    assert (alone.seconds, alone.efficiency) == (6400.0, 1.0)
+    # The store serves 25 GB per second to 64 workers.
+    assert many.seconds == pytest.approx(10 * (10 - 1.3 + 1.3 * 64 / 25))
+    rough = cluster.simulate(tasks, 1.0, 64, calm._replace(failures=20.0), 1)
+    assert rough.lost > 0
+    assert rough.seconds > many.seconds
+    assert 0 < rough.repeated < rough.lost / len(tasks)
 
 
 def test_the_conversion_bench_runs() -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from copy import copy
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from weightctl.cli.convert import convert
-from weightctl.cli.costs import document_network
 from weightctl.cli.options import examples, exit_codes, section
 from weightctl.cli.planned import plan_conversion, plan_shards
-from weightctl.cli.render import Cell, note, show_lines, show_table, show_text
+from weightctl.cli.render import note, show_lines, show_table, show_text
 from weightctl.cli.shard import shard
+from weightctl.cli.task_list import TaskList, document, list_rows, summarize
 from weightctl.errors import ConversionError
 from weightctl.plan.type_names import list_recipes, single_types
-from weightctl.text.sizes import format_size, parse_size
-from weightctl.text.wording import pluralize
+from weightctl.text.sizes import parse_size
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import identify_run
 from weightctl.write.executors.batches import cut_batches
@@ -26,13 +25,10 @@ from weightctl.write.executors.distribution import plan_distribution
 from weightctl.write.gathering import gathering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from weightctl.write.conversion import Conversion
-    from weightctl.write.executors.batches import Batch
     from weightctl.write.gathering import Gathering
-    from weightctl.write.journal import Purpose
-    from weightctl.write.outcome import Outcome
     from weightctl.write.shard import ShardedOutput
 
 __all__ = ["app"]
@@ -62,16 +58,6 @@ _Bandwidth = Annotated[
 ]
 
 app = typer.Typer(add_completion=False)
-
-
-class _TaskList(NamedTuple):
-    """The tasks of a planned output, and the identity of the plan."""
-
-    outcome: Outcome
-    batches: Sequence[Batch]
-    purpose: Purpose
-    task_size: int
-    bandwidth: int
 
 
 def _list_parameters() -> Iterator[Parameter]:
@@ -111,11 +97,11 @@ def tasks(**given: Any) -> None:
             note(text)
     found = _list_tasks(planned, given)
     if given["as_json"]:
-        show_text(json.dumps(_document(given["path"], found)) + "\n")
+        show_text(json.dumps(document(given["path"], found)) + "\n")
         return
-    show_table(_list_rows(found))
+    show_table(list_rows(found))
     if not given["quiet"]:
-        show_lines(_summarize(found))
+        show_lines(summarize(found))
 
 
 # Typer reads the parameters of a function from its signature.
@@ -178,7 +164,7 @@ def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
 
 def _list_tasks(
     planned: Conversion | ShardedOutput | Gathering, given: Mapping[str, Any]
-) -> _TaskList:
+) -> TaskList:
     """Return the tasks, as workers would get them; raises as a run with workers does."""
     outcome = planned.outcome
     distribution = plan_distribution(
@@ -197,77 +183,10 @@ def _list_tasks(
         )
     work = planned.make_work(threads=1, memory=DEFAULT_MEMORY)
     measured = [work.work.measure(task) for task in work.work.list_tasks(())]
-    return _TaskList(
+    return TaskList(
         outcome,
         cut_batches(measured, distribution.task_size),
         identify_run(work.plan, outcome),
         distribution.task_size,
         bandwidth,
     )
-
-
-def _list_rows(found: _TaskList) -> Iterator[Sequence[Cell]]:
-    heads = ("file", "task", "read", "written", "expected")
-    yield [Cell(text, "bold", right=bool(place)) for place, text in enumerate(heads)]
-    for number, batch in enumerate(found.batches):
-        yield [
-            Cell(_name_file(found, batch)),
-            Cell(str(number), right=True),
-            Cell(format_size(batch.read), right=True),
-            Cell(format_size(batch.made), right=True),
-            Cell(_format_seconds(batch.estimate_seconds(found.bandwidth)), "dim", right=True),
-        ]
-
-
-def _name_file(found: _TaskList, batch: Batch) -> str:
-    """Return the name of the first file that a task writes to."""
-    return [*found.outcome.parts][batch.tasks[0].place[0]]
-
-
-def _summarize(found: _TaskList) -> list[list[Cell]]:
-    batches = found.batches
-    seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
-    read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
-    longest = _format_seconds(max(seconds, default=0.0))
-    return [
-        [],
-        [Cell(f"{pluralize(len(batches), 'task')} of at most {format_size(found.task_size)}")],
-        [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
-        [Cell(f"{_format_seconds(sum(seconds))} expected on one core, {longest} for a task")],
-    ]
-
-
-def _format_seconds(seconds: float) -> str:
-    """Return a time with a unit: `0.3 ms`, `3.2 s`, `14.0 min`, `2.5 h`."""
-    units = ((3600, "h"), (60, "min"), (1, "s"))
-    size, unit = next((each for each in units if seconds >= each[0]), (1e-3, "ms"))
-    return f"{seconds / size:.1f} {unit}"
-
-
-def _document(path: str, found: _TaskList) -> dict[str, Any]:
-    """Return the tasks as `weightctl/schemas/tasks.json` describes them."""
-    batches = found.batches
-    listed = [
-        {
-            "task": number,
-            "file": _name_file(found, batch),
-            "read_bytes": batch.read,
-            "written_bytes": batch.made,
-            "seconds": batch.estimate_seconds(found.bandwidth),
-        }
-        for number, batch in enumerate(batches)
-    ]
-    return {
-        "input": path,
-        "output": found.outcome.where.path,
-        "format": found.outcome.where.format,
-        "plan": found.purpose.plan,
-        "fingerprint": found.purpose.input,
-        "task_size": found.task_size,
-        "bandwidth": found.bandwidth,
-        "read_bytes": sum(batch.read for batch in batches),
-        "written_bytes": sum(batch.made for batch in batches),
-        "seconds": sum(batch.estimate_seconds(found.bandwidth) for batch in batches),
-        "tasks": listed,
-        **document_network(),
-    }

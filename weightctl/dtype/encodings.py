@@ -55,10 +55,10 @@ class Encoding(NamedTuple):
     divisible into blocks (llama-quant.cpp, `tensor_type_fallback`); if that does not fit either,
     F16 does. If it `takes_importance`, ggml uses importance weights when it encodes blocks
     (ggml-quants.c). `encode_ns` is the time in nanoseconds in which one core encodes a value,
-    without and with importance, as measured by `tests/bench/kernels.py`; it is used only to
-    estimate times. `scales` are the fields of a block that scale its values. `significand` is the
-    number of significand bits of plain floats, including the implicit one. Encodings without
-    `holds_weights` are for scales, or for values that have separate scales.
+    without and with importance, as measured on an AMD EPYC; it is used only to estimate times.
+    `scales` are the fields of a block that scale its values. `significand` is the number of
+    significand bits of plain floats, including the implicit one. Encodings without `holds_weights`
+    are for scales, or for values that have separate scales.
     """
 
     name: str

@@ -56,10 +56,7 @@ def verify(
     wanted = _choose_checks(request, checks, skip)
     if on is None or request.subject.damage is not None:
         return _run_checks(request, wanted)
-    with (
-        hold_executor(on) as executor,
-        closing(Workers(executor, request, task_size)) as workers,
-    ):
+    with hold_executor(on) as executor, closing(Workers(executor, request, task_size)) as workers:
         return _run_checks(replace(request, workers=workers), wanted)
 
 

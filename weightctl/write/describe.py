@@ -18,6 +18,7 @@ from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_sour
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import has_commits, without_file_scheme
+from weightctl.system.collection import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
@@ -74,6 +75,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
 
 
+@without_collection()
 def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     """Return the files that a plan for ranks makes, without checking the directory.
 
@@ -138,6 +140,7 @@ def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> No
         )
 
 
+@without_collection()
 def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
     """Return the purpose of a run; only a run with the same plan and input can continue it."""
     from weightctl import __version__  # a codec may change from version to version
