@@ -123,7 +123,7 @@ def test_a_storage_is_a_module_and_a_line(
     extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
 ) -> None:
     modules, lines = {"storage/mem.py": MODULE}, {"storage/location.py": [LINE]}
-    assert extended.follow("a storage", "mem", modules, lines) == 1
+    assert extended.follow("a storage backend", "mem", modules, lines) == 1
 
     source = tmp_path / "alone" / "model.safetensors"
     source.parent.mkdir()

@@ -1,7 +1,7 @@
-"""RoPE that layers with a window have otherwise than those that see all positions.
+"""RoPE that differs between layers with a sliding window and layers with full attention.
 
-Transformers' `rope_parameters` has an object for each kind of layer then. Only the layers that see
-all positions have RoPE scaling.
+Transformers' `rope_parameters` then has an object for each kind of layer. Only layers with full
+attention have RoPE scaling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers that check units of a checkpoint: ranges of tensors, of which only numbers come back."""
+"""Workers that check units of a checkpoint: ranges of tensors. Only figures are sent back."""
 
 from __future__ import annotations
 
