@@ -17,6 +17,7 @@ import small_checkpoints
 from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
+from weightctl.families import FAMILIES
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import Checkpoint, header_of, root_of
@@ -291,3 +292,12 @@ def test_a_checkpoint_without_tensors_is_listed(weightctl: Run, tmp_path: Path) 
     done = weightctl("ls", "bare", cwd=tmp_path)
     assert done.stdout == "bare: safetensors\n0 tensors, 0 parameters, 0 B\nfile 42 B\n"
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_supported_families_are_listed_without_a_model(weightctl: Run) -> None:
+    done = weightctl("ls", "--families")
+    assert done.returncode == 0
+    head, *lines = done.stdout.splitlines()
+    assert head.split("  ")[0] == "family"
+    assert [line.split()[0] for line in lines] == sorted(FAMILIES)
+    assert re.search(r"^mixtral +mixtral +llama +yes +yes$", done.stdout, re.MULTILINE)

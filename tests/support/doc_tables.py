@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,13 @@ from typer.main import get_command
 
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
+from weightctl.cli.families import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
-from weightctl.families import FAMILIES
 from weightctl.formats import FORMATS
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.schemes import SCHEMES
 from weightctl.sharding.plan_file import STRATEGIES
-from weightctl.sharding.vllm_names import VLLM_FAMILIES
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS
 from weightctl.verify.compare.causes import CAUSES
@@ -57,6 +57,8 @@ _CONDITIONS = {
     "not with importance matrix": "only without an importance matrix",
 }
 _MARKUP = re.compile(r"([\\*_\[\]<>])")
+
+_CASES = Path(__file__).parents[1] / "crossing" / "cases"
 
 
 def update_tables(page: str) -> str:
@@ -191,16 +193,34 @@ def _list_causes() -> str:
 
 
 def _list_families() -> str:
-    rows = []
-    for name, reference in FAMILIES.items():
-        family = load(reference)
-        classes = _codes(each.class_name for each in family.model_types.values())
-        in_vllm = "yes" if name in VLLM_FAMILIES else "no"
-        rows.append(
-            [_code(name), _codes(family.model_types), _code(family.gguf_name), classes, in_vllm]
-        )
-    head = ("family", "`model_type`", "GGUF architecture", "transformers class", "vLLM layout")
+    rows = [
+        [
+            _code(family.name),
+            _codes(family.model_types),
+            _code(family.gguf),
+            _codes(family.classes),
+            "yes" if family.can_run else "no",
+            "yes" if family.in_vllm else "no",
+            _name_judges(family.name),
+        ]
+        for family in list_families()
+    ]
+    head = (
+        "family", "`model_type`", "GGUF architecture", "transformers class", "runs in `verify`",
+        "vLLM layout", "compared with",
+    )  # fmt: skip
     return _table(head, rows)
+
+
+def _name_judges(family: str) -> str:
+    """Return the programs whose results the tests compare with those of a family's models."""
+    cases = json.loads((_CASES / f"{family}.json").read_text())
+    alone = [case.get("name") or case["model_type"] for case in cases if case.get("no_llama_cpp")]
+    if not alone:
+        return "transformers, llama.cpp"
+    if len(alone) == len(cases):
+        return "transformers"
+    return f"transformers, llama.cpp (not: {', '.join(alone)})"
 
 
 def _list_block_types() -> str:

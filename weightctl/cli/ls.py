@@ -61,6 +61,14 @@ class _Asked(NamedTuple):
         return self.flat or self.details or self.hashes or self.sort is not None
 
 
+def _print_families(wanted: bool) -> None:
+    if wanted:
+        from weightctl.cli.families import show_families  # imports the table of every family
+
+        show_families()
+        raise typer.Exit
+
+
 @app.command(
     cls=MetaCommand,
     epilog="\n\n".join(
@@ -166,6 +174,15 @@ def ls(
         bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
     ] = False,
     anonymous: Anonymous = False,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families",
+            callback=_print_families,
+            is_eager=True,
+            help="List the supported model families, and exit. No MODEL is needed.",
+        ),
+    ] = False,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
@@ -175,7 +192,7 @@ def ls(
     Layers with the same tensor names, shapes and types are shown as one entry. Without --hash and
     --scan, only headers are read, so the time does not depend on the file size.
     """
-    del anonymous  # its callback does all
+    del anonymous, families  # their callbacks do all
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(
             "-v, --allow, --allow-file, --sarif and --force can only be used with --scan",

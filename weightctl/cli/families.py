@@ -1,0 +1,63 @@
+"""The list of supported model families, for `weightctl ls --families` and the documentation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.cli.render import Cell, show_table
+from weightctl.families import FAMILIES
+from weightctl.sharding.vllm_names import VLLM_FAMILIES
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.families.family import Family
+
+__all__ = ["FamilyEntry", "list_families", "show_families"]
+
+
+class FamilyEntry(NamedTuple):
+    """A model family, and what weightctl can do with its models.
+
+    `model_types` are the values of `model_type` in config.json, `gguf` is the architecture in GGUF,
+    and `classes` are the classes of transformers. `can_run` is whether `verify` can run a model,
+    and `in_vllm` whether `shard --layout vllm` can write it.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    gguf: str
+    classes: tuple[str, ...]
+    can_run: bool
+    in_vllm: bool
+
+
+def list_families() -> Iterator[FamilyEntry]:
+    """Yield all supported families in the order of their table."""
+    for name, reference in FAMILIES.items():
+        family: Family = load(reference)
+        yield FamilyEntry(
+            name,
+            tuple(family.model_types),
+            family.gguf_name,
+            tuple(each.class_name for each in family.model_types.values()),
+            bool(family.module),
+            name in VLLM_FAMILIES,
+        )
+
+
+def show_families() -> None:
+    """Print the supported families as a table."""
+    heads = ("family", "model_type", "GGUF architecture", "runs in verify", "vLLM layout")
+    rows = [
+        [
+            Cell(family.name),
+            Cell(", ".join(family.model_types)),
+            Cell(family.gguf),
+            Cell("yes" if family.can_run else "no"),
+            Cell("yes" if family.in_vllm else "no"),
+        ]
+        for family in sorted(list_families())
+    ]
+    show_table([[Cell(head, "dim") for head in heads], *rows])
