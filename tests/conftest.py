@@ -1,4 +1,4 @@
-"""What tests share: the command, run as a user runs it, and checkpoints to run it on."""
+"""Shared fixtures: the command, run as a user runs it, and checkpoints to run it on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from real_files import fetch
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-# Side by side, tests have all processors: threads of torch's own would wait for each other. The
-# processes that tests start inherit it.
+# Parallel tests use all cores, so threads of torch would wait for each other. Processes that tests
+# start inherit this setting.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
-# pytest-xdist tells its workers how wide the terminal is: no test is to read otherwise for it.
+# pytest-xdist sets the width of the terminal for its workers; this must not affect tests.
 os.environ.pop("COLUMNS", None)
 
 pytest_plugins = [
@@ -34,9 +34,9 @@ pytest_plugins = [
     "real_servers",
 ]
 
-# Examples follow from the text of a test: a commit passes on every machine or fails on every one.
-# `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to look for what they miss.
-# There is no deadline: how long an example takes depends on what else runs on the machine.
+# Examples are derived from the code of a test: a commit passes on every machine or fails on every
+# one. `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to find other failures. There
+# is no deadline, because the time of an example depends on the load of the machine.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -51,7 +51,7 @@ Completed = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="session")
 def weightctl() -> Callable[..., Completed]:
-    """Run `weightctl` in a process of its own, without a terminal."""
+    """Run `weightctl` in a separate process, without a terminal."""
 
     def run(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
         return subprocess.run(
@@ -93,13 +93,13 @@ def vocabularies() -> list[Path]:
 
 @pytest.fixture
 def journal_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runs keep a journal from their first moment, as those that last long do."""
+    """Make runs keep a journal from the start, as long runs do."""
     monkeypatch.setattr("weightctl.write.journal.BEGIN_AFTER", 0.0)
 
 
 @pytest.fixture(scope="module")
 def scratch() -> Generator[Path, None, None]:
-    """A directory in memory, where there is one: hundreds of runs wait for no disk."""
+    """A directory in memory if possible, so that hundreds of runs do not wait for a disk."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
         yield Path(directory)

@@ -23,6 +23,7 @@ from structure import (
 )
 from weightctl.cli import COMMANDS
 from weightctl.dtype import ENCODINGS
+from weightctl.families import FAMILIES
 from weightctl.formats import FORMATS
 from weightctl.schemes import SCHEMES
 
@@ -55,30 +56,31 @@ LAYERS = (
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
-# Inside a layer these know each other; all others there do not.
+# Pairs within one layer that may import each other; others may not.
 NEIGHBORS = {("__main__", "cli")}
-# Though one is below the other: what makes and writes plans knows nothing of what runs models.
+# Imports that point down but are forbidden: code for plans does not depend on code that runs
+# models.
 FORBIDDEN = {
     (above, below)
     for above in ("plan", "translate", "sharding", "write")
     for below in ("graph", "nn", "nn.models", "engine")
 }
-# `Weights.allocate` returns a graph's Weight: these imports point up, and only type checkers read
-# them.
+# Imports that point up, because `Weights.allocate` returns a graph's Weight. Only type checkers
+# read them.
 UPWARD = {
     ("weights/protocol.py", "weightctl.graph.weight"),
     ("weights/tree.py", "weightctl.graph.weight"),
     ("weights/allocation.py", "weightctl.graph.weight"),
 }
 
-# What these import when they are used imports them: the two are halves of one thing.
+# Pairs of modules that import each other on use, because they are two halves of one concept.
 MUTUAL = {
-    # `DType("bf16")` and `DType.encoding` ask the table, whose lines are of dtypes.
+    # `DType("bf16")` and `DType.encoding` use the table of encodings, which refers to dtypes.
     ("weightctl.dtype.types", "weightctl.dtype.encodings"),
     ("weightctl.dtype.types", "weightctl.dtype.spellings"),
-    # Data gives data that is made on use, and that is made as data.
+    # Deferred data creates `WeightData`, which can contain deferred data.
     ("weightctl.weights.deferred", "weightctl.weights.data"),
-    # The operators of a value are operations, which take and give values.
+    # The operators of a value are operations, which take and return values.
     ("weightctl.graph.value", "weightctl.graph.ops"),
 }
 
@@ -173,11 +175,6 @@ def test_no_test_file_is_over_400_lines(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 400
 
 
-def test_most_files_are_under_200_lines() -> None:
-    lengths = [len(module.read_text().splitlines()) for module in MODULES]
-    assert sum(length <= 200 for length in lengths) > 0.7 * len(lengths)
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -252,7 +249,7 @@ def test_a_command_loads_what_its_arguments_need(
         "weightctl.graph.graph, weightctl.graph.ops",
         "weightctl.nn.attention, weightctl.nn.module",
         "weightctl.engine.session",
-        "weightctl.families.checkpoint, weightctl.nn.models.llama",
+        "weightctl.families.checkpoint, weightctl.nn.models.decoder",
     ],
 )
 def test_importing_loads_nothing_heavy(names: str) -> None:
@@ -284,7 +281,7 @@ def test_a_name_of_a_package_is_not_that_of_a_module_in_it() -> None:
     for module in lazy:
         package = import_module(".".join(module.relative_to(ROOT).parts[:-1]))
         for name in package.__all__:
-            # Importing the module would hide what has its name.
+            # Importing such a module would hide the object of the same name.
             assert not (module.parent / f"{name}.py").exists(), f"{package.__name__}.{name}"
 
 
@@ -295,7 +292,7 @@ def test_an_extension_is_one_module_with_the_name_that_users_type() -> None:
         assert reference == f"weightctl.cli.{name}:app"
 
 
-# Words that the glossary replaced: no module, class or function is called so.
+# Words that the glossary replaced: modules, classes and functions do not have these names.
 REPLACED = {
     "told", "said", "unsaid", "tellings", "stranger", "strangers", "weigh", "weighs", "weighed",
     "weigh_rows", "weigh_by_importance", "weigh_by_magnitude", "dialect", "dialects",
@@ -303,7 +300,7 @@ REPLACED = {
     "chosen", "known", "spelled", "planted", "hashed", "packed", "unmeasured",
     "uninterrupted", "delegated", "renamed", "is_again",
 }  # fmt: skip
-# Tables list the modules of these folders.
+# The modules of these folders are listed in tables.
 LARGE = {"cli", "families", "schemes"}
 
 
@@ -312,6 +309,7 @@ def test_no_short_module_has_a_single_importer() -> None:
         *(line.module for line in FORMATS.values()),
         *(line.record for line in SCHEMES.values()),
         *(encoding.codec for encoding in ENCODINGS.values()),
+        *FAMILIES.values(),
     ]
     by_tables = {reference.partition(":")[0] for reference in tables}
     assert set(list_fragments(parse_modules(PACKAGE))) - by_tables == set()
@@ -328,7 +326,7 @@ def test_names_are_those_of_the_glossary() -> None:
             assert name.strip("_").lower() not in REPLACED, f"{module}: {name}"
 
 
-# Of these, arguments, variables and fields neither.
+# Arguments, variables and fields do not have these names either.
 PRIVATE_WORDS = {
     "told", "said", "unsaid", "stranger", "strangers", "weigh", "weighed", "dialect", "dialects",
     "mixture", "mixtures",
@@ -352,7 +350,7 @@ def test_class_names_are_unique_in_the_package() -> None:
 
 
 def test_few_functions_are_called_by_a_bare_participle() -> None:
-    # Those are strategies, schemes and documented methods: `ShardingStrategy.segmented`.
+    # The exceptions are strategies, schemes and documented methods: `ShardingStrategy.segmented`.
     assert count_participles(parse_modules(PACKAGE)) <= 6
 
 

@@ -1,4 +1,4 @@
-"""A model's card becomes `general.*` keys as llama.cpp's own script makes them, and comes back."""
+"""A model card becomes the same `general.*` keys as with llama.cpp's script, and comes back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ NAMES = [
 
 
 def made_by_gguf(directory: Path, scratch: Path, parameters: int = 0) -> dict[str, Any]:
-    """Return what llama.cpp's script makes of a directory."""
+    """Return the keys that llama.cpp's script creates for a directory."""
     writer = GGUFWriter(scratch, "llama")
     Metadata.load(None, directory, None, parameters).set_gguf_meta_model(writer)
     writer.write_header_to_file()

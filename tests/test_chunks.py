@@ -1,4 +1,4 @@
-"""However a conversion is cut into pieces, its output is the same and its progress adds up."""
+"""However a conversion is divided, its output is the same and its progress adds up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_threads_and_memory_change_nothing_of_an_output(kind: Kind, tmp_path: Pa
 def test_copies_beside_conversions_come_in_the_same_order_however_they_are_cut(
     name: str, encoding: str, tmp_path: Path
 ) -> None:
-    # Of the tensors every other one is as it should be, and stays in its file until it is copied.
+    # Every other tensor already has its type, and stays in its file until it is copied.
     arrays = {
         f"layers.{number}.weight": RANDOM.standard_normal((500, 1024)).astype(dtype)
         for number, dtype in enumerate([np.float32, np.float16] * 3)

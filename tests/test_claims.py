@@ -1,4 +1,4 @@
-"""Of two runs that write to one place the first completes, and the second ends at once."""
+"""If two runs write to one path, the first completes, and the second ends at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begun(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def once(do: Callable[[], object]) -> Callable[[int], None]:
-    """Return a `progress` that does something when it is called first."""
+    """Return a `progress` function that calls another function the first time."""
     done: list[object] = []
 
     def progress(_: int) -> None:

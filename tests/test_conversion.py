@@ -1,4 +1,4 @@
-"""`weightctl.convert`: what the command does, from Python."""
+"""`weightctl.convert`: the conversion command, in Python."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def stored(path: Path, **sizes: int) -> dict[str, bytes]:
-    """Write tensors of so many bytes; return the bytes."""
+    """Write tensors of these sizes in bytes; return the bytes."""
     generator = np.random.default_rng(7)
     tensors = {name: generator.bytes(size) for name, size in sizes.items()}
     path.write_bytes(

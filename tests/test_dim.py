@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAMES = ("batch", "seq", "heads")
 SIZES = st.fixed_dictionaries({name: st.integers(1, 9) for name in NAMES})
 
-# An expression twice: of dimensions, and as the number it should be.
+# An expression of dimensions, and a function that computes its expected value.
 Expression = tuple[Dim, "Callable[[dict[str, int]], int]"]
 LEAVES: st.SearchStrategy[Expression] = st.one_of(
     st.sampled_from(NAMES).map(lambda name: (Dim(name), lambda sizes: sizes[name])),
@@ -29,7 +29,7 @@ def combined(below: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expressi
         if operator == "+":
             return a + b, lambda sizes: x(sizes) + y(sizes)
         if operator == "-":
-            # Never negative, whatever the names are.
+            # Not negative for any sizes.
             return a * a + 9 - a, lambda sizes: x(sizes) ** 2 + 9 - x(sizes)
         if operator == "*":
             return a * b, lambda sizes: x(sizes) * y(sizes)

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or limited leave the old output, and are called what they are."""
+"""Full, read-only or limited disks leave the old output, and errors name the cause."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_file_that_has_begun_has_its_room_on_the_disk(
 ) -> None:
     source = random_model(tmp_path / "source", 2, 1024)
     plan, where = Kind(name, encoding).plan(open_weights(source), disk)
-    # With so little memory the output is written in several pieces.
+    # With little memory, the output is written in several pieces.
     save(plan, where, memory=4_000_000, progress=lambda _: fill(disk))
     (elsewhere := tmp_path / "elsewhere").mkdir()
     save(*Kind(name, encoding).plan(open_weights(source), elsewhere))
@@ -129,7 +129,7 @@ def test_an_input_on_a_read_only_disk_works(
 
 
 def limited(size: int, *arguments: str | Path) -> Completed:
-    """Convert in a process that may write no file larger than that."""
+    """Convert in a process that cannot write files larger than a limit."""
     return subprocess.run(
         [sys.executable, "-m", "weightctl", "convert", "--force", "--quiet", *arguments],
         capture_output=True,
@@ -171,7 +171,7 @@ def test_a_limit_that_what_stands_beside_the_input_goes_over_leaves_the_old_outp
 def test_what_does_not_reach_the_disk_in_the_end_leaves_the_old_output(
     kind: Kind, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    # Where space is given late (NFS, quotas), fsync is the first to say that there is none.
+    # If space is allocated late (NFS, quotas), fsync is the first call that fails.
     old_output(kind, tmp_path, TENSORS)
     plan, where = kind.plan(open_weights(small), tmp_path)
     last = sum(name.startswith("out") for name in standing(tmp_path))
@@ -182,7 +182,7 @@ def test_what_does_not_reach_the_disk_in_the_end_leaves_the_old_output(
 
 
 def failing(call: Callable[..., object], number: int, at: int) -> Callable[..., object]:
-    """Return the call of the operating system so that it fails at the given time it is made."""
+    """Return a system call that fails when it is called the given time."""
     count = itertools.count(1)
 
     def made(*arguments: object, **options: object) -> object:

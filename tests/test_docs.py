@@ -39,9 +39,9 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(ROOT)): path for path in (README, *sorted(DOCS.glob("*.md")))}
 PLAYED = [name for name, path in PAGES.items() if has_examples(path.read_text())]
-# Every command of this page fails, and on no other page does one.
+# Every command of this page fails, and no command of other pages does.
 TROUBLE = "docs/troubleshooting.md"
-PROCESSES = "docs/python.md"  # has a program of several processes
+PROCESSES = "docs/python.md"  # has a program with several processes
 SCRIPT = "run `python tests/test_docs.py`"
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -51,7 +51,7 @@ EXAMPLE = re.compile(r"^\$ (.*)$", re.MULTILINE)
 
 
 def play_page(text: str, folder: Path, *, keep_times: bool = True) -> Played:
-    """Run the examples of a page in a folder of its own, which has the example files."""
+    """Run the examples of a page in a folder with the example files."""
     make_example_files(folder)
     if "smollm2.gguf" in text:
         make_example_files(folder, ["smollm2.gguf"])
@@ -60,7 +60,7 @@ def play_page(text: str, folder: Path, *, keep_times: bool = True) -> Played:
 
 
 def list_anchors(text: str) -> set[str]:
-    """Return the anchors that the headings of a page get on GitHub and in the site."""
+    """Return the anchors of a page's headings on GitHub and on the site."""
     headings = HEADING.findall(FENCE.sub("", text))
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {heading.strip().replace(" ", "-") for heading in plain}
@@ -90,7 +90,7 @@ def test_the_program_of_several_processes_prints_what_the_page_shows(tmp_path: P
 def test_every_python_block_is_followed_by_what_it_prints(name: str) -> None:
     text = PAGES[name].read_text()
     blocks = re.findall(r"^```py(?:thon)?\n.*?^```\n(.*?\n)(.*?)$", text, re.DOTALL | re.MULTILINE)
-    # tests/spec/test_api_names.py runs the one block of this page, on modules of several kinds.
+    # tests/spec/test_api_names.py runs the only block of this page, for several modules.
     assert name == "docs/api-names.md" or all(after == ("\n", "```text") for after in blocks)
 
 
@@ -157,7 +157,7 @@ def test_pages_name_options_that_exist(name: str, weightctl: Run) -> None:
 
 
 def write_again(name: str, *, keep_times: bool) -> str:
-    """Write a page again; return what happened, and which commands failed."""
+    """Write a page again; return the result, and the commands that failed."""
     text = PAGES[name].read_text()
     with tempfile.TemporaryDirectory() as folder:
         played = play_page(text, Path(folder).resolve(), keep_times=keep_times)
@@ -174,7 +174,7 @@ def write_again(name: str, *, keep_times: bool) -> str:
 def main() -> None:
     """Write all pages again, or those that are named, and the schema of verify.
 
-    Times stay as they are where nothing else changes, unless `--times` is given.
+    Times are kept if nothing else changes, unless `--times` is given.
     """
     SCHEMA.write_text(update_schema(SCHEMA.read_text()))
     keep_times = "--times" not in sys.argv

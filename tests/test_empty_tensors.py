@@ -1,4 +1,4 @@
-"""Tensors without elements go through every command, from every format."""
+"""Tensors without elements work in every command, in every format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIXED = {"some": EMPTY | FULL, "all": EMPTY, **{name: {name: EMPTY[name]} for na
 
 
 def written(path: Path, tensors: dict[str, Stored]) -> Path:
-    """Write tensors in the format that a path's suffix says."""
+    """Write tensors in the format of a path's suffix."""
     if path.suffix == ".safetensors":
         path.write_bytes(safetensors_of(tensors))
     elif path.suffix == ".gguf":
@@ -62,7 +62,7 @@ def written(path: Path, tensors: dict[str, Stored]) -> Path:
 
 
 def ran(*arguments: str | Path) -> str:
-    """Run a command that must succeed; return what it prints."""
+    """Run a command that must succeed; return its output."""
     done = CliRunner().invoke(app, list(map(str, arguments)))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise AssertionError(f"{arguments}: {done.exception}") from done.exception
@@ -72,7 +72,7 @@ def ran(*arguments: str | Path) -> str:
 
 @pytest.fixture(params=FORMATS)
 def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A checkpoint of some tensors without elements beside ordinary ones, in each format."""
+    """A checkpoint with empty and ordinary tensors, in each format."""
     return written(tmp_path / f"a.{request.param}", EMPTY | FULL)
 
 

@@ -1,4 +1,4 @@
-"""The executor gives the same bytes however it cuts the work."""
+"""The executor writes the same bytes, however it divides the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RANDOM = np.random.default_rng(3)
 ROWS = RANDOM.standard_normal((14, 1024), np.float32)
-# More than is made without a thread.
+# More than can be made without a thread.
 LARGE = RANDOM.standard_normal((100, 1024), np.float32)
 
 
@@ -99,7 +99,7 @@ def test_a_tensor_without_elements_needs_no_importance(shape: tuple[int, int]) -
 
 
 def start_only(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the system refuse threads beyond so many, as it does where there is no memory."""
+    """Make the system refuse more threads than this, as it does without memory."""
     starts: list[Thread] = []
     real = Thread.start
 

@@ -1,4 +1,4 @@
-"""A conversion that fails on its way leaves the old output, and nothing of its own."""
+"""A conversion that fails leaves the old output, and no files of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from outcomes import Kind
 
-# So little that a conversion of a few megabytes reads and writes in several pieces.
+# So little that a conversion of a few megabytes is read and written in several pieces.
 LITTLE = 4_000_000
 
 

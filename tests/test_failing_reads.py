@@ -1,4 +1,4 @@
-"""An input that fails or changes while it is read leaves the old output."""
+"""An input that cannot be read or changes during a run leaves the old output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weightctl.write.save import save
 if TYPE_CHECKING:
     from pathlib import Path
 
-# So little that a conversion of a few megabytes reads and writes in several pieces.
+# So little that a conversion of a few megabytes is read and written in several pieces.
 LITTLE = 4_000_000
 
 

@@ -1,4 +1,4 @@
-"""No run ever replaces what it reads, by whatever name."""
+"""No run ever replaces its input, by whatever name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_belongs_to_the_input_is_never_the_output(
 
 @pytest.fixture(params=["safetensors", "gguf"])
 def parts(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
-    """The files of a model in three parts: its index, where it has one, a config, and the parts."""
+    """The files of a model in three parts: the index if there is one, a config, and the parts."""
     directory = tmp_path / "model"
     directory.mkdir()
     plan = split(Plan.copy(random_weights(3, 8), request.param), 1)
@@ -77,7 +77,7 @@ def test_no_file_of_a_split_input_is_ever_the_output(
     parts: list[Path], tmp_path: Path, name: str
 ) -> None:
     plan = Plan.copy(open_weights(parts[-1]), name)
-    # By a link, since a part's own name says that it is none for a whole file.
+    # A link, because the name of a part is refused for a whole file.
     link = tmp_path / f"link{FORMATS[name].suffix}"
     with untouched(parts[0].parent):
         for path in parts:

@@ -1,4 +1,4 @@
-"""A run that is killed while a set of files takes the place of another leaves one of them whole."""
+"""A run that is killed while it replaces a set of files leaves the old or the new set complete."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     Contents = dict[str, tuple[str, tuple[int, ...], bytes]]
     Run = Callable[..., Completed]
 
-# How large the files may be, for so many parts of three small matrices.
+# The limit of the file size for each number of parts of three small matrices.
 SIZES = {3: 1, 2: 70_000, 1: 1 << 30}
 FORMATS_OF = {".safetensors": "safetensors", ".gguf": "gguf", ".bin": "pytorch"}
 THESIS = {"thesis.tex": b"years of work"}
 
 
 class Place(NamedTuple):
-    """Where a set stands beside somebody's file, and a run puts another one."""
+    """A directory with a set and another file, and a run that replaces the set."""
 
     path: Path
     old: Files
@@ -49,14 +49,14 @@ class Place(NamedTuple):
     run: Callable[..., int]
 
     def restore(self) -> None:
-        """Put the old set there, and nothing else."""
+        """Restore the old set, and remove everything else."""
         shutil.rmtree(self.path)
         self.path.mkdir()
         for name, raw in (self.old | THESIS).items():
             (self.path / name).write_bytes(raw)
 
     def read(self) -> Contents:
-        """Return what every name leads to, and the directory: the old tensors or the new ones."""
+        """Return the tensors that every name and the directory lead to: the old or the new ones."""
         found = [contents(open_weights(self.path))]
         for name in self.old | self.new:
             try:
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         return found[0]
 
     def assert_loadable(self) -> None:
-        """Hold what other programs load by its name to being one of the sets, or nothing."""
+        """Assert that what other programs load by any name is one of the sets, or nothing."""
         there = standing(self.path)
         for name in self.old.keys() | self.new.keys():
             if name not in there:
@@ -140,7 +140,7 @@ def test_a_kill_before_any_change_of_a_name_leaves_the_old_set_or_the_new_one(
             assert place.run(force=True) == 0
             assert standing(place.path) == place.new | THESIS
         assert leftovers(place.path) == []
-    # There is one moment at which the new set takes over.
+    # The new set becomes valid at a single moment.
     before = found.count(place.held[0])
     assert found == [place.held[0]] * before + [place.held[1]] * (len(found) - before)
     assert 0 < before < len(found) - 4
@@ -174,7 +174,7 @@ def test_a_kill_where_nothing_was_leaves_nothing_or_a_set_that_the_next_run_comp
 
 @pytest.fixture
 def stopped(scratch: Path, saves: KilledSaves) -> Place:
-    """A set of GGUF files of which the new ones count and have not all got their names."""
+    """A set of GGUF files whose replacement is decided, but not all new files have their names."""
     place = place_of(scratch, saves, ".gguf", (3, 3))
     for change in itertools.count(1):
         place.restore()
@@ -293,7 +293,7 @@ def test_a_replacement_that_is_refused_at_its_first_change_leaves_the_old_set(
 
 
 def refusing(do: Callable[..., None], *names: str) -> Callable[..., None]:
-    """Return a system call that refuses to change or remove what has one of these names."""
+    """Return a system call that refuses to change or remove files with these names."""
 
     def refuse(*paths: str) -> None:
         if os.path.basename(paths[-1]) in names:
@@ -304,7 +304,7 @@ def refusing(do: Callable[..., None], *names: str) -> Callable[..., None]:
 
 
 def test_a_directory_that_was_moved_aside_is_read_until_the_next_run(tmp_path: Path) -> None:
-    # What a kill leaves where the system cannot exchange two directories at one moment.
+    # The state after a kill on systems that cannot exchange two directories atomically.
     out = tmp_path / "out"
     random_model(out, 2, 8, seed=1)
     old = contents(open_weights(out))

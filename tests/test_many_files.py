@@ -1,4 +1,4 @@
-"""Checkpoints of more files than a process may usually have open."""
+"""Checkpoints with more files than a process can usually have open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def limited(limit: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `weightctl` in a shell that has set the limit of open files."""
+    """Run `weightctl` in a shell that sets the limit of open files."""
     return subprocess.run(
         ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", sys.executable, "-m", "weightctl",
          *map(str, arguments)],
@@ -39,7 +39,7 @@ def test_as_many_files_are_open_as_the_system_allows(shards: Path) -> None:
     assert f"{RANKS} ranks" in done.stdout
 
 
-# Three streams are open too; with one file more all can be, and then no module can be imported.
+# Three streams are open too. With one more file, all could be opened, but no module imported.
 @pytest.mark.parametrize("limit", range(RANKS, RANKS + 3))
 def test_where_no_more_may_be_open_the_file_is_named(limit: int, shards: Path) -> None:
     done = limited(f"-n {limit}", "ls", shards)

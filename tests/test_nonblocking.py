@@ -1,4 +1,4 @@
-"""Pipes that say at once that they are full, as event loops open them, instead of waiting."""
+"""Pipes that report that they are full instead of waiting, as event loops open them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_reader_of_a_pipe_that_does_not_block_may_stop_early() -> None:
     os.set_blocking(theirs, False)
     file = PipeWriter(theirs, "pipe")
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(file.write, bytes(1 << 20))
+        writing = pool.submit(file.write, bytes(4 << 20))
         os.read(ours, 100)
         os.close(ours)
         with pytest.raises(OutputError, match="Broken pipe"):

@@ -1,4 +1,4 @@
-"""Where an output can go, and what is said of where it cannot."""
+"""Where an output can be written, and the errors for other places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people mean by the patterns they give."""
+"""The meaning of patterns that users give."""
 
 from __future__ import annotations
 

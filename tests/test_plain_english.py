@@ -155,7 +155,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the string literals of a module, and the docstrings of what is public there."""
+    """Yield the string literals of a module, and the docstrings of its public objects."""
     tree = ast.parse(path.read_text())
     private = {id(each) for each in _private_docstrings(tree)}
     within = {

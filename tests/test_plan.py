@@ -1,4 +1,4 @@
-"""What a plan says before a byte is read, and how casting changes it."""
+"""What a plan states before a byte is read, and how casting changes it."""
 
 from __future__ import annotations
 

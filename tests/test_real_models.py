@@ -1,4 +1,4 @@
-"""The main job on real checkpoints, judged by the readers and runtimes that people use."""
+"""Conversion of real checkpoints, judged by the readers and runtimes that people use."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_minilm_converts_to_a_quantized_gguf_that_gguf_reads(
     weights = open_weights(minilm)
     tensors = {tensor.name: tensor for tensor in GGUFReader(out).tensors}
     called = get_tensor_name_map(MODEL_ARCH.BERT, 6)
-    # llama.cpp pools by itself, and counts positions by itself.
+    # llama.cpp implements pooling and positions itself.
     kept = [name for name, _ in weights.items() if not re.search("pooler|position_ids", name)]
     assert set(tensors) == {called.get_name(name, (".weight", ".bias")) for name in kept}
     query = tensors["blk.0.attn_q.weight"]
@@ -221,7 +221,7 @@ def test_smollm2_to_a_pytorch_bin_and_back_is_what_it_is_without_the_way(
     by_way = converted("way.bin", "--dtype", "f16")
     loaded = torch.load(by_way, weights_only=True, mmap=True)
     expected = {tensor.name: tensor for tensor in GGUFReader(direct).tensors}
-    # Vectors are float32 where llama.cpp runs the output, and float16 as asked where it does not.
+    # Vectors are float32 in outputs for llama.cpp, and float16 as requested in others.
     assert loaded.keys() == expected.keys()
     for name, tensor in loaded.items():
         values = expected[name].data.astype(np.float16).reshape(tensor.shape)

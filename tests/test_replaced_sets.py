@@ -1,4 +1,4 @@
-"""A set of files is replaced, put back and read as one."""
+"""A set of files is replaced, restored and read as one."""
 
 from __future__ import annotations
 

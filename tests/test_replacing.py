@@ -1,4 +1,4 @@
-"""What stands where an output goes is replaced only with force, and never by halves."""
+"""An existing file or directory at the output path is only replaced with force."""
 
 from __future__ import annotations
 

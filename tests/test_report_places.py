@@ -1,4 +1,4 @@
-"""A report takes nobody's place: neither the output's, nor that of what stands there."""
+"""A report does not replace the output, nor another file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_report_never_takes_the_place_of_a_pipe(
 ) -> None:
     report = tmp_path / "report.json"
     os.mkfifo(report)
-    # With a reader, since it would be as right to write into it.
+    # With a reader, because writing into the pipe would be right too.
     reader = os.open(report, os.O_RDONLY | os.O_NONBLOCK)
     weightctl("convert", tiny_llama, tmp_path / "out.gguf", "--report", report, "--force")
     os.close(reader)

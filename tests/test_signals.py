@@ -41,7 +41,7 @@ def struck(scratch: Path) -> Generator[Strikes, None, None]:
 
 
 class Models(NamedTuple):
-    """Directories of models whose outputs have the same names."""
+    """Directories of models whose outputs have the same file names."""
 
     old: Path
     small: Path
@@ -58,7 +58,7 @@ def models(scratch: Path) -> Models:
 
 
 class Place:
-    """Where an old output stands, beside somebody's file, and a run would put a new one."""
+    """A directory with an old output and another file, in which a run writes a new output."""
 
     def __init__(self, path: Path, kind: Kind, models: Models, source: Path) -> None:
         self.path = path
@@ -76,9 +76,10 @@ class Place:
         return standing(self.path)
 
     def restore(self) -> None:
-        """Put the old output back where it is gone; temporary files stay.
+        """Restore the old output if it is gone; keep temporary files.
 
-        But for the record of a replacement that was decided on: the files would not be its own.
+        The record of a decided replacement is removed, because it does not apply to the restored
+        files.
         """
         for record in self.path.glob(f"*{SWITCH}"):
             record.unlink()
@@ -101,7 +102,7 @@ def is_old_or_new(place: Place) -> bool:
 
 
 def reads_as_old_or_new(place: Place) -> bool:
-    """Whether all names that are there lead to the old set, or all to the new one."""
+    """Whether all existing names lead to the old set, or all to the new set."""
     names = standing(place.path).keys() - {"thesis.tex"}
     read = [contents(open_weights(place.path / name)) for name in names]
     return bool(read) and read in ([held] * len(read) for held in place.held)
@@ -116,7 +117,7 @@ def held_by(files: Files) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def spread(number: int, span: float) -> Iterator[float]:
-    """Yield random moments, one in each of so many equal parts of a span."""
+    """Yield random moments, one in each of several equal parts of a time span."""
     moments = random.Random(number)
     yield from (span * (part + moments.random()) / MOMENTS for part in range(MOMENTS))
 
@@ -136,7 +137,7 @@ def test_a_signal_at_50_random_moments_leaves_the_old_output_or_the_new(
         codes.append(ended.code)
         was_killed = number == signal.SIGKILL
         assert ended.code in (0, -number if was_killed else 128 + number)
-        # Python says so where a signal comes while it frees an object, and goes on.
+        # Python prints this if a signal arrives while it frees an object, and continues.
         assert ended.errors == "" or ended.errors.startswith("Exception ignored in")
         assert is_old_or_new(place) or (kind.is_split and was_killed and reads_as_old_or_new(place))
         assert was_killed or leftovers(place.path) == []
@@ -163,7 +164,7 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
 
 @pytest.mark.parametrize("kind", [KINDS["file"]], ids=["file"])
 def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(place: Place, struck: Strikes) -> None:
-    # An exception that comes out of the middle of one leaves it locked, and a thread waiting.
+    # An exception within such a call leaves the lock locked, and a thread waiting.
     for call, ended in at_each_call(place, struck, signal.SIGINT, "locks"):
         assert ended.code == 130, (call, ended.errors)
         assert is_old_or_new(place)
@@ -172,7 +173,7 @@ def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(place: Place, struck:
 def at_each_call(
     place: Place, struck: Strikes, number: signal.Signals, calls: str = "names"
 ) -> Iterator[tuple[int, Ended]]:
-    """Strike over the old output at one call after the other, until none is left to strike at."""
+    """Send the signal at each call in turn, over the old output, until a run has no such call."""
     for call in itertools.count(1):
         place.restore()
         ended = struck.run(*place.arguments, number=number, calls=calls, call=call)
@@ -192,5 +193,5 @@ def test_a_signal_that_ends_a_run_shows_in_its_exit_code_and_in_nothing_else(
     process.send_signal(number)
     output, errors = process.communicate()
     assert process.returncode == code
-    assert (output, errors.count(b"\n")) == (b"", 1)  # the note before it began
+    assert (output, errors.count(b"\n")) == (b"", 1)  # the note before the conversion
     assert list(tmp_path.iterdir()) == []

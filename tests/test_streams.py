@@ -1,4 +1,4 @@
-"""Outputs into pipes: in one pass, without seeking, and the same bytes as in a file."""
+"""Outputs to pipes: in one pass, without seeking, and with the same bytes as in a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMAND = f"{sys.executable} -m weightctl convert"
 
 @pytest.fixture(scope="module")
 def whole(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What each format's file holds when it is written as a file."""
+    """The content of the output file in each format."""
     made: dict[str, bytes] = {}
     for name, line in FORMATS.items():
         path = tmp_path_factory.mktemp("whole") / f"out{line.suffix}"
@@ -46,12 +46,12 @@ def whole(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def planned(path: Path, name: str) -> Plan:
-    """Return what the command plans for a file: into GGUF a translation, else a copy."""
+    """Return the plan of the command for a file: a translation for GGUF, else a copy."""
     return plan_of(open_weights(path), name)
 
 
 def shell(script: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    """Run a script whose exit code is that of the first command that fails in a pipe."""
+    """Run a script; its exit code is that of the first failing command in a pipe."""
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", script],
         capture_output=True,
@@ -61,7 +61,7 @@ def shell(script: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 
 def complaint(done: subprocess.CompletedProcess[bytes] | Completed) -> str:
-    """Return the one error that a command ends with."""
+    """Return the only error in a command's output."""
     message = done.stderr.decode() if isinstance(done.stderr, bytes) else done.stderr
     assert "Traceback" not in message
     (error,) = [line for line in message.splitlines() if line.startswith("error: ")]
@@ -153,7 +153,7 @@ def test_what_went_through_a_pipe_can_be_read(
 def test_a_file_that_is_appended_to_gets_what_a_new_one_would(
     tiny_llama: Path, whole: dict[str, bytes], tmp_path: Path, name: str
 ) -> None:
-    # Into a file that is open like this, Linux copies nothing by itself.
+    # Linux does not copy to a file that is opened for appending.
     (tmp_path / "out").write_bytes(b"before")
     done = shell(f"{COMMAND} {tiny_llama} - --to {name} >> {tmp_path}/out")
     assert done.returncode == 0, done.stderr
@@ -190,7 +190,7 @@ def test_a_device_takes_an_output(weightctl: Run, tiny_llama: Path) -> None:
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-# What is told, and where
+# What is reported, and where
 
 
 @pytest.mark.parametrize("out", ["-", "/dev/stdout"])
@@ -286,7 +286,7 @@ def test_a_report_and_the_output_do_not_share_a_named_pipe(
 ) -> None:
     pipe = tmp_path / "out.gguf"
     os.mkfifo(pipe)
-    # Nobody reads what would come behind the output.
+    # Output after the end of the GGUF would have no reader.
     done = shell(
         f"cat {pipe} > /dev/null & timeout 10 {COMMAND} {tiny_llama} {pipe} --report {pipe} & "
         "wait $!; code=$?; kill %1; exit $code"
@@ -305,7 +305,7 @@ def test_a_terminal_takes_no_checkpoint(tiny_llama: Path, out: str) -> None:
     ) as process:
         os.close(theirs)
         shown = b""
-        with suppress(OSError):  # so a terminal says that nobody writes to it any more
+        with suppress(OSError):  # the terminal reports this way that all writers are gone
             while piece := os.read(ours, 1 << 16):
                 shown += piece
         os.close(ours)

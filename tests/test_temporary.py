@@ -1,4 +1,4 @@
-"""The next run removes what a killed one has left, and nothing else that looks like it."""
+"""A run removes what a killed run has left, and nothing else that looks like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which slice: every element somewhere, nothing broken, as evenly as can be."""
+"""The slices of ranks: every element is assigned, no unit is split, and sizes are even."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# How every refusal of `matrix(2, 8)` by rows begins.
+# The start of every error for splitting `matrix(2, 8)` by rows.
 SPLIT = "`w` of shape [2, 8] cannot be split along axis 0"
 
 
@@ -86,7 +86,7 @@ def test_heads_keep_to_their_keys(kv_heads: int, group: int, ranks: int, step: i
         assert start % step == 0
         own = {head // group for head in range(start, stop)}
         assert own == set(range(first, last))
-        # Attention shares keys and values evenly among the queries of a rank.
+        # Attention divides the KV heads evenly among the query heads of a rank.
         assert (stop - start) % (last - first) == 0
 
 

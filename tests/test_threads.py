@@ -87,7 +87,7 @@ def test_a_thread_makes_as_many_results_as_it_has_room_for_before_one_is_taken(
     taken = run_in_order(make, [0, 8], threads=1, results=results)
     assert next(taken) == 0
     assert is_full.wait(60)
-    # One more would be begun at once if there were room for it.
+    # Another one would be started at once if there were room for it.
     sleep(0.05)
     assert made == list(range(results))
     assert [0, *taken] == list(range(16))

@@ -1,4 +1,4 @@
-"""The shipped model tells a healthy conversion from a broken one by its perplexity."""
+"""The perplexity of the shipped model distinguishes a correct conversion from a broken one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEALTHY = 14.617  # of the first 16 windows of 256 tokens
 def perplexity(model: Path) -> float:
     """Return the perplexity per token of the beginning of the held-out text, in float32.
 
-    Nothing but what the directory holds has a part in it, the tokenizer included.
+    Only the files of the directory are used, including the tokenizer.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""An input that is made shorter while a command reads it is an error, and never a signal."""
+"""If an input is truncated while a command reads it, the result is an error, and never a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-# How many runs of a command there are for each format, each with another moment.
+# The number of runs of a command for each format, each with another moment.
 FEW, MANY = 4, 10
 FORMATS = {
     "gguf": "in/model.gguf",
@@ -57,7 +57,7 @@ def forks() -> Generator[Runner]:
 
 @pytest.fixture(scope="module")
 def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory for each format with a model whose header is several times what a read is."""
+    """A directory for each format with a model whose header needs several reads."""
     base = tmp_path_factory.mktemp("models")
     tensors = load_file(tiny_llama / "model.safetensors")
     texts = [f"word {number}" for number in range(15_000)]
@@ -81,7 +81,7 @@ def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_pickle(path: Path, form: str, content: dict[str, Any]) -> None:
-    """Write tensors and other values as one of PyTorch's forms, or as a pickle of arrays."""
+    """Write tensors and other values in one of PyTorch's formats, or as a pickle of arrays."""
     if form == "pickle":
         arrays = {
             name: value.float().numpy() if isinstance(value, torch.Tensor) else value
@@ -89,7 +89,7 @@ def write_pickle(path: Path, form: str, content: dict[str, Any]) -> None:
         }
         path.write_bytes(pickle.dumps(arrays, 4))
         return
-    # Not in order, so that elements are gathered.
+    # In another order, so that elements must be gathered.
     turned = {
         name: value.t().contiguous().t() if isinstance(value, torch.Tensor) else value
         for name, value in content.items()
@@ -98,7 +98,7 @@ def write_pickle(path: Path, form: str, content: dict[str, Any]) -> None:
 
 
 def outputs(place: Path) -> dict[str, bytes]:
-    """Return the files that a run has left beside its inputs."""
+    """Return the files that a run has left, without its inputs."""
     return {
         str(path.relative_to(place)): path.read_bytes()
         for path in sorted(place.rglob("*"))
@@ -107,20 +107,20 @@ def outputs(place: Path) -> dict[str, bytes]:
 
 
 def copied(model: Path, place: Path) -> Path:
-    """Copy a model's directory; the times of its files stay."""
+    """Copy a model directory, with the times of its files."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(model, place)
     return place
 
 
 def check(outcome: Outcome, left: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    """Hold a run to its exit codes, and to leaving a complete output or none."""
+    """Check the exit code of a run, and that it left a complete output or none."""
     assert outcome.code in {0, 1, 2}, outcome
     assert "Traceback" not in outcome.stderr, outcome.stderr
     assert "error in weightctl" not in outcome.stderr, outcome.stderr
     if outcome.code == 2:
         assert "model" in outcome.stderr
-    # A set of shards that is not complete waits for the next run under another name.
+    # An incomplete set of shards is kept for the next run under another name.
     named = {path: raw for path, raw in left.items() if ".weightctl-" not in path}
     assert set(named) in (set(), set(expected)), sorted(named)
     if expected:
@@ -130,7 +130,7 @@ def check(outcome: Outcome, left: dict[str, bytes], expected: dict[str, bytes]) 
 def moments(
     forks: Runner, model: Path, command: str, name: str, place: Path, *, is_timed: bool, many: int
 ) -> list[Outcome]:
-    """Run a command `many` times, and make a file of its input shorter at another moment each."""
+    """Run a command `many` times, and truncate a file of its input at a different moment."""
     arguments = [part.format(FORMATS[name]) for part in COMMANDS[command]]
     chance = random.Random(f"{command} {name} {is_timed}")
     whole = forks.run(arguments, copied(model, place), read=0 if not is_timed else None)
@@ -159,7 +159,7 @@ def test_a_file_that_is_cut_off_before_a_read_is_an_error(
     command: str, name: str, forks: Runner, models: Path, tmp_path: Path
 ) -> None:
     found = moments(forks, models / name, command, name, tmp_path / "run", is_timed=False, many=FEW)
-    # A scan of what begins as no pickle does has all that it needs.
+    # If the start of a file is not that of a pickle, a scan has read all that it needs.
     assert any(outcome.code for outcome in found) or command == "ls --scan"
 
 

@@ -1,10 +1,11 @@
 """Copies of remote checkpoints against a plain loop of range requests, and listings of many parts.
 
 Run with `python tests/bench/remote.py` (2 GB; `--size 200MB` for less). The servers are a process
-of their own on this machine. The loop is one of obstore's `get_range`, with chunks of the same size
-and as many requests at a time, into memory or into a file that is then on the disk. Each side is a
-whole process; they take turns, and medians are printed, with the target of each. `--memory` prints
-the peak memory of conversions instead, whose target is the limit of `--mem` and 150 MB.
+of their own on this machine. The loop is one of obstore's `get_range`, of 8 MiB each and 8 at a
+time, which writes what it gets to where weightctl does: into a file that is then on the disk, or
+into a pipe in order. Each side is a whole process; they take turns, and medians are printed, with
+the target of each. `--memory` prints the peak memory of conversions instead, whose target is the
+limit of `--mem` and 150 MB.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ from memory import large_model
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
+from hub import compare_listings, measure_upload
 from safetensors.numpy import save_file
 
 from serving import ServingProcess, serve_apart
@@ -49,26 +52,39 @@ main()
 """
 LOOP = """
 import os, sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 import obstore
 from obstore.store import S3Store
 options = {"allow_http": True}
 store = S3Store("models", endpoint=os.environ["AWS_ENDPOINT_URL"], client_options=options)
 size, chunk = obstore.head(store, "model.safetensors")["size"], 8 << 20
-file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if len(sys.argv) > 1 else None
 def get(start):
     stop = min(start + chunk, size)
-    data = obstore.get_range(store, "model.safetensors", start=start, end=stop)
-    if file is not None:
-        os.pwrite(file, memoryview(data), start)
+    return memoryview(obstore.get_range(store, "model.safetensors", start=start, end=stop))
+def put(start):
+    os.pwrite(file, get(start), start)
+def put_in_order(data):
+    while data:
+        data = data[os.write(1, data) :]
 with ThreadPoolExecutor(8) as pool:
-    list(pool.map(get, range(0, size, chunk)))
-if file is not None:
-    os.fsync(file)
+    if len(sys.argv) > 1:
+        file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        list(pool.map(put, range(0, size, chunk)))
+        os.fsync(file)
+    else:
+        ahead = deque()
+        for start in range(0, size, chunk):
+            ahead.append(pool.submit(get, start))
+            if len(ahead) == 8:
+                put_in_order(ahead.popleft().result())
+        for each in ahead:
+            put_in_order(each.result())
 """
 TARGET = 0.8
 LISTED = 3.0
 PARTS, LATENCY = 200, 0.03
+UPLOADED = 200_000_000
 MARGIN = 150_000_000
 # By name: input, output, options.
 CONVERSIONS = {
@@ -92,6 +108,18 @@ class Clients:
             "file": str(folder / "in" / "model.safetensors"),
         }  # fmt: skip
         self._environment = os.environ | served.environment
+        # Modules that are compiled by each run are not what is installed.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def read(self, program: str, *arguments: str) -> str:
+        """Run a program; return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env=self._environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return done.stdout
 
     def run(self, program: str, *arguments: str) -> tuple[float, str]:
         """Run a program whose output goes through a pipe; return its seconds, and its errors."""
@@ -136,9 +164,9 @@ def compare_copies(clients: Clients, repeats: int) -> bool:
     return fast
 
 
-def measure_listing(folder: Path, repeats: int) -> bool:
+def measure_listing(folder: Path, count: int, repeats: int) -> bool:
     """Print how long a listing of many remote parts takes; return whether it is fast enough."""
-    names = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(PARTS)]
+    names = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(count)]
     parts, scratch = folder / "parts", folder / "listing"
     scratch.mkdir()
     save_file({name: np.ones((8, 8), np.float32) for name in names}, folder / "small.safetensors")
@@ -148,10 +176,11 @@ def measure_listing(folder: Path, repeats: int) -> bool:
         seconds = statistics.median(
             clients.run(COMMAND, "ls", "{s3}/")[0] for _ in range(repeats + 1)
         )
-    count = len(list(parts.glob("*.safetensors")))
     print(f"ls of {count} parts, each request {1000 * LATENCY:.0f} ms: {seconds:.2f} s "
           f"(target {LISTED})")  # fmt: skip
-    return seconds < LISTED
+    make = partial(Clients, folder=folder)
+    is_least = compare_listings(folder, parts, LATENCY, make, COMMAND, repeats)
+    return seconds < LISTED and is_least
 
 
 def measure_memory(clients: Clients, limit: str, only: list[str] | None) -> bool:
@@ -172,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=parse_size, default=parse_size("2GB"))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--parts", type=int, default=PARTS, help="of the models that are listed")
     parser.add_argument("--memory", metavar="LIMIT", help="measure peaks under this limit instead")
     parser.add_argument("--only", choices=CONVERSIONS, action="append")
     parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
@@ -188,7 +218,9 @@ def main() -> None:
             is_met = measure_memory(clients, arguments.memory, arguments.only)
         else:
             is_met = compare_copies(clients, arguments.repeats)
-            is_met = measure_listing(folder, arguments.repeats) and is_met
+            make = partial(Clients, folder=folder)
+            is_met = measure_listing(folder, arguments.parts, arguments.repeats) and is_met
+            is_met = measure_upload(folder, min(arguments.size, UPLOADED), make, COMMAND) and is_met
     sys.exit(not is_met)
 
 

@@ -1,4 +1,4 @@
-"""Charts and wrapped sentences, of any numbers and any text, on terminals of any width."""
+"""Charts and wrapped sentences, for any numbers, text and width of a terminal."""
 
 from __future__ import annotations
 

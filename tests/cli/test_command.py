@@ -1,4 +1,4 @@
-"""The command as a whole: what stands before its options, completion, and help."""
+"""The command as a whole: options before the subcommand, completion, and help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion in real shells, and what it costs."""
+"""Completion in real shells, and how long it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person and a script see of a conversion: its plan before it, its summary behind it."""
+"""The output of a conversion for people and scripts: the plan before it, the summary after it."""
 
 from __future__ import annotations
 

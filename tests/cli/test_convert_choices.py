@@ -1,4 +1,4 @@
-"""What of a checkpoint a conversion takes along, and where it puts it."""
+"""Which tensors and files a conversion includes, and where it writes them."""
 
 from __future__ import annotations
 

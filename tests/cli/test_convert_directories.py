@@ -1,4 +1,4 @@
-"""A model's directory stays one that others read: its config, its parts, their names."""
+"""A model directory stays readable for other programs: its config, parts and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conversion says of the numbers that it changes."""
+"""The loss of precision that a conversion reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose names an output has, and what comes with them: config, tokenizer, other orders of rows."""
+"""The naming convention of an output, and what depends on it: config, tokenizer, row orders."""
 
 from __future__ import annotations
 

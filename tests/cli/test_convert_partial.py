@@ -1,4 +1,4 @@
-"""Checkpoints in several files of which some are missing: what is listed, converted and refused."""
+"""Checkpoints with missing parts: what is listed, converted and refused."""
 
 from __future__ import annotations
 

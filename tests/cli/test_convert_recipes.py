@@ -1,4 +1,4 @@
-"""What `--quant` means: a recipe, a type throughout, or a file of one's own."""
+"""The values of `--quant`: a recipe, a single type, or a file of the user."""
 
 from __future__ import annotations
 

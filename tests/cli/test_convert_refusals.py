@@ -1,4 +1,4 @@
-"""Options that make no sense are refused before anything is written."""
+"""Invalid combinations of options are refused before anything is written."""
 
 from __future__ import annotations
 

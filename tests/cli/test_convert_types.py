@@ -1,4 +1,4 @@
-"""Which types a conversion gives to the tensors, and what it says where a format lacks one."""
+"""The types that a conversion chooses, and its messages if a format does not have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not a whole model of a known family crosses when a person says how, and not before."""
+"""Other checkpoints than whole models of supported families are converted only on request."""
 
 from __future__ import annotations
 

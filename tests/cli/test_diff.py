@@ -1,4 +1,4 @@
-"""What a person and a script see of how two checkpoints differ."""
+"""The output of `diff` for people and scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help pages: how they are wrapped, what they list, and that their examples work."""
+"""Help pages: their wrapping, what they list, and that their examples work."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def test_the_page_of_convert_lists_all_recipes_types_and_formats(weightctl: Run)
 
 def test_the_page_of_convert_lists_each_name_once_as_a_recipe_or_a_type(weightctl: Run) -> None:
     listed = help_of(weightctl, "convert", 400).partition("\nRecipes and types for --quant:\n")[2]
-    recipes, types = (line.split(maxsplit=1)[1].split(", ") for line in listed.splitlines()[:2])
+    recipes, types = (
+        line.removeprefix(f"  {heading}").strip().split(", ")
+        for heading, line in zip(("recipes", "types only"), listed.splitlines(), strict=False)
+    )
     names = [*recipes, *types]
     assert len(names) == len(set(names))
     assert {*names} == {*list_recipes(), *block_types()}
@@ -139,6 +142,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "convert": "MODEL OUT",
         "shard": "MODEL [OUT]",
         "verify": "MODEL",
+        "tasks": "MODEL OUT",
     }
 
 

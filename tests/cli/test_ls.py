@@ -1,4 +1,4 @@
-"""What a person and a script see of a listing."""
+"""The output of `ls` for people and scripts."""
 
 from __future__ import annotations
 

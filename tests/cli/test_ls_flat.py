@@ -1,4 +1,4 @@
-"""Each stored tensor on a line: details, order, digests, and which are chosen."""
+"""The list with one tensor per line: details, order, digests, and selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a listing says its tensors mean: quantized weights, experts, ties, buffers, adapters."""
+"""The roles of tensors in a listing: quantized weights, experts, ties, buffers, adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, as a table and value by value."""
+"""The metadata of a checkpoint, as a table and as single values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is cut for several ranks is listed as one, with how each tensor is cut."""
+"""A sharded checkpoint is listed as one, with how each tensor is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a checkpoint beside tensors is listed with its value."""
+"""Values in a checkpoint that are not tensors are listed."""
 
 from __future__ import annotations
 

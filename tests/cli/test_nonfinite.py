@@ -1,4 +1,4 @@
-"""NaN and infinity where blocks cannot hold them: refused, or 0 and told of."""
+"""NaN and infinity, which blocks cannot hold: refused, or replaced with 0 and reported."""
 
 from __future__ import annotations
 

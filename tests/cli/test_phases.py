@@ -1,4 +1,4 @@
-"""The line that names what a command does, before a bar or the output is shown."""
+"""The line that names the current phase, before a progress bar or the output is shown."""
 
 from __future__ import annotations
 

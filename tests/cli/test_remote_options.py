@@ -1,4 +1,4 @@
-"""Commands that read URLs show no secrets, and count what goes over the network."""
+"""Commands that read URLs show no secrets, and count the bytes and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets of remote stores are in nothing that a command prints or writes."""
+"""Nothing that a command prints or writes contains secrets of remote stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ls --scan --sarif FILE` writes a SARIF 2.1.0 log, and replaces nothing that is not its own."""
+"""`ls --scan --sarif FILE` writes a SARIF 2.1.0 log, and only replaces its own file."""
 
 from __future__ import annotations
 

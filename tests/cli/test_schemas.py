@@ -1,4 +1,4 @@
-"""What scripts rely on: every command's JSON is as its schema in the package says."""
+"""The JSON of every command matches its schema in the package."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ ASKED = {
         "small small --values",
         "small.gguf small --values",
         "tiny-llama tiny-llama/model.safetensors --values",
+    ),
+    "tasks": (
+        "tiny-llama tasks.gguf --quant q8_0",
+        "tiny-llama tasks --tp 2 --task-size 100kB --bandwidth 100MB",
+        "small tasks --dtype bf16 --names keep",
     ),
     "convert": (
         "tiny-llama planned.gguf --dry-run",

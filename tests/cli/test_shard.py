@@ -1,4 +1,4 @@
-"""`weightctl shard`: what it shows, what it writes, and what it refuses."""
+"""`weightctl shard`: its output, the files that it writes, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weightctl shard --tp auto`: which numbers of ranks work, and why others do not."""
+"""`weightctl shard --tp auto`: which numbers of ranks are possible, and why others are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`weightctl shard` that is stopped says how it continues, and continues."""
+"""A stopped `weightctl shard` reports how to continue, and continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How it is shown which rank gets what, of plans that are made by hand for no family."""
+"""The display of what each rank gets, for plans that are created by hand."""
 
 from __future__ import annotations
 

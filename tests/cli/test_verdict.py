@@ -228,7 +228,7 @@ def test_what_is_furthest_from_usual_comes_before_what_is_large() -> None:
     figures = ValuesFigures(tensors=(usual, wrong))
     shown = piped(reports.only({"values": Result(figures=figures)}))
     assert re.search(
-        r"^largest errors, relative to the expected errors\n.* times .*\n  c  .* 100 ",
+        r"^largest errors, relative to the expected errors\n.* ratio .*\n  c  .* 100 ",
         shown,
         re.MULTILINE,
     )

@@ -1,4 +1,4 @@
-"""What a person, a script and a terminal get of `weightctl verify`."""
+"""The output of `weightctl verify` for people, scripts and terminals."""
 
 from __future__ import annotations
 

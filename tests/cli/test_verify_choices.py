@@ -1,4 +1,4 @@
-"""What `verify` can be asked for, and what it refuses before it begins."""
+"""The options of `verify`, and what it refuses before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file that llama.cpp runs becomes a directory that transformers runs."""
+"""A GGUF that llama.cpp runs becomes a directory that transformers runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_tokenizers_agree(
 SPECIAL = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-# Of blocks, of which there are none now; and of SentencePiece, which this tokenizer is not.
+# The first is for blocks, which the output does not have; the second for SentencePiece.
 MEANINGLESS = {"general.quantization_version", "tokenizer.ggml.add_space_prefix"}
 
 
@@ -81,7 +81,7 @@ def test_smollm2_says_in_transformers_what_it_says_in_llama_cpp(
     tokenizer = AutoTokenizer.from_pretrained(smollm2_directory)
     prompt = tokenizer("The capital of France is")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
-    model.generation_config.eos_token_id = None  # on after the end, as we let llama.cpp go
+    model.generation_config.eos_token_id = None  # continue after the end, as in llama.cpp here
     every = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0].tolist()
     follows, logits, tokens, text, special = ask(
         again,

@@ -1,4 +1,4 @@
-"""Lists of end tokens stop generation in llama.cpp, and come back as they were."""
+"""Lists of end tokens stop generation in llama.cpp, and are the same after conversion back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ COUNT = 12
 
 
 def edited(source: Path, into: Path, drop: tuple[str, ...] = (), **files: dict[str, Any]) -> Path:
-    """Copy a model's directory without files that `drop` begins, with entries of JSON changed."""
+    """Copy a model directory, and change entries of JSON files.
+
+    Files whose names begin with a text in `drop` are not copied.
+    """
     into.mkdir()
     for path in source.iterdir():
         if not path.name.startswith(drop or "\0"):
@@ -63,7 +66,7 @@ def test_generation_ends_where_a_list_says(
     tmp_path: Path,
 ) -> None:
     made = family(name)
-    # Three tokens that end nothing for any other reason, of which generation comes to the second.
+    # Three tokens that are not end tokens for another reason; the model generates the second first.
     ends = [made.follows[20], made.follows[1], made.follows[7]]
     source = edited(
         made.path, tmp_path / "source",

@@ -1,4 +1,4 @@
-"""A quantized GGUF file is the same whether a plain one was made on the way to it or not."""
+"""A quantized GGUF is the same, whether a plain GGUF was written first or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantizing costs is what llama.cpp's own quantization of the same weights costs."""
+"""Quantizing loses as much precision as llama.cpp's own quantization of the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = ["Q8_0", "Q4_K_M"]
 
 
 def quantized_by_ggml(ours: Path, plain: Path, out: Path) -> None:
-    """Write a copy of a GGUF file whose blocks ggml makes of the numbers in a plain one."""
+    """Write a copy of a GGUF with blocks that ggml makes from the values of a plain one."""
     out.write_bytes(ours.read_bytes())
     weights = open_weights(plain)
     copied = gguf.GGUFReader(out, "r+")
@@ -64,7 +64,7 @@ def test_quantizing_tiny_llama_costs_what_it_costs_in_llama_cpp(
 def test_quantizing_smollm2_costs_what_it_costs_in_llama_cpp(
     kind: str, tiny_llama: Path, smollm2: Path, converted: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # What it is in Hugging Face's form; that we made that changes nothing of the comparison.
+    # The model in Hugging Face's form; that weightctl wrote it does not affect the comparison.
     model = converted(smollm2, "smollm2-hf", "--dtype", "f32")
     plain = converted(model, "smollm2-again.gguf")
     ours = converted(model, f"smollm2-{kind}.gguf", "--quant", kind)

@@ -1,4 +1,4 @@
-"""What transformers saved and weightctl made a GGUF file of is the same model to llama.cpp."""
+"""A model that transformers saved and weightctl converted to GGUF is the same in llama.cpp."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_llama_cpp_says_what_transformers_says(
     difference = np.abs(log_softmax(found.numbers) - made.expected)
     chosen = np.arange(families.PROMPT, len(made.tokens)) - 1, made.follows
     assert difference[chosen].max() < 2e-2
-    # And of all that is likely at all, wherever; llama.cpp takes GELU from a table in float16.
+    # Also all likely tokens at other places; llama.cpp uses a float16 table for GELU.
     assert difference[made.expected > np.log(1e-3)].max() < 5e-2
 
 
@@ -54,7 +54,7 @@ def test_llama_cpp_cuts_text_into_the_tokens_of_the_checkpoints_own_tokenizer(
 
 @pytest.fixture(scope="module")
 def minilm_directory(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM with what its package has in a directory inside: how tokens become one vector."""
+    """MiniLM with its pooling config, which is in a subdirectory."""
     directory = tmp_path_factory.mktemp("minilm") / "all-MiniLM-L6-v2"
     shutil.copytree(minilm, directory)
     (directory / "1_Pooling").mkdir()
@@ -76,7 +76,7 @@ def test_minilm_makes_the_embeddings_in_llama_cpp_that_it_makes_in_transformers(
     found, of_llama = ask(made, ("embeddings", tokens), ("tokenize", WHOLE), pooling=NO_POOLING)
     assert of_llama == tokens
     assert cosines(found, expected).min() > 0.9999
-    # The file says itself how the embeddings of tokens become one.
+    # The file defines the pooling of the embeddings.
     (pooled,) = ask(made, ("embeddings", tokens))
     assert pooled.shape == (384,)
     assert cosines(pooled, expected.mean(0)) > 0.9999

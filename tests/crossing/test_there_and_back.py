@@ -1,4 +1,4 @@
-"""From Hugging Face's directory to GGUF and back, a model is what it was."""
+"""A model is the same after conversion from Hugging Face's directory to GGUF and back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# GGUF has no place for these: llama.cpp makes nothing of them.
+# llama.cpp does not use these tensors, and GGUF has no names for them.
 LOST = {"bert": {"pooler.dense.weight", "pooler.dense.bias"}}
-ONE_MORE = {"gemma2", "gemma3"}  # whose norms are `1 + w` in GGUF
-# What a config may say otherwise, and why that matters to nobody who runs the model.
+ONE_MORE = {"gemma2", "gemma3"}  # families whose norms are `1 + w` in GGUF
+# Config keys that can differ, and why they do not matter for running the model.
 IGNORED = {
     "_name_or_path": "where it was loaded from",
     "transformers_version": "who wrote it",
@@ -38,12 +38,12 @@ IGNORED = {
     "output_router_logits": "of training",
 }
 
-# An encoder generates nothing; GGUF's first and last token are what its tokenizer puts around.
+# Encoders do not generate; the tokens in GGUF are those that the tokenizer adds around a text.
 ENCODERS = {"bos_token_id", "eos_token_id"}
 
 
 def norms_within_one_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether each number is what `1 + w` in float32, less one, makes of it."""
+    """Whether the values differ at most by the rounding of `1 + w` in float32."""
     step = np.spacing(1 + np.abs(expected.float().numpy()))
     return bool((np.abs(found.float().numpy() - expected.float().numpy()) <= step).all())
 
@@ -73,7 +73,7 @@ def test_tensors_are_the_same_bytes(
 def document(directory: Path) -> dict[str, Any]:
     found = AutoConfig.from_pretrained(directory).to_dict()
     rope = found.get("rope_parameters") or {}
-    if rope.get("type") == rope.get("rope_type"):  # as transformers called it before
+    if rope.get("type") == rope.get("rope_type"):  # the older name in transformers
         rope.pop("type", None)
     return {key: value for key, value in found.items() if key not in IGNORED}
 

@@ -1,4 +1,4 @@
-"""What `convert` says of a tokenizer that llama.cpp does not follow in everything."""
+"""The notes of `convert` on tokenizers that llama.cpp does not follow completely."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_convert_names_the_tokens_whose_flags_llama_cpp_does_not_heed(
     pieces.add_special_tokens([AddedToken("<turn>", rstrip=True)])
     done = weightctl("convert", model_with(pieces, tmp_path / "model"), tmp_path / "model.gguf")
     assert done.returncode == 0, done.stderr
-    assert "white space behind `<turn>` (`rstrip`)" in " ".join(done.stderr.split())
+    assert "white space after `<turn>` (`rstrip`)" in " ".join(done.stderr.split())
 
 
 def test_convert_refuses_a_normalizer_that_llama_cpp_would_leave_out(

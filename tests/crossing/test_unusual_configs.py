@@ -1,6 +1,6 @@
-"""Configs that are legal and unusual: llama.cpp computes what transformers does, or is not asked.
+"""Valid but unusual configs: llama.cpp computes the same as transformers, or they are refused.
 
-Where a family's model in llama.cpp has no place for a config, the conversion is refused.
+A conversion is refused if llama.cpp's model of the family does not support the config.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def head_dim(name: str, size: int) -> dict[str, Any]:
 
 
 def made(directory: Path, name: str, changes: dict[str, Any]) -> tuple[list[int], Any]:
-    """Save a model without a tokenizer; return tokens and their logarithmic probabilities."""
+    """Save a model without a tokenizer; return tokens and their log-probabilities."""
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.for_model(
         name, **(SIZES | head_dim(name, 16) | TYPES[name] | changes)

@@ -1,4 +1,4 @@
-"""A family takes two modules and a line: then its models are recognized, converted and run."""
+"""A family takes one module and a line: then its models are recognized, converted and run."""
 
 from __future__ import annotations
 
@@ -36,18 +36,8 @@ FAMILY = replace(
     LLAMA,
     name="toy",
     model_types={"toy": ModelType(class_name="ToyForCausalLM")},
-    module="weightctl.nn.models.toy:Toy",
     names=tuple(map(_rename, LLAMA.names)),
 )
-'''
-MODULE = '''
-"""The Module of toy."""
-
-from weightctl.nn.models.llama import Llama
-
-
-class Toy(Llama):
-    """A toy: a llama."""
 '''
 LINE = Line(
     '    "toy": "weightctl.families.toy:FAMILY",',
@@ -76,13 +66,9 @@ assert np.abs(logits[0] - logits[1]).max() < 1e-4
 """
 
 
-def test_a_family_is_two_modules_and_a_line(
-    extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
-) -> None:
-    modules = {"families/toy.py": FAMILY, "nn/models/toy.py": MODULE}
-    assert extended.follow("a family", "toy", modules, {"families/__init__.py": [LINE]}) == 1
-
-    toy, gguf, back = tmp_path / "toy", tmp_path / "toy.gguf", tmp_path / "back"
+def make_toy(extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path) -> Path:
+    """Return tiny-llama as a model of the family."""
+    toy = tmp_path / "toy"
     shutil.copytree(tiny_llama, toy)
     config = json.loads((toy / "config.json").read_text())
     config |= {"model_type": "toy", "architectures": ["ToyForCausalLM"]}
@@ -91,7 +77,17 @@ def test_a_family_is_two_modules_and_a_line(
     rules.write_text(RULES)
     tensors.unlink()
     extended.command("convert", tiny_llama / "model.safetensors", tensors, "--rename", rules)
+    return toy
 
+
+def test_a_family_is_one_module_and_a_line(
+    extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
+) -> None:
+    modules = {"families/toy.py": FAMILY}
+    assert extended.follow("a family", "toy", modules, {"families/__init__.py": [LINE]}) == 1
+
+    toy = make_toy(extended, tiny_llama, tmp_path)
+    gguf, back = tmp_path / "toy.gguf", tmp_path / "back"
     extended.command("convert", toy, gguf)
     names = extended.command("ls", gguf, "--flat")
     assert "blk.0.ffn_gate.weight" in names
@@ -99,4 +95,21 @@ def test_a_family_is_two_modules_and_a_line(
     extended.command("convert", gguf, f"{back}/", "--dtype", "bf16")
     assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
     extended.command("diff", "--hash", toy, back)
-    assert extended.run("-c", PROGRAM, gguf, tiny_llama).split() == ["toy", "Toy", "llama", "Llama"]
+    assert extended.run("-c", PROGRAM, gguf, tiny_llama).split() == [
+        "toy", "Decoder", "llama", "Decoder",
+    ]  # fmt: skip
+
+
+def test_a_family_without_a_module_is_converted_and_not_run(
+    extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
+) -> None:
+    modules = {
+        "families/toy.py": FAMILY.replace("    names=tuple", '    module="",\n    names=tuple')
+    }
+    extended.follow("a family", "toy", modules, {"families/__init__.py": [LINE]})
+    toy, gguf = make_toy(extended, tiny_llama, tmp_path), tmp_path / "toy.gguf"
+    extended.command("convert", toy, gguf)
+    extended.command("shard", toy, tmp_path / "ranks", "--tp", "2")
+    said = extended.command("verify", gguf, "--against", toy)
+    assert "weightctl does not run toy models" in said
+    assert "names" in said

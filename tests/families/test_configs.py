@@ -315,33 +315,6 @@ def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
     assert str(caught.value).startswith("config.json: ")
 
 
-# Keys of no field: values that are only checked, or that others are made of.
-OF_LLAMAS = {"is_causal", "value_dim", "rotated_share"}
-OF_GEMMAS = OF_LLAMAS | {"has_biases", "sees_ahead", "local_period"}
-OF_QWENS = OF_LLAMAS | {"uses_window"}
-WITHOUT_FIELDS = {
-    "llama": OF_LLAMAS | {"experts"},
-    "mixtral": OF_LLAMAS | {"expert_groups"},
-    "phi3": OF_LLAMAS,
-    "qwen2": OF_QWENS,
-    "qwen3": OF_QWENS,
-    "qwen3moe": OF_QWENS | {"dense_layers", "sparse_step", "expert_groups"},
-    "gemma2": OF_GEMMAS | {"local_rope_base"},
-    "gemma3": OF_GEMMAS | {"stated_window"},
-    "bert": {"head_dim", "positions", "is_decoder", "is_causal"},
-    "gpt2": {"head_dim", "is_causal", "is_scaled", "is_scaled_by_layer", "has_cross_attention"},
-}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_key_is_a_field_of_the_config_or_known_to_be_none(name: str) -> None:
-    family: Family = load(FAMILIES[name])
-    fields = {field.name for field in dataclasses.fields(load(family.config))}
-    keys = {key.field for key in family.keys if not key.field.startswith("scaling.")}
-    assert keys - fields == WITHOUT_FIELDS[name]
-    assert fields - keys <= {"rope_scaling"}
-
-
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
     st.sampled_from([0, 1, 2, 64, 1 << 31, 1 << 2000, "linear", "yarn", "llama3", 0.5, 1e300]),

@@ -20,7 +20,7 @@ from weightctl.families import recognize
 from weightctl.graph import ops
 from weightctl.nn import Linear
 from weightctl.nn.models import build_network
-from weightctl.nn.models.llama import Llama
+from weightctl.nn.models.decoder import Decoder
 from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_one_graph_serves_every_batch_and_length(count: int) -> None:
 
 def test_the_weights_of_the_models_have_their_canonical_names() -> None:
     config: Any = checkpoint(small_models.llama()).config
-    llama = Llama(replace(config, layers=1, tied=True, has_rope_factors=True))
+    llama = Decoder(replace(config, layers=1, tied=True, has_rope_factors=True))
     assert sorted(llama.raw_state_dict()) == [
         "embedding.weight",
         *(f"layers.0.attention.{name}.weight" for name in "koqv"),
@@ -131,7 +131,7 @@ def test_a_quantized_llama_equals_the_dequantized_one_exactly() -> None:
     assert np.array_equal(compute(blocks, tokens), compute(numbers, tokens))
 
 
-class WithSubgraph(Llama):
+class WithSubgraph(Decoder):
     """A llama whose graph holds its layers once."""
 
     def __call__(self, tokens: Value) -> Value:
@@ -156,7 +156,7 @@ def test_layers_called_as_a_subgraph_give_the_same_logits() -> None:
 
 def with_rope_factors() -> Network:
     config: Any = checkpoint(small_models.llama()).config
-    return Llama(replace(config, has_rope_factors=True))
+    return Decoder(replace(config, has_rope_factors=True))
 
 
 MODULES: dict[str, Callable[[], Network]] = {

@@ -14,6 +14,7 @@ from arrays import weights_of
 from weightctl import open_weights
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
+from weightctl.families.kinds import Flag
 from weightctl.families.parts import shape_of
 from weightctl.families.recognition import recognize
 from weightctl.system.registry import load
@@ -23,44 +24,56 @@ if TYPE_CHECKING:
 
     from weightctl import Weights
     from weightctl.families.family import Family
+    from weightctl.families.keys import NamingConvention
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 MAPS = {
     name: gguf.get_tensor_name_map(KINDS[load(FAMILIES[name]).gguf_name], 3) for name in FAMILIES
 }
 
 
+# Small sizes, and others of which any two differ that a shape could confuse.
+SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4, "intermediate": 8,
+         "experts": 4, "experts_used": 2, "rope_dimensions": 4}  # fmt: skip
+UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
+          "intermediate": 20, "experts": 9, "expert_intermediate": 10,
+          "shared_intermediate": 14}  # fmt: skip
+
+
+def keys_of(name: str) -> dict[str, str]:
+    """Return what config.json calls the fields of a family."""
+    family: Family = load(FAMILIES[name])
+    return {key.field: key.hugging_face for key in reversed(family.keys) if key.hugging_face}
+
+
 def config(name: str, **changes: Any) -> Any:
     family: Family = load(FAMILIES[name])
-    document = {"model_type": next(iter(family.model_types)), **_small(name)}
+    called = keys_of(name)
+    document: dict[str, Any] = {"model_type": next(iter(family.model_types))}
+    document |= {called[field]: size for field, size in SMALL.items() if field in called}
     made = from_hugging_face(family, document, "here").config
-    return dataclasses.replace(made, layers=3, **changes)
+    return dataclasses.replace(made, **changes)
 
 
-def _small(name: str) -> dict[str, int]:
-    hidden = "n_embd" if name == "gpt2" else "hidden_size"
-    vocabulary = {"vocab_size": 10}
-    if name == "gpt2":
-        return vocabulary | {hidden: 24}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
-    return vocabulary | heads | {hidden: 32, "intermediate_size": 8}
+def with_all(name: str) -> dict[str, Any]:
+    """Return the fields with which a model has all parts that its family knows."""
+    family: Family = load(FAMILIES[name])
+    flags = {key.field for key in family.keys if isinstance(key.kind, Flag)}
+    found: dict[str, Any] = {}
+    for line in family.names:
+        if isinstance(line.bias, str) and line.bias in keys_of(name):
+            found[line.bias] = True
+        found |= dict.fromkeys(flags.intersection(line.when), True)
+        if line.unless in flags:
+            found[line.unless] = False
+    return found
 
 
-WITH_ALL = {
-    "llama": {
-        "attention_bias": True, "attention_output_bias": True, "mlp_bias": True, "tied": False,
-        "has_rope_factors": True,
-    },
-    "bert": {},
-    "gpt2": {"tied": False},
-    "gemma2": {},
-    "gemma3": {"tied": False},
-    "qwen2": {"tied": False},
-    "mixtral": {"tied": False, "has_rope_factors": True},
-    "qwen3moe": {"tied": False, "attention_bias": True, "attention_output_bias": True},
-    "qwen3": {"tied": False, "attention_bias": True, "attention_output_bias": True},
-    "phi3": {"tied": False, "has_rope_factors": True},
-}  # fmt: skip
+def unlike(name: str) -> dict[str, Any]:
+    """Return sizes that a model of a family may have, no two of which are alike."""
+    own = keys_of(name) | {"rope_dimensions": "head_dim" if "head_dim" in keys_of(name) else ""}
+    return {field: size for field, size in UNLIKE.items() if own.get(field)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -71,45 +84,35 @@ def test_each_family_stands_under_its_own_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
     pairs = [(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face]
     assert len(pairs) > 20
+    known = 0
     for in_gguf, in_hugging_face in pairs:
         # As llama.cpp's script calls what it has stacked.
         stacked = re.sub(r"experts\.\d+", "experts", in_hugging_face)
-        assert MAPS[name].get_name(stacked, (".weight", ".bias")) == in_gguf
+        expected = MAPS[name].get_name(stacked, (".weight", ".bias"))
+        # Its table lacks names of newer versions of transformers.
+        assert expected in {in_gguf, None}, in_hugging_face
+        known += expected is not None
+    assert known > len(pairs) / 2
 
 
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: bool) -> None:
     family: Family = load(FAMILIES[name])
-    made = config(name, **(WITH_ALL[name] if changed else {}))
+    made = config(name, **(with_all(name) if changed else {}))
     module = load(family.module)(made)
     assert {tensor.module for tensor in family.tensors(made)} == set(module.raw_state_dict())
-
-
-# Those in which any two sizes differ that a shape could confuse.
-UNLIKE = {
-    "llama": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7},
-    "bert": {"context": 7, "token_types": 3},
-    "gpt2": {"context": 7, "intermediate": 20},
-    "gemma2": {"head_dim": 6, "kv_heads": 2},
-    "gemma3": {"head_dim": 6, "kv_heads": 2},
-    "qwen2": {"head_dim": 6, "kv_heads": 2},
-    "qwen3": {"head_dim": 6, "kv_heads": 2},
-    "phi3": {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4},
-    "mixtral": {"head_dim": 6, "kv_heads": 2, "experts": 5},
-    "qwen3moe": {"head_dim": 6, "kv_heads": 2, "experts": 9, "expert_intermediate": 10},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
         *((name, {}) for name in FAMILIES),
-        *((name, WITH_ALL[name] | UNLIKE[name]) for name in FAMILIES),
-        ("gpt2", UNLIKE["gpt2"] | {"transposed": False}),
+        *((name, with_all(name) | unlike(name)) for name in FAMILIES),
+        ("gpt2", unlike("gpt2") | {"transposed": False}),
     ],
 )
 def test_the_shapes_of_the_table_are_those_of_the_module(
@@ -125,12 +128,20 @@ def test_the_shapes_of_the_table_are_those_of_the_module(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_two_tensors_have_one_name(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
     for names in (
         [one.module for one in tensors],
-        # Of those that are stacked the first stands for all.
-        [one.gguf for one in tensors if one.gguf and not (one.is_stacked("gguf") and one.expert)],
-        [one.hugging_face for one in tensors if one.hugging_face],
+        *(
+            # Of those that are stacked the first stands for all.
+            [
+                one.name(convention)
+                for one in tensors
+                if one.name(convention)
+                and convention not in one.fusions
+                and not (one.is_stacked(convention) and one.expert)
+            ]
+            for convention in CONVENTIONS
+        ),
     ):
         assert len(set(names)) == len(names)
 
@@ -146,7 +157,7 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
     steps = {
         tensor.gguf: tensor.change
         for name in ("llama", "gpt2")
-        for tensor in load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name]))
+        for tensor in load(FAMILIES[name]).tensors(config(name, **with_all(name)))
     }
     assert steps["blk.1.attn_qkv.weight"] is not None
     assert steps["blk.1.attn_qkv.bias"] is None
@@ -156,12 +167,13 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **WITH_ALL[name])))
+    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
     kept = {tensor.module for tensor in tensors if tensor.is_float32}
     assert {one.module for one in tensors if "norm" in one.module or "bias" in one.module} <= kept
     assert "embedding.weight" not in kept
     assert "layers.0.mlp.up.weight" not in kept
-    assert ("position_embedding.weight" in kept) is (name in {"bert", "gpt2"})
+    positions = {one.module for one in tensors if one.module == "position_embedding.weight"}
+    assert positions <= kept
 
 
 def test_tiny_llama_is_whole(tiny_llama: Path) -> None:

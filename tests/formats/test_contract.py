@@ -1,4 +1,4 @@
-"""What holds for every format in the table."""
+"""Requirements that every format in the table meets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(name: str) -> list[Encoding]:
-    """Return the encodings that a format holds."""
+    """Return the encodings that a format can store."""
     unfit = format_module(name).unfit
     return [e for e in INTERPRETED if not unfit([TensorInfo("a", (e.block,), e)])]
 
@@ -82,8 +82,8 @@ def test_a_way_through_two_formats_and_back_loses_nothing(
     holds()
 
 
-# Readers that are not ours. A format that has one joins here; each says of a file what `contents`
-# says of a tree.
+# Readers of other projects; add one for a new format if it exists. Each returns for a file what
+# `contents` returns for a tree.
 
 
 def read_by_gguf(path: Path) -> Contents:
@@ -117,7 +117,7 @@ def seen_by_torch(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
     encoding = encoding_by_id("pytorch", str(tensor.dtype).removeprefix("torch."))
     assert encoding is not None
     shape = tuple(tensor.shape)
-    if encoding.block > 1:  # where torch counts bytes
+    if encoding.block > 1:  # torch counts bytes
         shape = (*shape[:-1], shape[-1] * encoding.block)
     stored = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     return encoding.name, shape, stored[: encoding.nbytes(shape)].numpy().tobytes()
@@ -128,14 +128,15 @@ READERS: dict[str, Callable[[Path], Contents]] = {
     "safetensors": read_by_safetensors,
     "pytorch": read_by_torch,
 }
-# gguf-py 0.19 does not have the first, and takes blocks of the second for 40 bytes; they are 36.
+# gguf-py 0.19 does not support the first, and reads blocks of the second with 40 instead of 36
+# bytes.
 MISREAD = {"gguf": {"Q2_0", "Q8_1"}}
-# It takes BF16 for blocks, and a scalar has no row of them.
+# gguf-py treats BF16 as a block type, and a scalar does not have a row of blocks.
 MISREAD_SCALARS = {"gguf": {"BF16"}}
 
 
 def written(name: str, weights: Weights, directory: Path) -> Weights:
-    """Write a tree, compare what others read, and return what weightctl reads."""
+    """Write a tree, compare what other readers read, and return what weightctl reads."""
     path = directory / f"a{FORMATS[name].suffix}"
     back = copied(weights, path)
     if name in READERS:
@@ -144,7 +145,7 @@ def written(name: str, weights: Weights, directory: Path) -> Weights:
 
 
 def filled(encoding: Encoding, shape: tuple[int, ...]) -> bytes:
-    """Return bytes for a tensor, no two near to one another alike."""
+    """Return bytes for a tensor; nearby bytes are different."""
     length = encoding.nbytes(shape)
     return (bytes(range(1, 252)) * (length // 251 + 1))[:length]
 
@@ -242,7 +243,7 @@ NAMES = [
     "größe",
     "大模型.层.0",
     "🦙",
-    "e\u0301",  # and the same letter in one character
+    "e\u0301",  # the same letter as two characters, and below as one
     "\u00e9",
     "\u202eright to left",
     "\u2028line\u2029paragraph",
@@ -268,8 +269,8 @@ def test_any_text_is_a_name(name: str, tmp_path: Path) -> None:
     assert list(back.header.tensors) == NAMES
 
 
-# The longest name that is tried, and one that is too long. safetensors has a limit for all names
-# together, with what else is in the header.
+# The longest name that is tested, and one that is too long. safetensors only limits the size of the
+# whole header.
 LENGTHS = {"gguf": (63, 64), "safetensors": (1_000_000, 100_000_000), "pytorch": (1_000_000, None)}
 
 
@@ -308,8 +309,8 @@ def test_twenty_thousand_tensors_read_back_equal(name: str, tmp_path: Path) -> N
 
 
 # The fields of one block, as ggml's code reads them on a machine of the other byte order
-# (ggml-common.h and ggml-quants.c): where bytes are taken as a wider number, that is what they are.
-# IQ2_XXS is missing, since there the code that writes and the code that reads take bytes otherwise.
+# (ggml-common.h and ggml-quants.c): bytes that are read as a wider integer are one. IQ2_XXS is
+# missing, because ggml's code reads and writes it with different widths.
 FIELDS = {
     "F64": "Q", "F32": "I", "F16": "H", "BF16": "H", "I8": "B", "I16": "H", "I32": "I", "I64": "Q",
     "Q1_0": "H16s", "Q2_0": "H16s", "Q4_0": "H16s", "Q4_1": "HH16s", "Q5_0": "HI16s",

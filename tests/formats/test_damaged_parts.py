@@ -1,4 +1,4 @@
-"""Parts and indexes that are not what their names say."""
+"""Parts and indexes whose content does not match their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole tensors are read out of the parts that ranks have, as from one file."""
+"""Whole tensors are read from the shards of ranks as from one file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gathered(path: Path) -> GatheredSource:
 
 
 class Counted:
-    """The files of all ranks, and how many bytes of them have been read."""
+    """The files of all ranks; counts the bytes that are read."""
 
     def __init__(self, files: FileSource) -> None:
         self.header = files.header
@@ -198,7 +198,7 @@ def test_a_file_that_changes_meanwhile_is_reported(tmp_path: Path) -> None:
 
 
 def fused(plan: ShardPlan, names: dict[str, tuple[str, ...]], rows: int) -> ShardPlan:
-    """Have ranks keep several tensors as one, whose rows are padded to a multiple of `rows`."""
+    """Return a plan in which ranks store several tensors as one, with rows padded to multiples."""
     inside = {name: fused for fused, several in names.items() for name in several}
     ranks: list[tuple[Shard, ...]] = []
     for shards in plan.ranks:

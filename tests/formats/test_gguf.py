@@ -1,4 +1,4 @@
-"""Reading GGUF: what the file says is what the tree has."""
+"""Reading of GGUF: the tree has what the file states."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_tensors_have_their_names_shapes_and_bytes(form: Gguf, tmp_path: Path) -
 
 
 BLOCKS = np.random.default_rng(1).integers(0, 256, 420, np.uint8).tobytes()
-# The bytes of two blocks (or four numbers) as each byte order has them.
+# The bytes of two blocks (or four values) in each byte order.
 NATIVE = {
     "F32": (F32, (4,), "<4f", ">4f", (1.0, -2.5, 3e-8, 1e30)),
     "F16": (F16, (4,), "<4e", ">4e", (1.0, -2.5, 6e-8, 65504.0)),
@@ -191,7 +191,7 @@ def test_names_are_any_text(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def unknown(tmp_path: Path) -> Weights:
-    """A file with a tensor of a type that nobody knows, between two others."""
+    """A file with a tensor of an unknown type between two others."""
     tensors = [
         Tensor("a", (4,), I8, b"abcd"),
         Tensor("new", (2, 50), 77, b"n" * 70),

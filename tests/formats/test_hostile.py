@@ -1,4 +1,4 @@
-"""Every file in `fixtures/hostile` is refused: cheaply, by a clear error, and by nothing else."""
+"""Every file in `fixtures/hostile` is refused quickly, with a clear error and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE = FIXTURES / "hostile"
 
 
 class Case(NamedTuple):
-    """What is said of a file: a phrase, and the byte of the file where the fault is."""
+    """The expected phrase in the message for a file, and the byte offset of the fault."""
 
     phrase: str
     offset: int | None = None
@@ -252,13 +252,13 @@ CASES: dict[str, Case] = {
     **OTHERS,
 }
 
-# Sets of which nothing but other parts is missing.
+# Sets in which only other parts are missing.
 LISTED = ["split-part-missing", "index-part-missing"]
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """What `ls` said of every file, all in one process, and what each cost."""
+    """The output of `ls` for every file, all in one process, with time and memory."""
     return measured(HOSTILE, CASES)
 
 

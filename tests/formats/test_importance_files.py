@@ -1,4 +1,4 @@
-"""Importance matrices in GGUF and in the older form: what they say, and what is wrong with them."""
+"""Importance matrices in GGUF and in the older format: their content, and errors in them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def refused(path: Path, raw: bytes) -> FormatError:
 
 
 SOUND = struct.pack("<i", 2) + dat_entry(b"a", 1, SUMS) + dat_entry(b"b", 1, SUMS)
-SECOND = 4 + len(dat_entry(b"a", 1, SUMS))  # where the second entry starts
+SECOND = 4 + len(dat_entry(b"a", 1, SUMS))  # the offset of the second entry
 
 
 @pytest.mark.parametrize("end", range(SECOND - 3, len(SOUND)))
@@ -133,7 +133,7 @@ def test_a_tail_that_is_cut_off_is_not_an_end(tmp_path: Path, end: int) -> None:
 def test_a_damaged_entry_of_the_older_form_is_named_with_its_place(
     tmp_path: Path, second: bytes, offset: int, problem: str
 ) -> None:
-    room = bytes(17)  # so that two entries can be there at all
+    room = bytes(17)  # so that the file is large enough for two entries
     raw = struct.pack("<i", 2) + dat_entry(b"a", 1, SUMS) + second
     error = refused(tmp_path / "i.dat", raw if len(second) > 17 else raw + room)
     assert problem in error.message
@@ -189,7 +189,7 @@ def test_numbers_stay_in_the_file_until_they_are_asked_for(tmp_path: Path) -> No
     path, most = tmp_path / "i.dat", 2**31 - 1
     with path.open("wb") as file:
         file.write(struct.pack("<ii1sii", 1, 1, b"a", 1, most))
-        file.truncate(17 + 4 * most)  # of 8 GB nearly nothing is on the disk
+        file.truncate(17 + 4 * most)  # a sparse file: nearly none of its 8 GB are on the disk
     program = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"

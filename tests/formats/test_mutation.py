@@ -1,4 +1,4 @@
-"""Whatever is in a file, it gives a result or an error of weightctl's own, and never another."""
+"""Any changed file gives a result or an error of weightctl, and no other error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ changes: SearchStrategy[Changes] = st.lists(
 
 
 def changed(raw: bytes, changes: Changes) -> bytes:
-    """Replace, cut or insert bytes at places that are taken modulo the length."""
+    """Replace, remove or insert bytes at offsets, which are taken modulo the length."""
     made = bytearray(raw)
     for change, place, content in changes:
         at = place % (len(made) + 1)
@@ -88,7 +88,7 @@ def changed(raw: bytes, changes: Changes) -> bytes:
 
 
 def use(path: Path) -> None:
-    """Do with a checkpoint what can be done with one, short of writing it out."""
+    """Use a checkpoint in all ways except for writing it."""
     weights = open_weights(path)
     for value in weights.metadata.values():
         repr(list(value.content) if value.type.startswith("array") else value.content)
@@ -101,7 +101,7 @@ def use(path: Path) -> None:
 
 
 def test_every_format_has_a_file_to_change() -> None:
-    # Those of PyTorch are in tests/formats/pytorch.
+    # The files for PyTorch are in tests/formats/pytorch.
     assert {name.rpartition(".")[2] for name in SOUND} >= set(FORMATS) - {"pytorch"}
 
 

@@ -1,4 +1,4 @@
-"""A directory without a checkpoint says what it contains instead."""
+"""The error for a directory without a checkpoint describes its contents."""
 
 from __future__ import annotations
 

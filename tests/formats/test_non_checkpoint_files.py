@@ -1,4 +1,4 @@
-"""What a file is that is not a checkpoint: said plainly, from little of it."""
+"""Non-checkpoint files are identified from a small part of their content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numpy_of(save: Callable[..., object]) -> bytes:
     return made.getvalue()
 
 
-# How a file begins, what it is called, and what is said of it.
+# The start of a file, its name, and the message.
 FILES: dict[str, tuple[bytes, str, str]] = {
     "a.npy": (numpy_of(np.save), "a NumPy array", "safetensors.numpy.save_file"),
     "weights.npz": (numpy_of(np.savez), "arrays of NumPy or MLX", "safetensors.numpy"),

@@ -1,4 +1,4 @@
-"""Checkpoints of several files, and directories: which files make one checkpoint."""
+"""Checkpoints of several files, and directories: which files form one checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_tensor(name: str, metadata: dict[str, str] | None = None) -> bytes:
 
 @pytest.fixture
 def split(tmp_path: Path) -> Path:
-    """A GGUF in three parts, as llama.cpp splits one: all metadata in the first."""
+    """A GGUF in three parts, as llama.cpp splits it: all metadata is in the first part."""
     for number, (file, name) in enumerate(zip(GGUF_PARTS, "abc", strict=True)):
         values: dict[str, tuple[str, object]] = {
             "split.no": ("u16", number),
@@ -275,7 +275,7 @@ def test_other_files_in_a_directory_are_passed_over(tmp_path: Path) -> None:
 
 
 def cached(root: Path, files: dict[str, bytes]) -> Path:
-    """Lay files out as the Hugging Face cache does: links to blobs that are named by a hash."""
+    """Arrange files as in the Hugging Face cache: links to blobs that are named by a hash."""
     snapshot = root / "snapshots" / "0123abcd"
     snapshot.mkdir(parents=True)
     (root / "blobs").mkdir()
@@ -322,7 +322,7 @@ def test_a_path_that_is_not_a_file_is_a_clear_error(kind: str, tmp_path: Path) -
     assert caught.value.hint
 
 
-# Sets of which parts are missing
+# Sets with missing parts
 
 
 def test_a_part_without_the_others_can_be_opened(split: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether parts of a tensor are all of it."""
+"""Whether the parts of a tensor cover all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_parts_do_not_cover_is_found_in_any_number_of_axes() -> None:
 
 
 def test_parts_that_are_entangled_are_refused_before_they_take_long() -> None:
-    # Each starts and ends elsewhere, along every axis.
+    # Each part has different bounds along every axis.
     parts = [
         tuple(Cut(axis, ((number, 4000 - number),)) for axis in range(3)) for number in range(1000)
     ]

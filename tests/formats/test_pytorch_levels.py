@@ -1,4 +1,4 @@
-"""The levels of a PyTorch checkpoint: nested again as they were, and flat where nobody knows."""
+"""Names of a PyTorch checkpoint are nested as they were, and stay flat if this is not known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weightctl.weights.metadata import TEXT, MetadataValue, text
 
 
 def made(levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None) -> Any:
-    """Return the structure of leaves, each of which is its own name in brackets."""
+    """Return the structure of leaves; each leaf is its own name in brackets."""
     return made_and_used(levels, names, metadata)[0]
 
 
@@ -33,7 +33,7 @@ def made_and_used(
     levels: Any, names: list[str], metadata: dict[str, MetadataValue] | None = None
 ) -> tuple[Any, set[str]]:
     stated = text(levels) if isinstance(levels, str) else levels_value(levels)
-    # What has no value says in the metadata that it is there.
+    # Kinds without a value also have an entry in the metadata.
     kinds = levels.items() if isinstance(levels, dict) else ()
     there = {name: text(kind) for name, kind in kinds if kind in {"None", "{}", "[]", "()"}}
     root, used = nest_leaves(
@@ -313,7 +313,7 @@ def test_places_are_found_in_time_linear_in_the_names(
     metadata = {LEVELS_KEY: levels_value(levels), **dict.fromkeys(levels, MetadataValue("i64", 1))}
     started = time.process_time()
     nest_leaves(dict.fromkeys(names), metadata)
-    # Going up from every dot of every name took several times as long on any machine.
+    # An algorithm that visits every dot of every name takes several times as long on any machine.
     assert time.process_time() - started < 2
 
 

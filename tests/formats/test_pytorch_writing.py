@@ -1,4 +1,4 @@
-"""PyTorch checkpoints that weightctl writes: torch loads them, and they are sound zips."""
+"""PyTorch checkpoints that weightctl writes: torch loads them, and they are valid zip files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def described(tensors: Tensors) -> list[TensorInfo]:
 def written(
     tensors: Tensors, metadata: Mapping[str, MetadataValue] | None = None, part: Part | None = None
 ) -> bytes:
-    """Return the file, having checked that it is what its layout says."""
+    """Return the file, after checking that it matches its layout."""
     planned = layout(described(tensors), metadata or {}, part)
     sink = io.BytesIO()
     write_in_order(planned, sink, lambda info: [tensors[info.name][2]])
@@ -58,7 +58,7 @@ def written(
 
 
 def loaded(content: bytes, path: Path) -> Any:
-    """Return what torch makes of a file; it must be the same however it loads."""
+    """Return what torch loads from a file, which must be the same with and without mmap."""
     path.write_bytes(content)
     first = torch.load(path, weights_only=True, mmap=True)
     again = torch.load(path, weights_only=True, mmap=False)
@@ -67,7 +67,7 @@ def loaded(content: bytes, path: Path) -> Any:
 
 
 def spoken(value: Any) -> Any:
-    """Say a value with the bytes of its tensors and the types of its containers."""
+    """Return a comparable form of a value, with the bytes of tensors and types of containers."""
     if isinstance(value, torch.Tensor):
         raw = bytes(value.untyped_storage())
         return ("tensor", value.dtype, tuple(value.shape), value.stride(), raw)
@@ -261,7 +261,7 @@ def test_a_text_that_is_a_value_of_the_checkpoint_ties_nothing(tmp_path: Path) -
 
 
 def training() -> tuple[Tensors, dict[str, MetadataValue]]:
-    """A checkpoint as a training loop saves it: its tensors, and what else it has as metadata."""
+    """A checkpoint as a training loop saves it: its tensors, and its other content as metadata."""
     levels = {
         "epoch": "int", "model": "dict", "model._metadata": "_metadata", "opt": "dict",
         "opt.state": "dict[int]", "opt.state.0": "dict", "opt.param_groups": "list",
@@ -363,7 +363,7 @@ def test_any_name_can_be(name: str, tmp_path: Path) -> None:
 
 
 def test_torch_computes_the_offsets_that_are_there(tmp_path: Path) -> None:
-    """A setting of torch that leaves the local headers unread, which holds only for its own."""
+    """With this setting, torch does not read local headers, which requires torch's own layout."""
     (tmp_path / "a.pt").write_bytes(written({"a": tensor(1.0), "b": tensor(2.0, 3.0)}))
     with serialization.config.patch({"load.calculate_storage_offsets": True}):
         back = torch.load(tmp_path / "a.pt", weights_only=True, mmap=True)

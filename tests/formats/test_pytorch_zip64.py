@@ -1,6 +1,6 @@
-"""PyTorch checkpoints with more than 32 bits, or 16 for the members, can say are zips of 64 bits.
+"""PyTorch checkpoints with more than 32 bits, or 16 for the number of members, use zip64.
 
-The files are sparse: nothing of the tensors is ever written.
+The files are sparse: no tensor data is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ I8 = ENCODINGS["I8"]
 
 
 def sparse(planned: Layout, path: Path, crcs: list[int]) -> None:
-    """Write all of a file but its tensors, which are zeros."""
+    """Write a file without its tensors, which are zeros."""
     with path.open("wb") as file:
         file.write(planned.header)
         position = len(planned.header)
@@ -74,7 +74,7 @@ def test_zip64_where_sizes_or_offsets_need_it(sizes: list[int], tmp_path: Path) 
 
 
 def check_local(path: Path, info: zipfile.ZipInfo, offset: int, crc: int) -> None:
-    """Compare what stands before and behind a member with its entry in the directory."""
+    """Compare the bytes before and after a member with its entry in the directory."""
     large = info.file_size >= 0xFFFFFFFF
     with path.open("rb") as file:
         file.seek(info.header_offset)
@@ -95,7 +95,7 @@ def check_local(path: Path, info: zipfile.ZipInfo, offset: int, crc: int) -> Non
 
 @pytest.mark.parametrize("count", [65534, 65535])
 def test_zip64_where_there_are_many_members(count: int) -> None:
-    """65535 is the least number that 16 bits do not say."""
+    """65535 is the smallest number that needs more than 16 bits."""
     members: list[ZipMember] = []
     content = io.BytesIO()
     for number in range(count):

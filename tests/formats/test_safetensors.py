@@ -1,4 +1,4 @@
-"""Reading safetensors: what the file says is what the tree has."""
+"""Reading of safetensors: the tree has what the file states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl import Weights
 
-# Every dtype of the format: its bits, and ours.
+# Every dtype of the format: its bits, and our name for it.
 DTYPES = {
     "BOOL": (8, DType.bool),
     "F4": (4, DType.float4_e2m1fn),

@@ -290,7 +290,7 @@ def test_what_cannot_be_is_refused(what: str, document: Document, tmp_path: Path
 
 
 def as_vllm(pieces: list[Document], rows: int) -> Change:
-    """Return what has the first rank keep pieces of `w` one after the other, in so many rows."""
+    """Return a change: the first rank stores pieces of `w` one after another, in `rows` rows."""
     return both(
         at("layout", to="vllm"), both(at(*W, "pieces", to=pieces), at(*W, "shape", to=[rows, 6]))
     )

@@ -1,4 +1,4 @@
-"""A manifest that is changed anywhere is refused, or tells the same tree."""
+"""A changed manifest is refused, or gives the same tree."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def parts(sound: Path, tmp_path: Path) -> Path:
-    """A copy that a test may do anything to."""
+    """A copy that a test can change."""
     return Path(shutil.copytree(sound, tmp_path / "parts"))
 
 
 def disturbed(document: Document, changes: list[tuple[list[int], int, Any]]) -> Document:
-    """Change, take away or repeat what is at some places of the document."""
+    """Change, remove or repeat values at some places of the document."""
     made = deepcopy(document)
     for steps, kind, junk in changes:
         here: Any = made

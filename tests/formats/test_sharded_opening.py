@@ -1,4 +1,4 @@
-"""A sharded set opens where its files are what its manifest says; else it says which are not."""
+"""A sharded set opens if its files match its manifest; otherwise the error names the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def parts(sound: Path, tmp_path: Path) -> Path:
-    """A copy that a test may do anything to."""
+    """A copy that a test can change."""
     return Path(shutil.copytree(sound, tmp_path / "parts"))
 
 

@@ -1,4 +1,4 @@
-"""Writing: nothing is lost, other readers accept it, and what cannot be is said beforehand."""
+"""Writing loses nothing, other readers accept the files, and problems are reported beforehand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from weightctl import Weights
 
 SHARED = ["F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"]
-# gguf-py 0.19 does not have the first, and takes blocks of the second for 40 bytes; they are 36.
+# gguf-py 0.19 does not support the first, and reads blocks of the second with 40 instead of 36
+# bytes.
 MISREAD = {"Q2_0", "Q8_1"}
 BLOCKS = [encoding.name for encoding in ENCODINGS.values() if encoding.quantization is not None]
 METADATA = {
@@ -49,7 +50,7 @@ METADATA = {
 
 
 def sample(names: list[str], metadata: dict[str, MetadataValue] | None = None) -> Weights:
-    """One tensor of each of these encodings, with bytes that differ."""
+    """One tensor of each of these encodings, with different bytes."""
     tensors: dict[str, tuple[Encoding, tuple[int, ...], bytes]] = {}
     for number, name in enumerate(names):
         encoding = ENCODINGS[name]
@@ -226,7 +227,7 @@ def test_tied_names_survive_the_way_through_gguf(tmp_path: Path) -> None:
 
 
 def refusal(weights: Weights, path: Path) -> str:
-    """Return what is said of a copy that cannot be; nothing may have been written."""
+    """Return the error for a copy that is impossible, after checking that nothing was written."""
     where = target(str(path))
     with pytest.raises(ConversionError) as caught:
         save(Plan.copy(weights, where.format), where)

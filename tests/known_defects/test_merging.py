@@ -1,4 +1,4 @@
-"""Splitting and merging, as tools in the field get it wrong; each test names the tool."""
+"""Splitting and merging, with mistakes of existing tools; each test names the tool."""
 
 from __future__ import annotations
 

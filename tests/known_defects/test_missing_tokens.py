@@ -1,4 +1,4 @@
-"""Token ids that no vocabulary has, as a published GGUF has them and transformers crashes on."""
+"""Token ids outside of the vocabulary, as in a published GGUF; transformers crashes on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are not what their names say, as the safetensors package gets it wrong."""
+"""Files that are not what their names say, with mistakes of the safetensors package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that NumPy lacks, as safetensors.numpy gets it wrong."""
+"""Dtypes that NumPy does not have, with mistakes of safetensors.numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types that take the place of the one that was asked for, as llama-quantize gets it wrong."""
+"""Types that replace a requested type, with mistakes of llama-quantize."""
 
 from __future__ import annotations
 

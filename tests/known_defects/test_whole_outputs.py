@@ -1,4 +1,4 @@
-"""An output that is whole or not there, as llama.cpp's tools get it wrong."""
+"""Outputs that are complete or absent, with mistakes of llama.cpp's tools."""
 
 from __future__ import annotations
 

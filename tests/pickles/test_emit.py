@@ -1,4 +1,4 @@
-"""Pickles that weightctl writes: Python reads them, and torch without running anything."""
+"""Pickles that weightctl writes: Python reads them, and torch does so without running code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(value: Any) -> Any:
 
 
 def spoken(value: Any) -> str:
-    """Say a value so that NaN equals NaN, 0.0 is not -0.0 and 1 is not True."""
+    """Return a comparable form of a value: NaN equals NaN, 0.0 is not -0.0, and 1 is not True."""
     return repr(value)
 
 

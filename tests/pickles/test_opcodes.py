@@ -1,4 +1,4 @@
-"""The opcodes are those of Python, and what plain pickles say is what Python reads."""
+"""The opcodes are those of Python, and plain pickles are read as Python reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weightctl.storage.byte_range import HeldRange
 
 EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 INFOS = {ord(info.code): info for info in pickletools.opcodes}
-# What stands behind an opcode, as each kind of argument has it.
+# Example arguments of an opcode, for each kind of argument.
 ARGUMENTS: dict[str, list[bytes]] = {
     "uint1": [b"\0", b"\xff"],
     "uint2": [b"\1\2"],
@@ -50,7 +50,7 @@ ARGUMENTS: dict[str, list[bytes]] = {
     "long4": [b"\0\0\0\0", b"\3\0\0\0abc"],
 }
 FRAME = 0x95
-# NaN is equal to nothing.
+# NaN is not equal to itself.
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 300), 1 << 300), st.floats(allow_nan=False),
     st.text(), st.text(alphabet="'\"\\\n\r\t\0é\u1234\U0001f600", max_size=9), st.binary(),
@@ -78,7 +78,7 @@ def restored(record: Any, data: bytes) -> Any:
     if isinstance(record, Pairs):
         return {restored(key, data): restored(value, data) for key, value in record.pairs}
     if isinstance(record, PickledCall):
-        # Protocols below 3 have no bytes, and call a function for them.
+        # Protocols below 3 have no bytes type, and call a function instead.
         assert record.path in {"_codecs.encode", "builtins.bytes"}
         return restored(record.arguments[0], data).encode("latin-1") if record.arguments else b""
     if isinstance(record, list):
@@ -110,7 +110,7 @@ def test_an_opcode_takes_the_bytes_of_its_argument(name: str) -> None:
         machine.marks = [3]
         machine.memo = defaultdict(str)
         machine.advance()
-        # Not every opcode can do anything with that stack, but each has read its argument by then.
+        # Some opcodes fail with this stack, but they have read their argument by then.
         with suppress(LookupError, TypeError, ValueError):
             OPCODES[ord(info.code)](machine)
         assert machine.base + machine.at == 2 + stream.tell(), argument
@@ -158,7 +158,7 @@ def test_bytes_are_read_in_order_as_pickletools_does(protocol: int) -> None:
     holds()
 
 
-# Opcodes of plain values; what is put together from them is seldom a pickle.
+# Opcodes of plain values; random sequences of them are seldom a valid pickle.
 _PIECES = [
     b"(", b"0", b"1", b"2", b"N", b"\x88", b"\x89", b"I7\n", b"I01\n", b"K\1", b"M\1\1",
     b"J\1\0\0\0",
@@ -177,17 +177,17 @@ def test_what_python_reads_is_read_the_same_way_or_refused() -> None:
         nonlocal read
         raw = b"".join(pieces) + b"."
         try:
-            # Python's own, since that of C may take memory for a memo's index.
+            # Python's own implementation, because C's can allocate memory for any memo index.
             value = pickle._Unpickler(io.BytesIO(raw)).load()  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001  # whatever keeps Python from reading it
             return
         text = repr(value)
         if "..." in text:
-            return  # it holds itself
+            return  # it contains itself
         try:
             record, _ = load(memoryview(raw), 0, {}, nothing)
         except UnsoundPickleError:
-            return  # as no items for what takes none
+            return  # for example, items are set on an object that has none
         assert repr(restored(record, raw)) == text
         read += 1
 

@@ -1,4 +1,4 @@
-"""What a pickle names is found without building anything of it."""
+"""The globals that a pickle names are found without creating its objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OBJECTS: dict[str, Any] = {
 
 
 class Recorder(pickle.Unpickler):
-    """Python's own, which says what it looks up, and looks it up."""
+    """Python's unpickler, which also records the globals that it looks up."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(io.BytesIO(raw))
@@ -57,7 +57,7 @@ def recorded(raw: bytes) -> set[str]:
 
 
 def modern(path: str) -> str:
-    """Python 2's names are written by protocols below 3, and looked up as Python 3's."""
+    """Return the Python 3 name of a global; protocols below 3 write Python 2's names."""
     return path.replace("copy_reg.", "copyreg.").replace("__builtin__.", "builtins.")
 
 
@@ -69,7 +69,7 @@ def test_what_is_found_is_what_python_looks_up(name: str, protocol: int) -> None
     assert not found.problem
     assert found.end == len(raw)
     looked_up = {modern(path) for path in recorded(raw)}
-    # Python 3 has other homes for a few of Python 2's names.
+    # A few of Python 2's globals are in other modules in Python 3.
     renamed = {"functools.reduce", "operator.add", "_operator.add"}
     assert {each.path for each in found.named} - renamed == looked_up - renamed
 

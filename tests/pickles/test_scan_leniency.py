@@ -1,4 +1,4 @@
-"""A scan names all that CPython's unpicklers look up, in C and in Python, also when damaged."""
+"""A scan names all globals that CPython's unpicklers in C and Python look up in any pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weightctl.storage.byte_range import HeldRange
 
 
 class Stub:
-    """What stands for every global: it can be called, and be given anything."""
+    """A stand-in for any global: it can be called, and accepts any state."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.items: list[object] = []
@@ -73,7 +73,7 @@ def looked_up(unpickler: Any) -> list[str]:
 
 
 def assert_all_named(raw: bytes) -> None:
-    # LONG_BINPUT makes the memo of C as large as its argument says: many gigabytes.
+    # LONG_BINPUT makes C's memo as large as its argument states: many gigabytes.
     raw = raw.replace(b"r", b"s")
     found = {each.path for each in names(HeldRange(memoryview(raw))).named}
     for unpickler in (InC(raw), InPython(raw)):

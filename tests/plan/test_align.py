@@ -1,4 +1,4 @@
-"""Where tensors start, and that copies start there too."""
+"""The alignment of tensors, which copies keep."""
 
 from __future__ import annotations
 

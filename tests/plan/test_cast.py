@@ -1,4 +1,4 @@
-"""Which tensor gets which encoding: what is asked for all, and rules for some."""
+"""The encoding of each tensor: one for all tensors, and rules for some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importance weights the search for blocks as in ggml, tensor by tensor and expert by expert."""
+"""Importance weights the search for blocks as in ggml, for each tensor and each expert."""
 
 from __future__ import annotations
 

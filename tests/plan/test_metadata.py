@@ -1,4 +1,4 @@
-"""Metadata that people set and remove."""
+"""Metadata that users set and remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each tensor's bytes are those that llama.cpp's quantize writes, in every recipe."""
+"""In every recipe, the bytes of each tensor are those that llama.cpp's quantize writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Weights]
 
 
 def hashes(path: Path) -> dict[str, tuple[str, str]]:
-    """Return type and hash of every tensor of a file."""
+    """Return the type and the hash of every tensor of a file."""
     return {
         name: (
             node.info.encoding.name,
@@ -63,7 +63,7 @@ def test_a_recipe_gives_the_types_and_bytes_of_llama_quantize(
     kinds = dict(zip(model.shapes, golden["types"][recipe].split(), strict=True))
     planned = {item.info.name: item.info.encoding.name for item in plan.items}
     assert planned.items() >= kinds.items()
-    # The first and the last of each type; what NumPy takes for all of them is a minute.
+    # Only the first and the last tensor of each type: all of them take NumPy a minute.
     shown = {kind: matrix for matrix, kind in reversed(kinds.items())}
     sample = {*shown.values(), *{kind: matrix for matrix, kind in kinds.items()}.values()}
     save(plan.only(sample), tmp_path / "out.gguf")

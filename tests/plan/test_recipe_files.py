@@ -1,4 +1,4 @@
-"""Recipes of one's own, from TOML files."""
+"""Recipes of users, from TOML files."""
 
 from __future__ import annotations
 

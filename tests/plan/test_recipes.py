@@ -1,4 +1,4 @@
-"""The types that llama.cpp's recipes give are those that llama-quantize gives."""
+"""llama.cpp's recipes choose the same types as llama-quantize."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weightctl.weights.metadata import MetadataValue
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "fixtures" / "recipes.json").read_text()
 )
-# Names of the fixture whose types are not blocks: --dtype makes these.
+# Names in the fixture that are not block types, but those of --dtype.
 PLAIN = {"F16": ENCODINGS["F16"], "BF16": ENCODINGS["BF16"]}
 
 
@@ -37,7 +37,7 @@ def metadata(architecture: str, **counts: Any) -> dict[str, MetadataValue]:
 
 
 class Shaped(NamedTuple):
-    """A model of the fixture: F32 tensors without data, and the types of each recipe."""
+    """A model of the fixture: F32 tensors without data, and the types for each recipe."""
 
     tensors: list[TensorInfo]
     metadata: dict[str, MetadataValue]
@@ -72,7 +72,7 @@ class Shaped(NamedTuple):
 
 
 def _item(info: TensorInfo) -> Item:
-    # What the fixture's model stores as F16 is not a matrix to quantize, and stays that.
+    # The fixture's model stores this tensor as F16; it is not a matrix to quantize, and stays F16.
     kept = info._replace(encoding=ENCODINGS["F16"]) if info.name == "position_embd.weight" else info
     return Item(kept, kept)
 

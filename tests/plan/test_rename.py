@@ -1,4 +1,4 @@
-"""Other names for tensors, by a person's rules."""
+"""Renaming of tensors by rules of users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("encoder.0.query", "encoder.1.query", "encoder.10.key", "head")
 
 
 def numbered(names: tuple[str, ...] = NAMES) -> Weights:
-    """Return a tree in which each tensor holds its number."""
+    """Return a tree in which the value of each tensor is its number."""
     return weights_of({name: np.full(2, i, np.float32) for i, name in enumerate(names)})
 
 

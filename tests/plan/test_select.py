@@ -1,4 +1,4 @@
-"""A part of a checkpoint."""
+"""Selection of a part of a checkpoint."""
 
 from __future__ import annotations
 

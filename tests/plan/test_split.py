@@ -1,4 +1,4 @@
-"""Several files out, one file back."""
+"""A checkpoint that is written as several files is read as one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fit(name: str) -> list[Encoding]:
 
 
 def divided(weights: Weights, path: Path, most: int) -> list[Path]:
-    """Write a tree as files of at most so many bytes; return them, the one to open first."""
+    """Write a tree as files of limited size; return their paths, the one to open first."""
     where = target(str(path))
     saved = save(split(Plan.copy(weights, where.format), most), where)
     return [path.parent / name.rpartition("/")[2] for name in saved.paths]

@@ -1,4 +1,4 @@
-"""The weights of training checkpoints, without what the training run stores beside them."""
+"""The weights of training checkpoints, without the training state that is stored with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTED = STATE | {"model.1.num_batches_tracked": torch.tensor(7)}
 def kept(
     tmp_path: Path, content: Any, suffix: str = ".safetensors"
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the names and the metadata of what is left of a checkpoint that torch writes."""
+    """Return the names and the metadata that are kept of a checkpoint that torch writes."""
     source, out = tmp_path / "in.ckpt", tmp_path / f"out{suffix}"
     torch.save(content, source)
     convert(source, out, weights_only=True, force=True)
@@ -39,7 +39,7 @@ def kept(
 
 
 def optimizer_state() -> dict[str, Any]:
-    """Return what AdamW has after a step."""
+    """Return the state of AdamW after a step."""
     weight = torch.nn.Parameter(torch.ones(4, 3))
     optimizer = torch.optim.AdamW([weight])
     weight.sum().backward()

@@ -1,4 +1,4 @@
-"""What adapters say of themselves, in the naming convention of each tool that writes them."""
+"""Descriptions of adapters, in the naming convention of each tool that writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors are trained weights, and which a model makes or counts itself."""
+"""Which tensors are trained weights, and which are buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree has after its weights were put together, and what is refused."""
+"""The tree after weights are dequantized, and what is refused."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_parts_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 
 
 class Endless:
-    """A source of tensors of any size: each byte of all of them is the next of `content`."""
+    """A source of tensors of any size, whose bytes repeat `content`."""
 
     files = ()
 

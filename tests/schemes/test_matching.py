@@ -1,4 +1,4 @@
-"""Weights that are stored as several tensors, told by the shapes that each tool writes."""
+"""Weights that are stored as several tensors, detected by the shapes that each tool writes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_scheme_but_one_without_shapes_has_an_example() -> None:
         ).values()
     }
     others = {name for name, scheme in SCHEME_OF.items() if scheme not in found}
-    # Only the config tells BitNet, and nothing quanto's integers.
+    # Only the config determines BitNet, and nothing determines the shapes of quanto's integers.
     assert others == {"bitnet", "quanto"}
 
 

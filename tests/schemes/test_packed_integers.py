@@ -1,4 +1,4 @@
-"""GPTQ, AWQ, compressed-tensors, ModelOpt and MLX against their own arithmetic, done in torch."""
+"""GPTQ, AWQ, compressed-tensors, ModelOpt and MLX against their own arithmetic, in torch."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_awq_for_vectors_has_padded_scales(tmp_path: Path) -> None:
 def pack(
     levels: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
-    """compressed-tensors: levels are numbers plus half their range, zeros (out, groups) too."""
+    """Pack as compressed-tensors does; levels are offset by half their range, and so are zeros."""
     made = {
         "l.weight_packed": stream(levels, bits),
         "l.weight_scale": scales,

@@ -1,4 +1,4 @@
-"""Weights in ggml's blocks: gguf-py reads from them exactly what float32 would have had."""
+"""Weights in ggml's blocks: gguf-py reads exactly the values that float32 would have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 12, 192
 
 
 def both(directory: Path, tensors: dict[str, torch.Tensor], config: object = None) -> str:
-    """Return which blocks a weight is in, after gguf-py has read the same numbers from them."""
+    """Return the encoding of a weight, after checking that gguf-py reads the same values."""
     weights = opened(directory, tensors, config)
     plain = dequantize_weights(weights, in_blocks=False)
     tree = dequantize_weights(weights, in_blocks=True)

@@ -26,12 +26,12 @@ def floats(seed: int, shape: tuple[int, ...], dtype: torch.dtype = FP8) -> torch
 
 
 def halves(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes two in a byte, the first below."""
+    """Return codes packed two per byte, the first in the low bits."""
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
 
 def deepseek(rows: int, columns: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return tensors with a scale for each 128 x 128, and what they stand for."""
+    """Return tensors with a scale for each block of 128 x 128, and the values they represent."""
     weight = floats(1, (rows, columns))
     scales = scales_of(2, (-(-rows // 128), -(-columns // 128)), torch.float32)
     spread = scales[torch.arange(rows) // 128][:, torch.arange(columns) // 128]
@@ -176,7 +176,7 @@ def test_llm_int8_counts_in_127ths(tmp_path: Path) -> None:
 def four_bit(
     shape: tuple[int, int], *, is_nested: bool
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Return NF4 tensors in blocks of 64, and what they stand for."""
+    """Return NF4 tensors in blocks of 64, and the values that they represent."""
     size = shape[0] * shape[1]
     codes = levels_of(1, (size + size % 2,), 4)
     values, count = floats(4, (16,), torch.float32), -(-size // 64)

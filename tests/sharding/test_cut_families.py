@@ -1,4 +1,4 @@
-"""Models of every family in either convention: what ranks have, and that it belongs together."""
+"""Models of every family in both conventions: what ranks have, and that it fits together."""
 
 from __future__ import annotations
 

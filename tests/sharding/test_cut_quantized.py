@@ -1,4 +1,4 @@
-"""Quantized weights in parts: what ranks have, dequantized, is what the whole is, cut."""
+"""The dequantized shards of quantized weights are the shards of the dequantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are not a whole model of a known family, and people's own rules for them."""
+"""Checkpoints other than whole models of supported families, and users' rules for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of one's own, from TOML files: which tensors they cut, and how."""
+"""Users' plans from TOML files: which tensors they split, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's layout cannot express is refused, with what can be done."""
+"""What vLLM's layout cannot express is refused, with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets that refuse a request: what is said, and that the request is not repeated."""
+"""Buckets that refuse a request: the error, and that the request is not repeated."""
 
 from __future__ import annotations
 

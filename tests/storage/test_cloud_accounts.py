@@ -1,4 +1,4 @@
-"""Accounts of Google Cloud Storage and Azure are found where the tools of each store look."""
+"""Accounts of Google Cloud Storage and Azure are found where the stores' own tools find them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from servers.messages import Request, Response, answer_json
 from tested_stores import AZURE_ACCOUNT, AZURE_KEY, connection_string
 from weightctl import open_weights
 from weightctl.errors import FormatError, OutputError
+from weightctl.storage.files import open_reader
 from weightctl.storage.location import store_of
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def environment(kind: str, url: str, container: ContainerClient) -> dict[str, st
         "the emulator, by a connection string",
     ],
 )
-def test_an_account_of_azure_reads_and_writes(
+def test_an_account_of_azure_reads_writes_and_copies(
     kind: str,
     ports: Callable[[str], int],
     container: ContainerClient,
@@ -230,7 +231,14 @@ def test_an_account_of_azure_reads_and_writes(
 ) -> None:
     for name, value in environment(kind, base(ports), container).items():
         monkeypatch.setenv(name, value)
-    write_and_open(f"az://{container.container_name}/a.safetensors", model)
+    path, copy = (f"az://{container.container_name}/{name}.safetensors" for name in "ab")
+    write_and_open(path, model)
+    uploads, source = writer_of(path), open_reader(path).range(8, 1000)
+    upload = uploads.create(copy)
+    part = uploads.copy_part(copy, upload, 1, source)
+    assert part is not None
+    uploads.complete(copy, upload, {1: part}, force=False)
+    assert uploads.read(copy) == model[8:1000]
 
 
 def test_a_public_container_is_read_without_an_account(

@@ -1,4 +1,4 @@
-"""The server of Google Cloud Storage of the tests does what obstore's client expects."""
+"""The Google Cloud Storage server of the tests works as obstore's client expects."""
 
 from __future__ import annotations
 

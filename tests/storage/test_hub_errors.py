@@ -1,4 +1,4 @@
-"""What the Hub refuses is an error that says why, and what to do."""
+"""Requests that the Hub refuses become errors that say why, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hub of the tests does what the client of the Hub, huggingface_hub, expects."""
+"""The Hub server of the tests works as huggingface_hub's client expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of the Hub: where they are found, and who gets them."""
+"""Tokens of the Hub: where they are found, and which servers receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs are called by names without passwords and signatures, and are requested in full."""
+"""URLs are shown without passwords and signatures, and are requested in full."""
 
 from __future__ import annotations
 

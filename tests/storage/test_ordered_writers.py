@@ -1,4 +1,4 @@
-"""Files that are sent from front to back, while threads write them at offsets."""
+"""Files that are sent from start to end, while threads write them at offsets."""
 
 from __future__ import annotations
 

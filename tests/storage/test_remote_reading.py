@@ -1,4 +1,4 @@
-"""Checkpoints behind URLs are read as local ones are, by few requests, and never half of each."""
+"""Checkpoints at URLs are read like local ones, with few requests, and never in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The S3 server of the tests does what S3 does: clients of S3 are the judges."""
+"""The S3 server of the tests works like S3, as clients of S3 expect."""
 
 from __future__ import annotations
 

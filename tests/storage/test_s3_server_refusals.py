@@ -1,4 +1,4 @@
-"""The S3 server of the tests refuses what S3 refuses, in requests that a client does not send."""
+"""The S3 server of the tests refuses the same requests as S3, which clients do not send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each fault of the servers of the tests does what it says, to the requests that it says."""
+"""Each fault of the test servers has its documented effect, on the requests that it names."""
 
 from __future__ import annotations
 

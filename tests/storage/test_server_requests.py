@@ -1,4 +1,4 @@
-"""The servers of the tests read requests as clients encode them, also malformed ones."""
+"""The test servers read requests as clients encode them, and malformed ones."""
 
 from __future__ import annotations
 

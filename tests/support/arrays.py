@@ -1,4 +1,4 @@
-"""Checkpoints of arrays that a test makes itself."""
+"""Checkpoints of arrays that a test creates itself."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def weights_of(arrays: Mapping[str, Array]) -> Weights:
 
 
 def stored(path: Path, **arrays: Array) -> Path:
-    """Write the arrays into a safetensors file; return its path."""
+    """Write the arrays to a safetensors file; return its path."""
     save(Plan.copy(weights_of(arrays), "safetensors"), path)
     return path

@@ -1,4 +1,4 @@
-"""Pickles put together opcode by opcode, as no pickler would: nothing here is weightctl's."""
+"""Pickles assembled opcode by opcode, in ways that no pickler would, and without weightctl."""
 
 from __future__ import annotations
 
@@ -46,33 +46,33 @@ def many(*pushed: bytes) -> bytes:
 
 
 def call(function: str | bytes, *arguments: str | bytes) -> bytes:
-    """Push what a function returns; texts are arguments as they are, bytes are opcodes."""
+    """Push the result of a function call; strings are arguments, bytes are opcodes."""
     pushed = (text(each) if isinstance(each, str) else each for each in arguments)
     return (named(function) if isinstance(function, str) else function) + many(*pushed) + REDUCE
 
 
 def mapping(*pairs: bytes) -> bytes:
-    """Push a dict; of each pair both are pushed."""
+    """Push a dict from pairs of opcodes."""
     return b"}(" + b"".join(pairs) + b"u" if pairs else b"}"
 
 
 def put(number: int) -> bytes:
-    """Keep what is on top in the memo."""
+    """Store the object on top of the stack in the memo."""
     return b"r" + number.to_bytes(4, "little")
 
 
 def get(number: int) -> bytes:
-    """Push what the memo has."""
+    """Push an object from the memo."""
     return b"h" + bytes([number]) if number < 256 else b"j" + number.to_bytes(4, "little")
 
 
 def whole(*pushed: bytes, protocol: int = 2) -> bytes:
-    """Return a pickle, with the opcode of its protocol and the last one."""
+    """Return a pickle, with the opcodes for its protocol and its end."""
     return b"\x80" + bytes([protocol]) + b"".join(pushed) + STOP
 
 
 def storage(key: str = "0", count: int = 4, kind: str = "torch.FloatStorage") -> bytes:
-    """Push a storage as a zip's persistent id says it."""
+    """Push a storage by its persistent id in zip files."""
     pushed = (text("storage"), named(kind), text(key), text("cpu"), integer(count))
     return many(*pushed) + b"Q"
 
@@ -87,6 +87,6 @@ def tensor(stored: bytes, shape: bytes = b"K\4\x85", strides: bytes = b"K\1\x85"
 
 
 def stream(root: bytes, keys: bytes = b"\x80\2].", rest: bytes = b"") -> bytes:
-    """Return what torch wrote before zip files: the root is a whole pickle, as the keys are."""
+    """Return a stream of torch before zip files; the root and the keys are whole pickles."""
     magic = 0x1950A86A20F9469CFC6C.to_bytes(10, "little")
     return b"\x80\2\x8a\x0a" + magic + b".\x80\2M\xe9\3.\x80\2}." + root + keys + rest

@@ -1,4 +1,4 @@
-"""Pickles that would do something if anybody executed them; what they would do is harmless."""
+"""Pickles that would run code in a program that executes them; the code is harmless."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def _attributes(**attributes: bytes) -> bytes:
     return mapping(*(text(name) + value for name, value in attributes.items()))
 
 
-# Python does something for these that an audit hook sees, besides looking up a name.
+# Python raises an audit event for these, besides looking up a name.
 LIVE: dict[str, bytes] = {
-    # A call by its name.
+    # A call of a global by its name.
     "os.system": whole(_SYSTEM),
     "posix.system": whole(call("posix.system", SHELL)),
     "os.popen": whole(call("os.popen", SHELL)),
@@ -76,7 +76,7 @@ LIVE: dict[str, bytes] = {
         call(call("types.FunctionType", call("marshal.loads", blob(marshal.dumps(
             compile(CODE, "", "exec")))), mapping()))
     ),
-    # A call by way of something else.
+    # A call through another object.
     "runpy": whole(call("runpy._run_code", CODE, mapping())),
     "timeit": whole(call("timeit.timeit", CODE)),
     "profile": whole(call("cProfile.run", CODE)),
@@ -145,7 +145,7 @@ LIVE: dict[str, bytes] = {
         call(call("builtins.getattr", call("pickle.Unpickler", call("io.BytesIO", blob(_NESTED))),
                   "load"))
     ),
-    # What hides.
+    # Hidden attacks.
     "the result is dropped": whole(_SYSTEM + b"0" + _EMPTY),
     "the result is a key": whole(mapping(_SYSTEM + NONE)),
     "kept in the memo": whole(_SYSTEM + put(9) + b"0" + mapping(text("a") + get(9))),
@@ -164,7 +164,7 @@ LIVE: dict[str, bytes] = {
     "what it calls is a call": whole(call(call("builtins.eval", "__import__('os').system"), SHELL)),
 }  # fmt: skip
 
-# Python does less here, or a library must be there that does it.
+# Python does less for these, or needs another library.
 OTHERS: dict[str, bytes] = {
     "frames that lie": whole(b"\x95" + b"\xff" * 7 + b"\x0f" + _SYSTEM, protocol=4),
     "a poisoned module": whole(named("os.path") + _attributes(attacked=NONE) + BUILD),
@@ -244,7 +244,7 @@ OTHERS: dict[str, bytes] = {
 }  # fmt: skip
 
 ATTACKS = {**LIVE, **OTHERS}
-# More than one pickle, or in other places than the first.
+# Several pickles, or pickles at other places.
 SEVERAL = {
     "a second pickle": whole(_EMPTY) + _NESTED,
     "a pickle before the stream's object": stream(_NESTED + whole(_EMPTY)),

@@ -1,4 +1,4 @@
-"""A conversion in a process of its own that has begun to write."""
+"""A conversion in a separate process that has begun to write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def begun(place: Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
-    """Start a conversion into a place; return it as soon as its temporary file is there."""
+    """Start a conversion; return as soon as its temporary file exists."""
     process = subprocess.Popen(
         [sys.executable, "-m", "weightctl", "convert", *arguments],
         stdout=subprocess.PIPE,

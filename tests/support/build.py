@@ -1,7 +1,7 @@
-"""Checkpoints made by hand, byte by byte, so that they can also be wrong.
+"""Checkpoints created byte by byte, so that they can also be invalid, and without weightctl.
 
-Nothing here comes from weightctl. Metadata values are pairs of a type, as weightctl names it, and
-a content: `("u32", 7)`, `("array[string]", ["a", "b"])`; `("raw", b"...")` is written as it is.
+Metadata values are pairs of a type, in weightctl's spelling, and a content: `("u32", 7)`,
+`("array[string]", ["a", "b"])`; `("raw", b"...")` is written unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ F32, F16, Q8_0, Q4_K, Q6_K, I8, I16, I32, I64, F64, BF16 = 0, 1, 8, 12, 14, 24, 
 
 
 class Tensor(NamedTuple):
-    """A line of a GGUF tensor table and the bytes behind it; the shape is outermost first.
+    """A line of a GGUF tensor table and its data; the shape is outermost first.
 
-    The offset is where the tensor is really put, unless it says otherwise.
+    By default, the stated offset is the actual one.
     """
 
     name: Text
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class Gguf(NamedTuple):
-    """How a GGUF file writes things: its version and byte order."""
+    """A GGUF file with a version and a byte order."""
 
     version: int = 3
     order: str = "<"
@@ -55,7 +55,7 @@ class Gguf(NamedTuple):
         return self.length(len(raw)) + raw
 
     def value(self, kind: str, content: Any) -> bytes:
-        """Return a metadata value: the number of its type, then what it is."""
+        """Return a metadata value: the number of its type, then its content."""
         if kind == "raw":
             return bytes(content)
         if kind.startswith("array["):
@@ -83,7 +83,7 @@ class Gguf(NamedTuple):
         values: Iterable[tuple[Text, TypedValue]] = (),
         alignment: int = 32,
     ) -> bytes:
-        """Return all that comes before the padding and the data."""
+        """Return all bytes before the padding and the data."""
         tensors, values = list(tensors), list(values)
         parts = [
             b"GGUF",
@@ -123,13 +123,13 @@ def padded(raw: bytes, alignment: int) -> bytes:
 
 
 def safetensors(header: Any, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """Return a safetensors file; the header is an object for JSON, or the very bytes of it."""
+    """Return a safetensors file; the header is an object for JSON, or the exact bytes."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + data
 
 
 def entry(dtype: Any, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
-    """Return what a safetensors header says of a tensor."""
+    """Return the entry of a tensor in a safetensors header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -137,7 +137,7 @@ def safetensors_of(
     tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a sound safetensors file of `{name: (dtype, shape, bytes)}`."""
+    """Return a valid safetensors file of `{name: (dtype, shape, bytes)}`."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     data = b""
     for name, (dtype, shape, raw) in tensors.items():

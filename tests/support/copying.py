@@ -1,4 +1,4 @@
-"""Checkpoints that weightctl copies, and what is compared of them."""
+"""Copies of checkpoints by weightctl, and their comparison."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.metadata import MetadataValue
 
-# Every safetensors file gets this, and no GGUF file.
+# Every safetensors file gets this entry, and no GGUF file.
 FRAMEWORK = ("format", ("text", "'pt'"))
 
 
 def copied(weights: Weights, path: Path, alignment: int | None = None) -> Weights:
-    """Write every tensor as it is into the format of a suffix, and open what was written."""
+    """Write every tensor unchanged in the format of a suffix, and open the result."""
     where = target(str(path))
     plan = Plan.copy(weights, where.format)
     save(plan if alignment is None else align(plan, alignment), where, force=True)
@@ -36,7 +36,7 @@ def held(
     tensors: Mapping[str, tuple[Encoding, tuple[int, ...], bytes]],
     metadata: Mapping[str, MetadataValue] | None = None,
 ) -> Weights:
-    """Make a tree of tensors in memory from their bytes."""
+    """Return a tree of tensors in memory from their bytes."""
     data = {
         name: WeightData.stored(TensorInfo(name, shape, encoding), memoryview(bytearray(raw)))
         for name, (encoding, shape, raw) in tensors.items()
@@ -45,7 +45,7 @@ def held(
 
 
 def raw(weights: Weights, name: str) -> bytes:
-    """Return a tensor's bytes, also where nobody knows what they mean."""
+    """Return a tensor's bytes, also for an unknown encoding."""
     buffer = bytearray(weights.header.extents[name].nbytes)
     weights.source.read_into(name, 0, memoryview(buffer))
     return bytes(buffer)
@@ -60,7 +60,7 @@ def contents(weights: Weights) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 def spoken(metadata: Mapping[str, MetadataValue]) -> dict[str, tuple[str, Any]]:
-    """Return types and contents of metadata; NaN equals NaN, 0.0 is not -0.0, 1 is not True."""
+    """Return comparable metadata: NaN equals NaN, 0.0 is not -0.0, and 1 is not True."""
     return {key: (value.type, _spoken(value.content)) for key, value in metadata.items()}
 
 

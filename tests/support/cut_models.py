@@ -1,4 +1,4 @@
-"""Checkpoints to be cut, of which most have no bytes at all, and which entries each rank has."""
+"""Checkpoints to be sharded, most of them without data, and the entries that each rank has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOKENS = {"gpt2": {"bos_token_id": 1, "eos_token_id": 2}}
 
 
 class HeaderAlone:
-    """A checkpoint of which nobody may read more than the header."""
+    """A checkpoint of which only the header may be read."""
 
     files = ()
 
@@ -59,7 +59,7 @@ def stated(
     config: Mapping[str, Any] | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
 ) -> Weights:
-    """Return a tree of tensors, shapes and encodings, a config.json beside them or metadata."""
+    """Return a tree of these tensors, with a config.json beside them or metadata."""
     infos = {name: TensorInfo(name, shape, ENCODINGS[kind])
              for name, (shape, kind) in tensors.items()}  # fmt: skip
     files: tuple[str, ...] = ()
@@ -72,12 +72,12 @@ def stated(
 
 
 def with_names(weights: Weights, aliases: Mapping[str, str]) -> Weights:
-    """Return the same tree without bytes, some of whose tensors have further names."""
+    """Return the same tree without data, with further names for some tensors."""
     return Checkpoint(HeaderAlone(weights.header._replace(aliases=aliases)))
 
 
 def with_bytes(weights: Weights) -> Weights:
-    """Return a tree of the same tensors in memory, of random bytes."""
+    """Return a tree of the same tensors in memory, with random bytes."""
     random = np.random.default_rng(9)
     data = {name: WeightData.stored(info, memoryview(random.bytes(info.nbytes)))
             for name, info in weights.header.tensors.items()}  # fmt: skip
@@ -95,7 +95,7 @@ def gguf_llama(
     layers: int = 1,
     encoding: str = "F16",
 ) -> Weights:
-    """Return a llama as GGUF has it, of which there is a header alone; its matrices are encoded."""
+    """Return a llama in GGUF with a header only; its matrices have the encoding."""
     values: dict[str, Any] = {
         "block_count": layers, "context_length": 128, "embedding_length": hidden,
         "feed_forward_length": inner, "attention.head_count": heads, "vocab_size": vocabulary,
@@ -123,7 +123,7 @@ def gguf_llama(
 
 
 def saved(directory: Path, arrays: Arrays, config: Mapping[str, Any]) -> Weights:
-    """Return a checkpoint as Hugging Face has it."""
+    """Return a checkpoint in Hugging Face's form."""
     directory.mkdir(parents=True, exist_ok=True)
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(contiguous, directory / "model.safetensors")
@@ -140,7 +140,7 @@ def of_family(directory: Path, family: str, convention: str, **changes: Any) -> 
 
 
 def apart(arrays: Arrays) -> Arrays:
-    """Return tensors in which each expert of a mixture has its own."""
+    """Return tensors in which each expert is stored separately."""
     found: Arrays = {}
     for name, array in arrays.items():
         stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
@@ -155,7 +155,7 @@ def apart(arrays: Arrays) -> Arrays:
 
 
 def entries(shape: tuple[int, ...], part: Part, axis: int) -> list[int]:
-    """Return which entries of an axis are in a part of a tensor, in their order."""
+    """Return the entries of an axis that are in a part of a tensor, in order."""
     for cut in part:
         if cut.axis == axis:
             return [entry for start, stop in cut.ranges for entry in range(start, stop)]
@@ -163,13 +163,13 @@ def entries(shape: tuple[int, ...], part: Part, axis: int) -> list[int]:
 
 
 def held(plan: ShardPlan, name: str, rank: int, axis: int = 0) -> list[int] | None:
-    """Return which entries of an axis of a tensor a rank has, None where nothing of it."""
+    """Return the entries of a tensor's axis that a rank has; None if it has none."""
     part = plan.shardings[name].parts[rank]
     return None if part is None else entries(plan.source.header.tensors[name].shape, part, axis)
 
 
 def times_held(plan: ShardPlan, name: str, ranks: list[int]) -> np.ndarray[Any, Any]:
-    """Return on how many of some ranks each element of a tensor is."""
+    """Return how many of some ranks have each element of a tensor."""
     shape = plan.source.header.tensors[name].shape
     made = np.zeros(shape, np.int64)
     for rank in ranks:

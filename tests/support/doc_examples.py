@@ -1,4 +1,4 @@
-"""The examples of a page: console sessions and Python programs, and what they print now."""
+"""The examples of a page: console sessions and Python programs, and their current output."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PROCESSES = re.compile(
     r"^```py\n(?P<program>.*?)^```\n\n```text\n\$ (?P<command>.*?)\n(?P<output>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
-# Where readers are, in messages that name a whole path.
+# The directory of readers, in messages that show a full path.
 _HOME = "/home/user/"
 _TIMES = re.compile(r"^\d+\.\d+ s, [\d.]+ .?B/s$", re.MULTILINE)
 
 
 class Failure(NamedTuple):
-    """A command of a page that ended with another exit code than 0."""
+    """A command of a page whose exit code was not 0."""
 
     command: str
     code: int
@@ -49,12 +49,12 @@ def has_examples(text: str) -> bool:
 
 
 def without_times(text: str) -> str:
-    """Return a text without what is different at each run."""
+    """Return a text without the parts that differ in each run."""
     return _TIMES.sub("(time)", text)
 
 
 def run(command: str, folder: Path) -> tuple[str, int]:
-    """Run a command as a reader does, in a shell, piped; return its output and exit code."""
+    """Run a command as a reader does, in a shell with a pipe; return its output and exit code."""
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
@@ -63,16 +63,16 @@ def run(command: str, folder: Path) -> tuple[str, int]:
         text=True,
         check=False,
         cwd=folder,
-        # Another language of the system would order what `ls` lists in another way.
+        # In another language of the system, `ls` would sort names differently.
         env=os.environ | {"PATH": path, "COLUMNS": "100", "LC_ALL": "C.UTF-8"},
     )
     return done.stdout.replace(f"{folder}/", _HOME), done.returncode
 
 
 def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:
-    """Run all examples of a page, one after the other, in a folder.
+    """Run all examples of a page, one after another, in a folder.
 
-    With `keep_times`, output that differs only in times stays unchanged.
+    With `keep_times`, output that differs only in times is not changed.
     """
     failures: list[Failure] = []
 
@@ -93,7 +93,7 @@ def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:
 
 
 def play_processes(text: str, folder: Path) -> Played:
-    """Run the examples of a page that are programs of several processes."""
+    """Run the examples of a page that are programs with several processes."""
     failures: list[Failure] = []
 
     def renew(match: re.Match[str]) -> str:

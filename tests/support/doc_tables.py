@@ -1,4 +1,4 @@
-"""The parts of the documents that are generated from the program's own tables.
+"""The parts of the documentation that are generated from the program's tables.
 
 A page has them between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end of generated -->`.
 `python tests/test_docs.py` writes them.
@@ -48,10 +48,10 @@ _CODE = re.compile(r"(`[^`]*`)")
 _SECTION = re.compile(r"^### (.*?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _WIDTH = 100  # of a message in a list, in characters
-# Conditions that few models meet, which make the table of recipes hard to read: lines that need
-# one are left out, and lines that need its opposite are shown without it.
+# Conditions that few models meet, which make the table of recipes hard to read: lines with them are
+# omitted, and lines with their opposite are shown without it.
 _RARE = {"falcon", "8 experts", "70B model"}
-# How the table of recipes describes conditions, where their names are too short for it.
+# Descriptions of conditions whose names are too short for the table of recipes.
 _CONDITIONS = {
     "with importance matrix": "only with an importance matrix",
     "not with importance matrix": "only without an importance matrix",
@@ -60,7 +60,7 @@ _MARKUP = re.compile(r"([\\*_\[\]<>])")
 
 
 def update_tables(page: str) -> str:
-    """Return a page with its generated parts as they are now."""
+    """Return a page with its generated parts updated."""
 
     def renew(match: re.Match[str]) -> str:
         if match["name"] == "errors":
@@ -78,7 +78,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text of the program's as Markdown that reads the same, on one line."""
+    """Return a text of the program as Markdown that reads the same, on one line."""
     parts = _CODE.split(" ".join(text.split()))
     for index in range(0, len(parts), 2):
         parts[index] = _MARKUP.sub(r"\\\1", parts[index])
@@ -111,7 +111,7 @@ def _summary(name: str) -> str:
 
 
 def _list_commands(link: str = "{}.md") -> str:
-    """Return the table of commands; `link` is where the page of each is."""
+    """Return the table of commands; `link` is the path of each command's page."""
     rows = ([f"[`{name}`]({link.format(name)})", _summary(name)] for name in COMMANDS)
     return _table(("command", "what it does"), rows)
 
@@ -151,7 +151,7 @@ def _describe_option(option: Any) -> tuple[str, str]:
 
 
 def _list_json_keys(command: str, definition: str = "") -> str:
-    """Return the keys of what a command prints as JSON, from its schema."""
+    """Return the keys of a command's JSON output, from its schema."""
     text = files("weightctl.schemas").joinpath(f"{command}.json").read_text()
     schema = json.loads(text)
     described = schema["$defs"][definition] if definition else schema
@@ -163,7 +163,7 @@ def _list_json_keys(command: str, definition: str = "") -> str:
 
 
 def _description(described: Any, schema: Any) -> str:
-    """Return what a schema says of a value, also where it only refers to a definition."""
+    """Return the description of a value in a schema, also for a reference to a definition."""
     if "description" in described or "$ref" not in described:
         return str(described.get("description", ""))
     return str(schema["$defs"][described["$ref"].rpartition("/")[2]].get("description", ""))
@@ -178,7 +178,7 @@ def _list_checks() -> str:
 
 
 def _list_causes() -> str:
-    """Return the causes, in groups that have the same remedy."""
+    """Return the causes, grouped by remedy."""
     sentences = describe_causes()
     groups: dict[str, list[list[str]]] = {}
     for name, cause in CAUSES.items():
@@ -258,7 +258,7 @@ def _list_recipes() -> str:
 
 
 def _without_rare(line: RecipeLine) -> RecipeLine | None:
-    """Return a line without conditions that most models meet; None for one that few models meet."""
+    """Return a line without conditions that most models meet; None if only few models meet it."""
     conditions = line.when.split(", ") if line.when else []
     if _RARE & set(conditions):
         return None
@@ -292,7 +292,7 @@ def _list_formats() -> str:
 
 
 def _list_errors(page: str) -> str:
-    """Return the error messages that a page shows, each with a link to its section."""
+    """Return the error messages on a page, each with a link to its section."""
     lines = []
     for title, section in _SECTION.findall(page):
         message = _ERROR.search(section)

@@ -1,7 +1,7 @@
-"""What the five documents say: their names, their signatures, and the import lines of examples.
+"""The names, signatures and import lines in the five specification documents.
 
-Written down from the documents themselves, so that a mistake in our page is found. Annotations are
-left out, and a signature is None where a document gives none.
+They are copied from the documents themselves, so that a mistake in our page is found. Annotations
+are omitted, and a signature is None if the document does not state it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["IMPORTS", "PATHS", "SIGNATURES"]
 _DEVICE = "device=cpu:0"
 _LOAD = "state_dict, *, override_quantization_encoding=False"
 
-# Headings of the documents; `Weight` and `Weights` are classes of `*args, **kwargs` there.
+# Headings of the documents, in which `Weight` and `Weights` are classes of `*args, **kwargs`.
 SIGNATURES: dict[str, str | None] = {
     # 000
     "Weight(value)": None,
@@ -65,7 +65,7 @@ SIGNATURES: dict[str, str | None] = {
     "add_layer_hook": "fn",
     "clear_hooks": "",
     "recursive_named_layers": "parent, prefix=''",
-    # What examples and sentences use without a heading of its own.
+    # Names in examples and sentences that have no heading.
     "Graph(name)": "name",
     "Graph.weights": "",
     "Graph.add_weight": "weight",
@@ -87,7 +87,7 @@ SIGNATURES: dict[str, str | None] = {
     "weights[0]": None,
 }
 
-# Paths in headings and in annotations, and where examples import from, without the package.
+# Paths in headings, in annotations and in imports of examples, without the package.
 PATHS = (
     "graph.Weight",
     "graph.weights.Weights",
@@ -103,7 +103,7 @@ PATHS = (
     "graph.Graph",
     "graph.ops",
     "graph.DeviceRef",
-    # Types of parameters and results, without a path in the documents.
+    # Types of parameters and results that have no path in the documents.
     "graph.TensorValue",
     "graph.Type",
     "graph.Dim",
@@ -113,7 +113,7 @@ PATHS = (
     "driver.Buffer",
 )
 
-# As the documents have them, but for the name of the package.
+# As in the documents, except for the name of the package.
 IMPORTS = (
     "from weightctl.dtype import DType\nfrom weightctl.graph import Graph, ops",
     "from weightctl.graph import Graph\nfrom weightctl.dtype import DType",

@@ -1,4 +1,4 @@
-"""What hypothesis draws of sharded checkpoints: tensors, and who has which part of each."""
+"""Strategies of hypothesis for sharded checkpoints: tensors, and the part that each rank has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_RANKS = 6
 
 
 class Drawn(NamedTuple):
-    """A checkpoint and how it is cut, before anything of it is in a file."""
+    """A checkpoint and its sharding, before anything is written."""
 
     format: str
     ranks: int
@@ -40,20 +40,20 @@ class Drawn(NamedTuple):
     shardings: dict[str, Sharding]
 
     def plan(self, directory: Path) -> ShardPlan:
-        """Write the whole and return the plan to cut it."""
+        """Write the whole checkpoint, and return the plan to shard it."""
         path = write_whole(directory / "whole", self.format, self.contents, {})
         return plan_of(
             open_weights(path), Grid(self.ranks), lambda whole, _: self.shardings[whole.name]
         )
 
     def write(self, directory: Path) -> Path:
-        """Write the whole and its parts; return the directory of these."""
+        """Write the whole checkpoint and its shards; return the directory of the shards."""
         return write_shards(self.plan(directory), directory / "parts")
 
 
 @st.composite
 def tensors_of(draw: st.DrawFn, name: str, encoding: Encoding) -> TensorInfo:
-    """A tensor of up to three dimensions in whole blocks; it may be a scalar, or empty."""
+    """A tensor of up to three dimensions in whole blocks; it can be a scalar, or empty."""
     outer = draw(st.lists(st.integers(1, 5), max_size=2))
     row = draw(st.integers(1, 5)) * encoding.block
     few = [(*outer, row)] * 8 + [(0, row), (2, 0)] + [()] * (encoding.block == 1)
@@ -62,9 +62,9 @@ def tensors_of(draw: st.DrawFn, name: str, encoding: Encoding) -> TensorInfo:
 
 @st.composite
 def parts_of(draw: st.DrawFn, whole: Whole, ranks: int) -> Sharding:
-    """Any parts for so many ranks, in any order, that are the whole without meeting each other.
+    """Any parts for several ranks, in any order, that cover the whole tensor without overlap.
 
-    Several ranks may have the same one, and some nothing.
+    Several ranks can have the same part, and some can have none.
     """
     left = ranks
     choices: list[list[Part]] = []
@@ -81,7 +81,7 @@ def parts_of(draw: st.DrawFn, whole: Whole, ranks: int) -> Sharding:
 
 @st.composite
 def _along(draw: st.DrawFn, axis: int, size: int, block: int, groups: int) -> list[Part]:
-    """Share the units of an axis out over groups, each of which gets one at least."""
+    """Divide the units of an axis among groups; each group gets at least one."""
     units = size // block
     each = [*range(groups), *(draw(st.integers(0, groups - 1)) for _ in range(units - groups))]
     owners = draw(st.permutations(each)) if units else []
@@ -94,7 +94,7 @@ def _along(draw: st.DrawFn, axis: int, size: int, block: int, groups: int) -> li
 
 @st.composite
 def drawn_sets(draw: st.DrawFn) -> Drawn:
-    """A few tensors in any encodings of a format, cut for a few ranks."""
+    """A few tensors in any encodings of a format, sharded for a few ranks."""
     format_name = draw(st.sampled_from([*HELD_BY]))
     ranks = draw(st.integers(1, _MOST_RANKS))
     contents: Contents = {}

@@ -11,7 +11,7 @@ import numpy as np
 
 import fault_files
 from small_models import rope_rows
-from weightctl.families.changes import half_split_order
+from weightctl.families.row_orders import half_split_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

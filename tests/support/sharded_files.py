@@ -1,4 +1,4 @@
-"""Sharded checkpoints written plainly: whole tensors in memory, and parts that NumPy picks."""
+"""Sharded checkpoints written in a simple way: whole tensors in memory, and parts from NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNKNOWN = SourceFingerprint((), "0" * 64)
 
 
 def write_whole(path: Path, format_name: str, contents: Contents, metadata: Metadata) -> Path:
-    """Write tensors of any bytes into one file."""
+    """Write tensors with any bytes to one file."""
     layout = format_module(format_name).layout([info for info, _ in contents.values()], metadata)
     raw = bytearray(layout.nbytes)
     raw[: len(layout.header)] = layout.header
@@ -46,24 +46,24 @@ def write_whole(path: Path, format_name: str, contents: Contents, metadata: Meta
 
 
 def bytes_for(info: TensorInfo, seed: int = 0) -> bytes:
-    """Return as many random bytes as a tensor has."""
+    """Return random bytes for a tensor."""
     return np.random.default_rng([seed, *info.name.encode()]).bytes(info.nbytes)
 
 
 def whole_of(info: TensorInfo) -> Whole:
-    """Return what is to be known of a tensor to cut it: rows are of whole blocks."""
+    """Return the description of a tensor that sharding needs; its rows are whole blocks."""
     outer = (1,) * (len(info.shape) - 1)
     return Whole(info.name, info.shape, (*outer, info.encoding.block) if info.shape else ())
 
 
 def rows_or_all(whole: Whole, ranks: int) -> Sharding:
-    """Cut matrices by rows, as far as they have enough; the rest is on every rank."""
+    """Shard matrices by rows if they have enough; each rank has all of the others."""
     is_cut = len(whole.shape) > 1 and whole.shape[0] >= ranks
     return axiswise(whole, ranks, 0) if is_cut else replicate(whole, ranks)
 
 
 def on_ranks(part: Part, ranks: Iterable[int], count: int) -> Sharding:
-    """Give all of these ranks the same part, and the others nothing."""
+    """Give these ranks the same part, and the other ranks nothing."""
     wanted = {*ranks}
     return Sharding("replicate", tuple(part if rank in wanted else None for rank in range(count)))
 
@@ -74,7 +74,7 @@ def plan_of(
     cut: Callable[[Whole, int], Sharding] = rows_or_all,
     format_name: str | None = None,
 ) -> ShardPlan:
-    """Plan to cut each tensor as `cut` says for so many ranks; a shard is one piece."""
+    """Return the plan that cuts each tensor as `cut` returns; each shard has one piece."""
     header = weights.header
     shardings = {name: cut(whole_of(info), grid.ranks) for name, info in header.tensors.items()}
     return ShardPlan(
@@ -90,7 +90,7 @@ def plan_of(
 
 
 def write_shards(plan: ShardPlan, out: Path) -> Path:
-    """Write what a plan says, and its manifest; return the directory."""
+    """Write the shards of a plan, and its manifest; return the directory."""
     files: list[RankFile] = []
     for rank, shards in enumerate(plan.ranks):
         path = (
@@ -113,7 +113,7 @@ def write_shards(plan: ShardPlan, out: Path) -> Path:
 
 
 def manifest_of(plan: ShardPlan, files: Iterable[RankFile]) -> Manifest:
-    """Return what the files of a plan say of themselves."""
+    """Return the manifest for the files of a plan."""
     tensors = {name: plan.source.header.tensors[name] for name in plan.shardings}
     return Manifest(
         plan.layout, plan.format, plan.grid, UNKNOWN, tensors, plan.shardings, plan.tied,
@@ -129,13 +129,13 @@ def write_manifest(out: Path, manifest: Manifest) -> Path:
 
 
 def shard_bytes(source: Source, shard: Shard) -> bytes:
-    """Return the bytes of a shard: of its pieces, one after the other, then zeros."""
+    """Return the bytes of a shard: those of its pieces, one after another, then zeros."""
     made = b"".join(piece_bytes(source, piece) for piece in shard.pieces)
     return made + bytes(shard.info.nbytes - len(made))
 
 
 def piece_bytes(source: Source, piece: SourceShard) -> bytes:
-    """Return the bytes of a part of a tensor, picked out of all of it."""
+    """Return the bytes of a part of a tensor, selected from the whole."""
     info = source.header.tensors[piece.source]
     raw = whole_bytes(source, piece.source)
     if not piece.part:
@@ -162,7 +162,7 @@ def whole_bytes(source: Source, name: str) -> bytes:
 
 
 def two_ranks(directory: Path) -> Path:
-    """Write a set of GGUF: both ranks have `norm`, and of `w` and `q` each has half the rows."""
+    """Write a set in GGUF: both ranks have `norm`, and each has half the rows of `w` and `q`."""
     shapes = {"norm": ("F32", (4,)), "w": ("F32", (4, 6)), "q": ("Q8_0", (2, 64))}
     infos = [TensorInfo(name, shape, ENCODINGS[kind]) for name, (kind, shape) in shapes.items()]
     contents = {info.name: (info, bytes_for(info)) for info in infos}
@@ -177,13 +177,13 @@ def document_of(path: Path) -> dict[str, Any]:
 
 
 def write_document(document: Any, directory: Path) -> Path:
-    """Write a manifest of any content; return its path."""
+    """Write a manifest with any content; return its path."""
     path = directory / MANIFEST
     path.write_text(json.dumps(document))
     return path
 
 
 def contents_of(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
-    """Return what each tensor of a checkpoint is, and its bytes."""
+    """Return the description and the bytes of each tensor of a checkpoint."""
     source = open_weights(path).source
     return {name: (info, whole_bytes(source, name)) for name, info in source.header.tensors.items()}

@@ -1,4 +1,4 @@
-"""Small models made with transformers, and written as other tools write them."""
+"""Small models created with transformers, and written as other tools write them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _made(kind: Any, config: Any) -> Any:
     model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Norms of ones and biases of zeros would hide which is which.
+            # Norms of ones and biases of zeros would hide swapped tensors.
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
@@ -82,12 +82,12 @@ def checkpoint(model: Any) -> RecognizedModel:
 
 
 def tokens_below(vocabulary: int, *shape: int) -> NDArray[np.int64]:
-    """Return random tokens, one sequence of 64 where no shape is given."""
+    """Return random tokens, by default one sequence of 64."""
     return np.random.default_rng(6).integers(0, vocabulary, shape or (1, 64))
 
 
 def logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return what a model says, in float32."""
+    """Return the logits of a model, in float32."""
     with torch.inference_mode():
         return model(torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
 
@@ -102,7 +102,7 @@ def rope_rows(array: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
-    """Write tensors of Hugging Face's names as a GGUF file, with gguf's own table of names."""
+    """Write tensors with Hugging Face's names as a GGUF, with the name table of gguf."""
     writer = gguf.GGUFWriter(path, kind)
     table = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind),
@@ -140,7 +140,7 @@ def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
 
 
 def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Say how rotations are stretched: llama3's are a tensor, as llama.cpp's script makes it."""
+    """Write the RoPE scaling; that of llama3 is a tensor, as in llama.cpp's script."""
     rope = config.rope_parameters
     if rope["rope_type"] == "llama3":
         exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
@@ -172,7 +172,7 @@ def qwen2(**changes: Any) -> Any:
 
 
 def qwen3(**changes: Any) -> Any:
-    """Return a random dense Qwen3 with grouped heads wider than their share, in float32."""
+    """Return a random dense Qwen3 with grouped-query attention and wide heads, in float32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return _made(Qwen3ForCausalLM, Qwen3Config(**(_SIZES | {"head_dim": 32} | changes)))
@@ -218,7 +218,7 @@ _GEMMA = {
 
 
 def gemma2(**changes: Any) -> Any:
-    """Return a random Gemma 2 whose soft caps and windows are felt, in float32."""
+    """Return a random Gemma 2 whose soft caps and windows have an effect, in float32."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
@@ -226,7 +226,7 @@ def gemma2(**changes: Any) -> Any:
 
 
 def gemma3(**changes: Any) -> Any:
-    """Return a random Gemma 3, of text alone, whose fourth layer sees all positions, in float32."""
+    """Return a random text-only Gemma 3 whose fourth layer has global attention, in float32."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     rope = {

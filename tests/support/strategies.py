@@ -1,4 +1,4 @@
-"""What hypothesis draws: names, shapes, tensors and metadata of any checkpoint."""
+"""Strategies of hypothesis: names, shapes, tensors and metadata of any checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEGMENTS = st.one_of(
     st.sampled_from(["model", "layers", "0", "1", "10", "weight", "bias", "blk"]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
 )
-# Any names that every format can hold: GGUF allows 63 bytes.
+# Names that every format can store: GGUF allows 63 bytes.
 names = (
     st.lists(_SEGMENTS, min_size=1, max_size=4)
     .map(".".join)
@@ -29,7 +29,7 @@ keys = st.one_of(
 ).filter(
     lambda key: key != "general.alignment" and not key.startswith("split.")
 )  # say how, not what
-# Bytes that are not UTF-8 are text too, as far as GGUF is concerned.
+# In GGUF, strings can be bytes that are not UTF-8.
 _strings = st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
     **{kind: st.integers(low, high) for kind, (low, high) in INTEGERS.items()},
@@ -44,20 +44,20 @@ def _arrays(
     kind: str, content: st.SearchStrategy[Any], depth: int
 ) -> st.SearchStrategy[MetadataValue]:
     for level in range(depth):
-        # GGUF does not say of what an empty array of arrays would have been.
+        # GGUF does not store the element type of an empty array of arrays.
         kind, content = f"array[{kind}]", st.lists(content, min_size=1 if level else 0, max_size=3)
     return content.map(lambda drawn: MetadataValue(kind, drawn))
 
 
 def typed_values() -> st.SearchStrategy[MetadataValue]:
-    """Metadata values of every type, alone and in arrays of arrays."""
+    """Metadata values of every type, single and in nested arrays."""
     return st.one_of(
         [_arrays(kind, content, depth) for kind, content in _SCALARS.items() for depth in (0, 1, 3)]
     )
 
 
 def metadata() -> st.SearchStrategy[dict[str, MetadataValue]]:
-    """GGUF's values and safetensors' texts under any keys."""
+    """GGUF's values and safetensors' strings with any keys."""
     texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
     plain = texts.map(lambda text: MetadataValue(TEXT, text))
     return st.dictionaries(keys, typed_values() | plain, max_size=6)
@@ -65,7 +65,7 @@ def metadata() -> st.SearchStrategy[dict[str, MetadataValue]]:
 
 @st.composite
 def shapes(draw: st.DrawFn, encoding: Encoding) -> tuple[int, ...]:
-    """Shapes of up to four dimensions, also none and empty ones, in whole blocks."""
+    """Shapes of up to four dimensions, including scalar and empty ones, in whole blocks."""
     if encoding.block == 1:
         return tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
     outer = draw(st.lists(st.integers(0, 3), max_size=3))
@@ -76,7 +76,7 @@ def shapes(draw: st.DrawFn, encoding: Encoding) -> tuple[int, ...]:
 def tensors(
     draw: st.DrawFn, encodings: list[Encoding]
 ) -> dict[str, tuple[Encoding, tuple[int, ...], bytes]]:
-    """Named tensors of any bytes in some of these encodings."""
+    """Named tensors with any bytes in some of these encodings."""
     drawn: dict[str, tuple[Encoding, tuple[int, ...], bytes]] = {}
     for name in draw(st.lists(names, max_size=5, unique=True)):
         encoding = draw(st.sampled_from(encodings))

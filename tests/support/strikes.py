@@ -1,7 +1,7 @@
-"""Conversions, each a process of its own, that a signal strikes at a chosen moment.
+"""Conversions in separate processes, to which a signal is sent at a chosen moment.
 
 They are forked from one process that has imported what a conversion needs, so that hundreds take
-seconds; from `weightctl.__main__.main` on each is what the shell would start.
+seconds; from `weightctl.__main__.main` on, each is the same as a command in a shell.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ for line in sys.stdin:
 
 
 class Ended(NamedTuple):
-    """How a run came to its end; `was_struck` is of strikes at a system call only."""
+    """The end of a run; `was_struck` is only set for signals at a system call."""
 
     code: int
     seconds: float
@@ -107,7 +107,7 @@ class Ended(NamedTuple):
 
 
 class Strikes:
-    """Runs `weightctl` with these arguments, and strikes it with a signal where that is asked."""
+    """Runs `weightctl` with arguments, and sends it a signal if requested."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process = process
@@ -121,10 +121,10 @@ class Strikes:
         calls: str = "names",
         call: int | None = None,
     ) -> Ended:
-        """Strike after so many seconds, or at a call of one kind in the main thread.
+        """Send the signal after some seconds, or at a call of one kind in the main thread.
 
-        The calls are those of the system that deal with names (before them and behind them), or
-        those of locks and what they guard (behind them).
+        The calls are system calls on file names (before and after them), or calls of locks and the
+        code that they guard (after them).
         """
         given = [list(map(str, arguments)), number, seconds, calls, call, str(self._errors)]
         assert self._process.stdin is not None
@@ -139,9 +139,9 @@ class Strikes:
 def strikes(scratch: Path, *, begin_after: float | None = None) -> Generator[Strikes, None, None]:
     """Start the process that the runs are forked from.
 
-    Their journals begin after so many seconds, where that is given.
+    Journals begin after some seconds, if the number is given.
     """
-    # One that has threads cannot be forked safely.
+    # A process with threads cannot be forked safely.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, "" if begin_after is None else str(begin_after)],

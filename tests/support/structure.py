@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What is loaded by a command, as the modules of the package in `sys.modules` at its end.
+# The modules of the package in `sys.modules` at the end of a command.
 LOADED = """
 import sys, tempfile, weightctl.cli
 command = sys.argv[1:]
@@ -51,17 +51,16 @@ def parse_modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
 
 
 def is_for_checkers(node: ast.AST) -> bool:
-    """Whether only type checkers read a statement."""
+    """Whether a statement is only for type checkers."""
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def list_loaded(
     modules: dict[str, tuple[Path, ast.Module]], *, on_use: bool
 ) -> dict[str, set[str]]:
-    """Return which modules each imports when it is loaded, or with `on_use` when it is used too.
+    """Return the modules that each module imports when it is loaded, or `on_use` also later.
 
-    What only type checkers read is not among them, and neither are the packages that a module is
-    in.
+    Imports for type checkers and the packages of a module are not included.
     """
     loaded: dict[str, set[str]] = {}
     for name, (_, tree) in modules.items():
@@ -86,7 +85,7 @@ def _walk(node: ast.AST, *, on_use: bool) -> Iterator[ast.AST]:
 
 
 def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """Return the groups of modules of which each imports all others, directly or not."""
+    """Return the groups of modules that all import each other, directly or not."""
     reached: dict[str, set[str]] = {}
     for name, first in loaded.items():
         found, waiting = set[str](), first
@@ -103,7 +102,7 @@ def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:
 
 
 def list_importers(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set[str]]:
-    """Return which modules import each."""
+    """Return the modules that import each module."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name, (_, tree) in modules.items():
         for node in ast.walk(tree):
@@ -115,7 +114,7 @@ def list_importers(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set
 
 
 def list_shared_class_names(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, int]:
-    """Return the names that classes of several modules have, and how many have each."""
+    """Return the names that classes of several modules have, with their number."""
     names = Counter(
         node.name
         for _, tree in modules.values()
@@ -126,14 +125,14 @@ def list_shared_class_names(modules: dict[str, tuple[Path, ast.Module]]) -> dict
 
 
 def is_participle(name: str) -> bool:
-    """Whether a function is called by a participle alone: `reported`, `_shortened`."""
+    """Whether the name of a function is a bare participle: `reported`, `_shortened`."""
     word = name.strip("_")
     is_one_word = word.isalpha() and word.islower()
     return is_one_word and (word in _IRREGULAR or (word.endswith("ed") and len(word) > 4))
 
 
 def count_participles(modules: dict[str, tuple[Path, ast.Module]]) -> int:
-    """Return how many functions are called by a bare participle; properties are nouns."""
+    """Return the number of functions named by a bare participle; properties are nouns."""
     return sum(
         isinstance(node, ast.FunctionDef)
         and is_participle(node.name)
@@ -156,7 +155,7 @@ def count_loaded(root: Path, command: list[str]) -> str:
 
 
 def list_single(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, int]:
-    """Return the modules that one module alone imports, and how many lines each has."""
+    """Return the modules with a single importer, and their numbers of lines."""
     importers = list_importers(modules)
     return {
         name: len(path.read_text().splitlines())
@@ -166,7 +165,7 @@ def list_single(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, int]:
 
 
 def list_fragments(modules: dict[str, tuple[Path, ast.Module]]) -> list[str]:
-    """Return the short modules that one module alone imports, which could as well have them."""
+    """Return the short modules with a single importer, which could be merged into it."""
     return [name for name, lines in list_single(modules).items() if lines < _SHORT]
 
 

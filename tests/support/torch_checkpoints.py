@@ -1,4 +1,4 @@
-"""PyTorch checkpoints that tests write, and their tensors as torch itself has them."""
+"""PyTorch checkpoints that tests write, and their tensors in torch itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROTOCOLS = range(6)
 
 
 def state() -> dict[str, Any]:
-    """Return a state dict with all that a form could get wrong."""
+    """Return a state dict with everything that a format could get wrong."""
     matrix = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     return OrderedDict(
         {
@@ -42,13 +42,13 @@ def state() -> dict[str, Any]:
 
 
 def saved(path: Path, content: Any, form: str = "zip", **options: Any) -> Weights:
-    """Write what torch writes, and open it."""
+    """Write a file with torch, and open it."""
     torch.save(content, path, **FORMS[form], **options)
     return open_weights(path)
 
 
 def content_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
-    """Return encoding, shape and bytes of a tensor, its elements one after another."""
+    """Return encoding, shape and contiguous bytes of a tensor."""
     encoding = encoding_by_id("pytorch", str(tensor.dtype).removeprefix("torch."))
     assert encoding is not None
     shape = tuple(tensor.shape)
@@ -59,7 +59,7 @@ def content_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def contents_of(weights: Weights) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Return encoding, shape and bytes of every tensor by each of its names."""
+    """Return encoding, shape and bytes of every tensor, by each of its names."""
     header = weights.header
     found = {}
     for name in (*header.tensors, *header.aliases):

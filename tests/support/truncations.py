@@ -80,7 +80,7 @@ for line in sys.stdin:
 
 
 class Outcome(NamedTuple):
-    """How a run ended, what it wrote to stderr, and how often and for how long it read."""
+    """The exit code of a run, its stderr, and the number and time of its reads."""
 
     code: int
     stderr: str
@@ -106,7 +106,7 @@ class Runner:
     ) -> Outcome:
         """Run a command in a directory.
 
-        `victim` becomes `size` bytes long just before read number `read`, or after `seconds`.
+        `victim` is truncated to `size` bytes just before read number `read`, or after `seconds`.
         """
         errors = place.with_name(place.name + ".stderr")
         request: list[Any] = [arguments, str(place), str(errors), read, seconds, victim, size]

@@ -1,4 +1,4 @@
-"""Small models that are planned in vLLM's layout."""
+"""Small models in vLLM's layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(family: str, **changes: Any) -> tuple[Arrays, dict[str, Any]]:
 
 
 def on_disk(arrays: Arrays, family: str) -> Arrays:
-    """Return tensors as checkpoints on the Hub have them: each expert by itself."""
+    """Return tensors as in checkpoints on the Hub: each expert is stored separately."""
     found = apart(arrays)
     if family != "mixtral":
         return found

@@ -1,4 +1,4 @@
-"""GGUF files that hold a tokenizer and no tensors, for llama.cpp to judge."""
+"""GGUF files with a tokenizer and without tensors, for llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ids_of(
     name: str = "small",
     special: bool = False,
 ) -> list[list[int]]:
-    """Return the tokens that llama.cpp makes of texts; `special` with those around them."""
+    """Return llama.cpp's token ids for texts; with `special`, including those added around them."""
     return ask(
         vocabulary_only(tokenizer, name, path),
         *(("tokenize", text, special) for text in texts),
@@ -32,7 +32,7 @@ def ids_of(
 
 
 def vocabulary_only(tokenizer: Tokenizer, name: str, path: Path) -> Path:
-    """Write a tokenizer as that of a llama; `name` is what the model is called."""
+    """Write a tokenizer with the header of a llama; `name` is the name of the model."""
     llama = {"context_length": 8, "embedding_length": 8, "block_count": 1, "feed_forward_length": 8}
     values: dict[str, tuple[str, Any]] = {
         "general.architecture": ("string", "llama"),

@@ -1,4 +1,4 @@
-"""Zip files put together piece by piece, so that each can say what is not so."""
+"""Zip files assembled piece by piece, so that each piece can be wrong."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ END = b"PK\5\6"
 
 
 class Entry(NamedTuple):
-    """A member as its header and the directory say it; None is what is so.
+    """A member as its header and the directory state it; None is the correct value.
 
-    `local_name` is its name in the header before it; `at` is where the directory says it is.
+    `local_name` is its name in the local header; `at` is the offset in the directory.
     """
 
     name: str | bytes
@@ -43,7 +43,7 @@ def zip_of(
     between: bytes = b"",
     behind: bytes = b"",
 ) -> bytes:
-    """Return a zip; `large` are the 64-bit end records, and `between` is before them."""
+    """Return a zip file; `large` are the 64-bit end records, and `between` precedes them."""
     body, directory = b"", b""
     for entry in entries:
         at = len(body) if entry.at is None else entry.at
@@ -69,13 +69,13 @@ def zip_of(
 
 
 def large_end(count: int, size: int, start: int, at: int, *, disk: int = 0) -> bytes:
-    """Return the 64-bit end record, which is at `at`, and what leads to it."""
+    """Return the 64-bit end record, which is at `at`, and its locator."""
     record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, disk, 0, count, count, size, start)
     return record + struct.pack("<4sLQL", b"PK\6\7", 0, at, 1)
 
 
 def torch_zip(pickle: bytes, *members: Entry, **lies: object) -> bytes:
-    """Return a zip as torch names its members, with a storage of 4 floats."""
+    """Return a zip file with torch's member names, and a storage of 4 floats."""
     first = Entry("m/data.pkl", pickle)
     return zip_of(first, *members, Entry("m/version", b"3\n"), **lies)  # type: ignore[arg-type]
 

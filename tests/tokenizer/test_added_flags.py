@@ -1,4 +1,4 @@
-"""Flags of added tokens: noted where llama.cpp does otherwise, and kept for the way back."""
+"""Flags of added tokens: noted if llama.cpp ignores them, and kept for conversion back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(directory: Path, name: str = "") -> Ours:
 
 
 def added(tokenizer: Ours, model_type: str = "llama") -> dict[str, Any]:
-    """Return the entries of added tokens that come back from GGUF, by their texts."""
+    """Return the entries of added tokens after conversion to GGUF and back, by their texts."""
     again = from_metadata(to_metadata(tokenizer), "model.gguf")
     assert again is not None
     document = json.loads(to_documents(again, model_type, {})["tokenizer.json"])
@@ -74,7 +74,7 @@ def test_a_token_that_transformers_looks_for_in_normalized_text_is_noted(tmp_pat
     assert [note for note in tokenizer.notes if "(`normalized`)" in note]
     theirs = made.encode("Hello<added>", add_special_tokens=False).ids
     assert ids_of(tokenizer, ["Hello<added>"], tmp_path / "v.gguf") != [theirs]
-    made.normalizer = normalizers.Replace(" ", "▁")  # which changes nothing of the token
+    made.normalizer = normalizers.Replace(" ", "▁")  # has no effect on the token
     made.save(str(tmp_path / "tokenizer.json"))
     assert read(tmp_path).notes == ()
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE between tokenizer.json and GGUF's metadata."""
+"""Conversion of byte-level BPE between tokenizer.json and GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_the_fixtures_tokenizer_is_the_same_after_gguf(tiny_llama: Path, tmp_pat
     target = written(through_gguf(read(tiny_llama)), tmp_path / "b")
     before = json.loads((tiny_llama / "tokenizer.json").read_text())
     after = json.loads((target / "tokenizer.json").read_text())
-    # Both forms of merges are one.
+    # Both forms of merges are equivalent.
     before["model"]["merges"] = [
         merge if isinstance(merge, str) else " ".join(merge) for merge in before["model"]["merges"]
     ]

@@ -1,4 +1,4 @@
-"""Tokenizer files whose values are of types, sizes or depths that no tokenizer has."""
+"""Tokenizer files whose values have invalid types, sizes or depths."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_id_beyond_a_few_thousand_holes_is_read(tmp_path: Path, kind: str) ->
     added = [{"id": 4000, "content": "<added>", "special": True}]
     document = EMPTY[kind] | {"added_tokens": added}
     if kind == "BPE":
-        # llama.cpp loads it only with a token for each byte.
+        # llama.cpp requires a token for each byte.
         bytes_alone = {f"<0x{byte:02X}>": byte for byte in range(256)}
         document |= {"model": document["model"] | {"vocab": bytes_alone, "byte_fallback": True}}
     directory = written(tmp_path, document)

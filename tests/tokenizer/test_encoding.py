@@ -1,4 +1,4 @@
-"""Text cut into tokens as transformers cuts it, with a checkpoint's own tokenizer."""
+"""Text is encoded as in transformers, with a checkpoint's own tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalizers of SentencePiece models: SentencePiece, llama.cpp and transformers are the judges."""
+"""Normalizers of SentencePiece models, compared with SentencePiece, llama.cpp and transformers."""
 # ruff: noqa: RUF001 - the letters that look alike are what is tested
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weightctl.translate.tokenizer import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Texts that transformers' library treats otherwise than SentencePiece: clusters of characters.
+# Texts that the tokenizers library treats differently from SentencePiece: character clusters.
 CLUSTERS = {
     "①\u0301 ™\u0301 ½\u0338",
     "한국어 \u1112\u1161\u11ab\u1100\u116e\u11a8",
@@ -36,7 +36,7 @@ CLUSTERS = {
 }
 CR_LF = {"carriage\r\nreturn"}
 SPACES = {" ", "   "}
-ALL_SPACES = {*SPACES, "\n", "\t"}  # the normalizer makes spaces of these
+ALL_SPACES = {*SPACES, "\n", "\t"}  # the normalizer converts the last two to spaces
 AT_START = {" one space before", "   three before"}
 IN_NORMALIZED = {*AT_START, " \t mixed \n ", "¨ ´ ¸ ˘", *CR_LF}
 
@@ -53,10 +53,10 @@ def with_model(directory: Path, name: str, **changes: object) -> Path:
 
 
 def back(tokenizer: Tokenizer, *, remembers: bool = True) -> PreTrainedTokenizerFast:
-    """Return what comes back from GGUF, as transformers has it."""
+    """Return the tokenizer after conversion to GGUF and back, as transformers loads it."""
     again = from_metadata(to_metadata(tokenizer), "model.gguf")
     assert again is not None
-    if not remembers:  # as a GGUF file of another tool is
+    if not remembers:  # like a GGUF of another tool
         again = replace(again, remainder=None)
     document = to_documents(again, "llama", {})["tokenizer.json"].decode()
     return PreTrainedTokenizerFast(tokenizer_object=Reference.from_str(document))
@@ -160,7 +160,7 @@ KEPT_MARKS = pre_tokenizers.Metaspace(split=False)
 @pytest.mark.parametrize(
     ("made", "differing"),
     [
-        # As transformers makes one of a model file, as t5 and xlm-roberta have it, and others.
+        # As transformers creates it from a model file, as in t5 and xlm-roberta, and other forms.
         (unigram(normalizers.Sequence([NFKC, STRIP, RUNS]), MARKS), CLUSTERS),
         (
             unigram(NFKC, pre_tokenizers.Sequence([WORDS, MARKS])),

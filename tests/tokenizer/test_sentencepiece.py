@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers of directories, and the tokenizer.json that is made of them."""
+"""SentencePiece tokenizers of directories, and the tokenizer.json that is written for them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_model_file_and_the_tokenizer_json_made_of_it_give_the_same(model: Pat
     again = read(model)
     assert (again.tokens, again.types) == (reported.tokens, reported.types)
     assert (again.special, again.flags) == (reported.special, reported.flags)
-    assert (again.scores or ())[3:] == (reported.scores or ())[3:]  # but for the special ones
+    assert (again.scores or ())[3:] == (reported.scores or ())[3:]  # except for special tokens
 
 
 def test_a_tokenizer_json_with_another_vocabulary_comes_before_the_model_file(model: Path) -> None:
@@ -141,7 +141,7 @@ def test_runs_of_spaces_that_are_user_defined_are_joined_before_all_else(tmp_pat
     data = model_file([*PIECES, *runs], add_dummy_prefix=False)
     (tmp_path / "tokenizer.model").write_bytes(data)
     made = read(tmp_path)
-    assert made.tokens[-2:] == ("  ", "   ")  # as llama.cpp looks for them
+    assert made.tokens[-2:] == ("  ", "   ")  # as llama.cpp searches for them
     tokenizer = reference(made)
     tokens = tokenizer.encode("   hello    l", add_special_tokens=False).tokens
     assert tokens == ["▁▁▁", "he", "ll", "o", "▁▁▁", "▁", "l"]

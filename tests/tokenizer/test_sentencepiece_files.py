@@ -1,4 +1,4 @@
-"""SentencePiece's model files, on files made by hand; its compiled normalizer, and its merges."""
+"""SentencePiece's model files, created by hand; its compiled normalizer, and its merges."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_text_of_several_characters_has_a_replacement_of_its_own() -> None:
         struct.pack("<I", 0) + b"a\0",
         struct.pack("<I", 3) + b"aaa\0",
         struct.pack("<I", 4) + b"aaaa",  # no replacements
-        struct.pack("<I", 4) + b"aaaaa",  # one that does not end
+        struct.pack("<I", 4) + b"aaaaa",  # one that is not terminated
         struct.pack("<I", 1 << 31) + b"aaaa\0",
     ],
 )
@@ -138,7 +138,7 @@ def keys(pair: tuple[str, str], scores: dict[str, float]) -> tuple[float, int, i
 def test_merges_are_those_that_transformers_makes(scores: dict[str, float]) -> None:
     ids = {token: index for index, token in enumerate(scores)}
     made = generate_merges(ids, scores)
-    # Where all else is equal the two have orders of their own, which joins nothing otherwise.
+    # Pairs that are otherwise equal are in different orders, which does not change any joins.
     assert sorted(merges_from_scores(scores)) == sorted(made)
     assert [keys(pair, scores) for pair in merges_from_scores(scores)] == [
         keys(pair, scores) for pair in made

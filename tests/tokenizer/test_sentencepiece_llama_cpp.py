@@ -1,4 +1,4 @@
-"""Tokenizers of directories become GGUF's and go back: llama.cpp and transformers agree on them."""
+"""Tokenizers are converted to GGUF and back: llama.cpp and transformers agree on them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_hugging_face_gguf_and_what_comes_back_agree(
     made = from_directory(str(source), 700, model_type)
     assert made is not None
     back.mkdir()
-    plain = replace(made, remainder=None)  # as a GGUF file of another tool is
+    plain = replace(made, remainder=None)  # like a GGUF of another tool
     for name, content in to_documents(plain, model_type, {}).items():
         (back / name).write_bytes(content)
     (back / "config.json").write_text(json.dumps({"model_type": model_type}))
     again = AutoTokenizer.from_pretrained(back)
-    name = "phi-3" if family == "phi3" else family  # llama.cpp knows it by name
+    name = "phi-3" if family == "phi3" else family  # llama.cpp uses the name
     ids = [original.encode(text) for text in TEXTS]
     reported = ask(
         vocabulary_only(made, name, tmp_path / "v.gguf"),
@@ -97,7 +97,7 @@ def test_a_trained_bpe_with_metaspace_is_llama_cpps_and_comes_back(
     made = from_directory(str(tmp_path), 0, "llama")
     assert made is not None
     again = Reference.from_str(to_documents(made, "llama", {})["tokenizer.json"].decode())
-    # llama.cpp puts a mark before each text, Metaspace where there is none.
+    # llama.cpp adds a mark before each text, Metaspace only if there is none.
     texts = [text for text in TEXTS if text[:1] not in {" ", "<"}]
     reported = ask(
         vocabulary_only(made, "small", tmp_path / "v.gguf"),

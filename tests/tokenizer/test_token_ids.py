@@ -1,4 +1,4 @@
-"""Ids of special tokens in config.json and generation_config.json, and those that end a text."""
+"""Ids of special tokens in config.json and generation_config.json, and ends of generation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ NAMES = (
     "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm",
     "mpt", "phi-3", "qwen2", "refact", "starcoder",
 )  # fmt: skip
-PLAIN = 12  # how many tokens stand before those that are special
+PLAIN = 12  # the number of tokens before the special ones
 CASES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     "nothing is named": ((), {}),
     "keys": ((), {"eos": 3, "eot": 4, "eom": 5}),

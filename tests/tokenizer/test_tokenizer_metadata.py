@@ -1,4 +1,4 @@
-"""The keys of GGUF's metadata that say what a tokenizer is."""
+"""The keys of GGUF's metadata that define a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What becomes of every kind of step that the tokenizers library has: none goes unmentioned.
+"""The outcome for every type of step in the tokenizers library.
 
-A step is kept (llama.cpp gives the same ids, and nothing is noted), noted (a note says what
-llama.cpp does otherwise), or refused. A kind that is new in the library fails here until it is
-decided what becomes of it.
+A step is kept (llama.cpp gives the same ids, without a note), noted (a note describes the
+difference from llama.cpp), or refused. A new type in the library fails here until its outcome is
+decided.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEPT, NOTED, REFUSED = "kept", "noted", "refused"
-# A step of each kind, and what becomes of it in a tokenizer of each `tokenizer.ggml.model`; where
-# nothing stands it is refused.
+# A step of each type, and its outcome in a tokenizer of each `tokenizer.ggml.model`; models that
+# are not listed refuse it.
 NORMALIZERS: dict[str, tuple[Any, dict[str, str]]] = {
     "BertNormalizer": (normalizers.BertNormalizer(), {"bert": KEPT}),
     "ByteLevel": (normalizers.ByteLevel(), {}),
@@ -101,7 +101,7 @@ def base(model: str) -> Tokenizer:
 
 
 def document_with(model: str, part: str, step: Any) -> dict[str, Any]:
-    """Return a tokenizer.json of a kind of model, with a step among those it needs anyway."""
+    """Return a tokenizer.json for a type of model, with this step and all necessary steps."""
     document: dict[str, Any] = json.loads(base(model).to_str())
     added: dict[str, Any] = json.loads(step.__getstate__())
     needed = document[part]
@@ -163,7 +163,7 @@ def test_a_step_before_the_model_is_kept_or_noted_or_refused(
     original = Tokenizer.from_str(json.dumps(document))
     expected = [original.encode(text, add_special_tokens=False).ids for text in texts]
     found = ids_of(made, texts, tmp_path / "v.gguf")
-    if model == "bert":  # llama.cpp puts tokens around a text in any case
+    if model == "bert":  # llama.cpp always adds tokens around a text
         found = [ids[1:-1] if ids[:1] == [made.special["bos"]] else ids for ids in found]
     assert (found == expected) == (outcome == KEPT)
     assert bool(made.notes) == (outcome == NOTED)

@@ -1,4 +1,4 @@
-"""llama.cpp's own vocabularies, with what it makes of its own texts, judge ours through Rust's."""
+"""llama.cpp's own vocabularies and test vectors, compared with the tokenizers that are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = (
     "Héllo  wörld! e\u0301 ñ 你好、世界 日本語 한국어 🦙🚀😶\u200d🌫️\n\n\tdef f(x):\n        "
     "return x**2  # it's 1234567 3.14\r\n<|im_start|>user\nHi<|im_end|> 'RE we'Ve   end  \n \n"
 )
-# A process of its own: llama.cpp writes to the terminal, and aborts on files it does not like.
+# In a separate process, because llama.cpp writes to the terminal, and aborts on invalid files.
 _ASK = """
 import json, sys, urllib.request, xllamacpp
 params = xllamacpp.CommonParams()
@@ -68,7 +68,7 @@ def vectors(path: Path) -> tuple[list[str], list[list[int]]]:
     ids = (path.parent / f"{path.name}.out").read_text().split("\n")
     asked = texts.split("\n__ggml_vocab_test__\n")
     found = [[int(each) for each in line.split()] for line in ids]
-    count = min(len(asked), len(found))  # both files end with an empty one
+    count = min(len(asked), len(found))  # both files end with an empty entry
     assert count > 40
     return asked[:count], found[:count]
 
@@ -121,4 +121,4 @@ def test_qwens_own_class_cuts_text_as_tokenizer_json_says(tmp_path: Path) -> Non
     ours = Reference.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.encode(TEXT) == ours.encode(TEXT).ids
-    assert len(tokenizer) == 151646  # the padding of the embedding is gone
+    assert len(tokenizer) == 151646  # the padding of the embedding is removed

@@ -1,4 +1,4 @@
-"""WordPiece between tokenizer.json, vocab.txt and GGUF's metadata."""
+"""Conversion of WordPiece between tokenizer.json, vocab.txt and GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_gguf_marks_what_begins_a_word(tmp_path: Path) -> None:
         "ing",
     )
     assert tokenizer.types[:6] == (3, 3, 3, 3, 3, 1)
-    # llama.cpp puts its `bos` before every text.
+    # llama.cpp adds its `bos` before every text.
     assert (tokenizer.special["bos"], tokenizer.special["seperator"]) == (2, 3)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that two programs would run as two models are refused, or said to be such."""
+"""Checkpoints that programs would run as different models are refused, or reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def to_gguf(model: Any) -> Translation:
 
 
 def saved(directory: Path, model: Any, **more: torch.Tensor) -> Path:
-    """Save a model, with tensors beside its own."""
+    """Save a model, with additional tensors."""
     model.save_pretrained(directory)
     path = directory / "model.safetensors"
     save_file(load_file(path) | more, path, metadata={"format": "pt"})
@@ -154,6 +154,6 @@ def test_padding_that_a_gguf_does_not_name_is_none(tmp_path: Path) -> None:
     there = translate(recognize(open_weights(str(path))), "gguf")
     metadata = there.weights.metadata
     assert isinstance(metadata, dict)
-    del metadata["tokenizer.weightctl.token_ids"]  # as another tool writes the file
+    del metadata["tokenizer.weightctl.token_ids"]  # like a file of another tool
     back = translate(recognize(there.weights), "hugging_face")
     assert json.loads(back.documents["config.json"])["pad_token_id"] is None

@@ -1,4 +1,4 @@
-"""GGUF files whose queries, keys and values are in one tensor, as llama.cpp loads them too."""
+"""GGUF files with queries, keys and values in one tensor, which llama.cpp also loads."""
 
 from __future__ import annotations
 

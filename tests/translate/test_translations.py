@@ -1,4 +1,4 @@
-"""Whole models in another naming convention, as a program asks for them."""
+"""Translation of whole models to another naming convention, in Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ README = "---\nlicense: mit\n---\n"
 
 @pytest.fixture
 def directory(tiny_llama: Path, tmp_path: Path) -> Path:
-    """Return a model's directory that can be changed."""
+    """Return a model directory that can be changed."""
     made = tmp_path / "model"
     shutil.copytree(tiny_llama, made)
     return made

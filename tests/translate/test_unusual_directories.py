@@ -1,4 +1,4 @@
-"""Models' directories in which something is not a file, lies elsewhere, or is nested too deeply."""
+"""Model directories with entries that are not files, are elsewhere, or are nested too deeply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 609\n
 
 @pytest.fixture
 def model(tiny_llama: Path, tmp_path: Path) -> Path:
-    """Return a model's directory that can be changed."""
+    """Return a model directory that can be changed."""
     made = tmp_path / "model"
     shutil.copytree(tiny_llama, made)
     return made

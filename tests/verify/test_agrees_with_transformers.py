@@ -1,4 +1,4 @@
-"""Divergences and perplexities are those that transformers gives, on the same text."""
+"""Divergences and perplexities are the same as those of transformers on the same text."""
 
 from __future__ import annotations
 

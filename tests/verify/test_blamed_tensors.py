@@ -1,4 +1,4 @@
-"""Of a block that is off those tensors are named that are to blame, and no others."""
+"""In a block that differs, only the tensors that cause the difference are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done to a tensor is found out by doing it to the reference."""
+"""A change of a tensor is identified by applying it to the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of tools are named in every family, and in both naming conventions."""
+"""The causes of tools' mistakes are named in every family, in both naming conventions."""
 
 from __future__ import annotations
 

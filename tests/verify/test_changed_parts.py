@@ -1,4 +1,4 @@
-"""Parts of ranks that are no longer what was written are found, and each file is read elsewhere."""
+"""Shards that were changed after they were written are found, and files are read elsewhere."""
 
 from __future__ import annotations
 

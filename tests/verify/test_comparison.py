@@ -1,4 +1,4 @@
-"""`--compare` lists differences and judges none; two training steps are recognized without it."""
+"""`--compare` lists differences without judging them; two training steps are detected."""
 
 from __future__ import annotations
 

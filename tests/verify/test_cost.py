@@ -1,4 +1,4 @@
-"""What an encoding costs is measured on the very values, and so is what encodings cost a model."""
+"""The loss of an encoding is measured on the actual values, also for a whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that runs beside its reference: the block that is another, and the tensor in it."""
+"""A model runs beside its reference: the first block that differs, and the tensor in it."""
 
 from __future__ import annotations
 

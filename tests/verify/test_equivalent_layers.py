@@ -1,4 +1,4 @@
-"""What is in another order on both sides of a layer computes the same: no problem, and a note."""
+"""Units in the same other order on both sides of a layer are not a problem, but a note."""
 
 from __future__ import annotations
 

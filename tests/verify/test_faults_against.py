@@ -1,4 +1,4 @@
-"""Against a healthy checkpoint every fault is named: its tensor or key, and what caused it."""
+"""Compared with a healthy checkpoint, every fault is named: its tensor or key, and its cause."""
 
 from __future__ import annotations
 

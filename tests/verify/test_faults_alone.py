@@ -1,4 +1,4 @@
-"""Without a reference, what no healthy checkpoint has is found in one."""
+"""Without a reference, faults are found that no healthy checkpoint has."""
 
 from __future__ import annotations
 

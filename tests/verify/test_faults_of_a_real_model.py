@@ -1,4 +1,4 @@
-"""Every fault of a model that people use is named, alone where that can be, else by comparing."""
+"""Every fault of a real model is named, without a reference if possible, else by comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN, infinity, lost matrices and rows are found; what healthy models have is not."""
+"""NaN, infinity, and lost matrices and rows are found; values of healthy models are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is run by itself: what is measured of it, and what no working model says."""
+"""A model that runs by itself: what is measured, and outputs that no working model has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is run a part at a time says what the whole says."""
+"""A model that runs one part at a time has the same output as the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrices of a model of no known family, each run by itself."""
+"""The matrices of a model of an unknown family, each run by itself."""
 
 from __future__ import annotations
 

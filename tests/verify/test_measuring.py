@@ -1,4 +1,4 @@
-"""How far tensors are apart: in all, and in each run of numbers."""
+"""Errors between tensors: of the whole tensor, and of each range of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of two checkpoints' metadata is compared, and what is not a difference."""
+"""Which metadata of two checkpoints is compared, and what is not a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ruins a model in use though every tensor is right is found, and its entry is named."""
+"""Metadata that makes a correct model unusable is found, and its key is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other models, other names and one rank's file are each one short finding about A and B."""
+"""Other models, other names and a single rank's file are each one short finding."""
 
 from __future__ import annotations
 

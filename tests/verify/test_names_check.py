@@ -1,4 +1,4 @@
-"""What the check of names finds: tensors and tokens against the config, and what would fit."""
+"""The findings of the check of names: tensors and tokens against the config, and suggestions."""
 
 from __future__ import annotations
 

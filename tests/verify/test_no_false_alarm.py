@@ -1,4 +1,4 @@
-"""Of a healthy checkpoint nothing is said to be wrong, whatever it was converted to."""
+"""No problem is found in a healthy checkpoint, whatever it was converted to."""
 
 from __future__ import annotations
 

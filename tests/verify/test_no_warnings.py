@@ -1,4 +1,4 @@
-"""Numbers that arithmetic trips over are found, and NumPy says nothing of them."""
+"""Values that cause arithmetic errors are found, without warnings of NumPy."""
 
 from __future__ import annotations
 

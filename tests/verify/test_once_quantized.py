@@ -1,4 +1,4 @@
-"""A file that was made full precision again is told by its numbers, once and by the encoding."""
+"""Dequantized files are detected by their values, with a single message and the encoding."""
 
 from __future__ import annotations
 

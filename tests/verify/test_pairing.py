@@ -1,4 +1,4 @@
-"""Tensors of two checkpoints are paired across naming conventions, and nothing is read for it."""
+"""Tensors of two checkpoints are paired across naming conventions, without reading data."""
 
 from __future__ import annotations
 

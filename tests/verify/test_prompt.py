@@ -1,4 +1,4 @@
-"""The tokens that a model is run on: windows of a text, or of what was given."""
+"""The tokens that a model runs on: windows of a text, or of given tokens."""
 
 from __future__ import annotations
 

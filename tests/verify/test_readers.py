@@ -1,4 +1,4 @@
-"""How other programs' readers are asked, and what becomes of what befalls them."""
+"""Reading with other programs' readers, and what their errors become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports as files: refused in time, there as a whole or not at all."""
+"""Report files: refused before the work begins, and complete or absent."""
 
 from __future__ import annotations
 

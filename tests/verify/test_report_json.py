@@ -1,4 +1,4 @@
-"""Reports as JSON: all that was found, whatever the numbers are."""
+"""JSON reports have all findings, whatever the numbers are."""
 
 from __future__ import annotations
 

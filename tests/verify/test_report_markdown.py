@@ -1,4 +1,4 @@
-"""Reports as Markdown: what a renderer makes of them."""
+"""Markdown reports, as a renderer shows them."""
 
 from __future__ import annotations
 

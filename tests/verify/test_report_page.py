@@ -1,4 +1,4 @@
-"""Reports as one page: what stands on it, and that nothing in a file can change what it is."""
+"""HTML reports: what is on the page, and that file content cannot change its structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: what is drawn where, and what a sentence says instead."""
+"""The pictures of a report: what they show, and the sentences that replace them."""
 
 from __future__ import annotations
 

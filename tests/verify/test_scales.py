@@ -1,4 +1,4 @@
-"""Scales inside blocks that no healthy tensor has are found, in whatever encoding."""
+"""Scales in blocks that no healthy tensor has are found, in every encoding."""
 
 from __future__ import annotations
 

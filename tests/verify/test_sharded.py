@@ -1,4 +1,4 @@
-"""How what is cut for several ranks runs: they compute it together, from their own files."""
+"""Sharded models run on all ranks together, from their own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversion that leaves one of its steps out is named: what it forgot, and where."""
+"""If a conversion omits one of its steps, the step and the place are named."""
 
 from __future__ import annotations
 

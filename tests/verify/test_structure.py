@@ -1,4 +1,4 @@
-"""What the check of structure finds in files that open, and what it lets pass."""
+"""The findings of the check of structure in files that can be opened, and what it accepts."""
 
 from __future__ import annotations
 

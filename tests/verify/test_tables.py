@@ -1,4 +1,4 @@
-"""The tables of checks and causes are what the schema and the remedies follow from."""
+"""The schema and the remedies follow the tables of checks and causes."""
 
 from __future__ import annotations
 

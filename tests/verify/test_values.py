@@ -1,4 +1,4 @@
-"""Each tensor is held against the reference's, and all that are too far from it are told."""
+"""Each tensor is compared with the reference, and all that differ too much are reported."""
 
 from __future__ import annotations
 

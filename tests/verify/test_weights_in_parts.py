@@ -1,4 +1,4 @@
-"""Weights that are stored in parts, which do not fit."""
+"""Weights in several tensors that do not match."""
 
 from __future__ import annotations
 

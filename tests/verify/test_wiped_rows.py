@@ -1,4 +1,4 @@
-"""Rows that are zeros, and parts of rows, are told by their numbers."""
+"""Rows, and parts of rows, that are zeros are detected by their values."""
 
 from __future__ import annotations
 

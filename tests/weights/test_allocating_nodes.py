@@ -1,4 +1,4 @@
-"""Which trees and nodes know of what was allocated, and what is not a request."""
+"""Which trees and nodes share allocated weights, and which requests are invalid."""
 
 from __future__ import annotations
 

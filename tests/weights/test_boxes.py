@@ -1,4 +1,4 @@
-"""Parts of tensors in bytes, held to NumPy's picking of the same elements."""
+"""Parts of tensors in bytes, compared with NumPy's selection of the same elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of files are read where they are asked for, and no more of them than that."""
+"""Ranges of files are read on demand, and no more than requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LETTERS = bytes(range(97, 123))
 
 
 class Counted(HeldRange):
-    """Bytes in memory that remember what was read of them."""
+    """Bytes in memory that record each read."""
 
     def __init__(self, memory: memoryview) -> None:
         super().__init__(memory)

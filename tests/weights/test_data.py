@@ -166,7 +166,8 @@ def test_float32_is_rounded_as_torch_does(dtype: DType) -> None:
 
 
 def test_float64_is_rounded_once() -> None:
-    # Just above the middle of two bfloat16; as float32 it would be the middle, and round down.
+    # Just above the middle of two bfloat16 values; as float32, it would be the middle and round
+    # down.
     number = 1 + 2**-8 + 2**-40
     assert values(data_of([number], DType.float64).astype(DType.bfloat16)) == [1 + 2**-7]
 

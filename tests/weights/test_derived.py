@@ -1,4 +1,4 @@
-"""Tensors that are made of others, whole and in any runs."""
+"""Tensors that are computed from others, whole and in any byte ranges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHUFFLED = (3, 1, 0, 2, 7, 6, 5, 4, 8, 11, 10, 9)
 NUMBERS = np.arange(7, dtype=np.float32)
 SOURCE = weights_of({"a": A, "b": B, "c": C, "half": A.astype(np.float16)}).source
 
-# step, its inputs, and what it makes
+# a step, its inputs, and its result
 MADE: list[tuple[Step, list[str], NDArray[Any]]] = [
     (RowOrder(SHUFFLED), ["a"], A[list(SHUFFLED)]),
     (RowRange(2, 9), ["a"], A[2:9]),

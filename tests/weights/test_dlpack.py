@@ -14,14 +14,14 @@ from weightctl import Buffer, DType, QuantizationEncoding, WeightData
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.errors import EncodingError
 
-# Torch has every DType; of float4 it has pairs, which DLPack has no numbers for.
+# Torch has every DType; it stores float4 as pairs, which have no DLPack code.
 EXPORTED = [d for d in DType if d is not DType.float4_e2m1fn]
 IN_NUMPY = [d for d in EXPORTED if numpy_dtype(d).isbuiltin == 1]
 each_dtype = pytest.mark.parametrize("dtype", EXPORTED, ids=lambda d: d.value)
 
 
 def buffer_of(dtype: DType, shape: tuple[int, ...] = (2, 3)) -> tuple[Buffer, bytearray]:
-    """Return a buffer and the memory that it stands on; that cannot grow while it is held."""
+    """Return a buffer and its memory, which cannot be resized while it is exported."""
     nbytes = dtype.encoding.nbytes(shape)
     raw = bytearray(n % 2 for n in range(nbytes))
     return Buffer(memoryview(raw), dtype, shape), raw
@@ -116,7 +116,7 @@ def test_views_of_any_strides_come_in(view: Any) -> None:
 
 
 class Offered:
-    """An array that is known by nothing but DLPack."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

@@ -1,4 +1,4 @@
-"""Tensors that are listed, and refused before their bytes are read."""
+"""Tensors that can be listed, but are refused before their bytes are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_READING = ("verify {} --against {} --skip structure", "shard {} out --tp 2
 
 
 def ran(folder: Path, command: str) -> Result:
-    """Run a command in a folder, in which `{}` is the checkpoint."""
+    """Run a command in a directory; `{}` is replaced by the checkpoint."""
     (folder / "plan.toml").write_text("[tensors]\n'.' = 'replicate'\n")
     return CliRunner().invoke(app, command.format("a", "a").split())
 
@@ -95,7 +95,7 @@ def test_a_header_without_white_space_has_no_note(folder: Path) -> None:
 
 
 def expanded(path: Path, *shape: int) -> None:
-    """Write a tensor whose elements are all the same one."""
+    """Write a tensor whose elements are all the same stored element."""
     torch.save({"x": torch.ones(1).expand(*shape), "y": torch.ones(4)}, path)
 
 

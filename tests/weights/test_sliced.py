@@ -1,4 +1,4 @@
-"""Parts of tensors, held to NumPy's picking of the same numbers and blocks."""
+"""Parts of tensors, compared with NumPy's selection of the same values and blocks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-# The elements of arrays are blocks of bytes.
+# The elements of the arrays are blocks of bytes.
 KINDS: dict[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "Q8_0": np.dtype("V34")}
 PAGE = 4096
 
 
 class InMemory:
-    """A tensor whose blocks are an array's entries; `read` are the runs that were read of it."""
+    """A tensor whose blocks are the entries of an array; `read` has the ranges that were read."""
 
     def __init__(self, blocks: Array, encoding: Encoding) -> None:
         *rows, last = blocks.shape
@@ -61,7 +61,7 @@ def picked(blocks: Array, part: Part, block: int) -> Array:
 
 @st.composite
 def cut_tensors(draw: st.DrawFn) -> tuple[InMemory, Part, bytes]:
-    """Draw a tensor, a part of it, and the bytes which that has."""
+    """Draw a tensor, a part of it, and the bytes of the part."""
     kind = draw(st.sampled_from([*KINDS]))
     encoding = ENCODINGS[kind]
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))

@@ -1,4 +1,4 @@
-"""Elements that do not follow one another are gathered as NumPy would."""
+"""Elements that are not contiguous are gathered as NumPy does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=
 
 @st.composite
 def views(draw: st.DrawFn) -> np.ndarray:
-    """Any view of an array: transposed, sliced with steps, expanded."""
+    """Draw any view of an array: transposed, sliced with steps, expanded."""
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     kind = draw(st.sampled_from(["u1", "u2", "f4", "f8", "c16"]))
     array = np.arange(np.prod(shape)).astype(kind).reshape(shape)

@@ -1,4 +1,4 @@
-"""What a model takes from a tree: what was allocated, or else what is stored."""
+"""The data that a model takes from a tree: allocated, or else as stored."""
 
 from __future__ import annotations
 

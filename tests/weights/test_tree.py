@@ -294,11 +294,11 @@ def test_walking_every_layer_costs_what_it_yields(tmp_path: Path) -> None:
     small = layered_file(tmp_path / "small.safetensors", 200)
     large = layered_file(tmp_path / "large.safetensors", 2000)
 
-    # As many layers of either: the size of the tree they hang in changes nothing.
+    # The same number of layers of each: the size of the tree has no effect.
     assert calls_of(lambda: walk_layers(small, 200)) == calls_of(lambda: walk_layers(large, 200))
     assert calls_of(lambda: walk_layers(large, 2000)) < 20 * 20_000
 
-    # Loops inside C are not calls. A scan of all names would make this a factor of ten.
+    # Loops in C are not counted as calls. A scan of all names would increase this tenfold.
     def seconds(weights: Weights) -> float:
         started = time.process_time()
         assert walk_layers(weights, 200) == 2000

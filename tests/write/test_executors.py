@@ -1,4 +1,4 @@
-"""A conversion that workers carry out has the bytes of one that this process carries out."""
+"""A conversion by workers writes the same bytes as a conversion in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts are put together into what they were cut from, or it is said why they are not."""
+"""Shards are joined into the original tensors, or the error says why they cannot be."""
 
 from __future__ import annotations
 

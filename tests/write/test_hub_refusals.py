@@ -1,4 +1,4 @@
-"""Outputs that the Hugging Face Hub does not take: an error says why, and nothing is committed."""
+"""Outputs that the Hugging Face Hub refuses: an error says why, and nothing is committed."""
 
 from __future__ import annotations
 

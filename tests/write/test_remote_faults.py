@@ -1,4 +1,4 @@
-"""A fault of a server at any moment: the output is whole, or nothing is and the command goes on."""
+"""After a fault of a server at any moment, the output is complete, or absent and continued."""
 
 from __future__ import annotations
 

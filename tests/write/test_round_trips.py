@@ -1,4 +1,4 @@
-"""What was cut for any number of ranks and put together again is byte for byte what it was."""
+"""A checkpoint that is sharded for any number of ranks and joined has the same bytes."""
 
 from __future__ import annotations
 

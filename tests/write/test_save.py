@@ -1,4 +1,4 @@
-"""What `save_shards` writes is, byte for byte, what a plan says, whoever it is read from."""
+"""`save_shards` writes exactly the bytes of its plan, from any source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a sharded checkpoint can go, and what is never touched there."""
+"""Where a sharded checkpoint can be written, and which files are never changed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal at any moment leaves the old output or the new, and what the next run goes on with."""
+"""A signal at any moment leaves the old or the new output, and state for the next run."""
 
 from __future__ import annotations
 

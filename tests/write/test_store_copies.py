@@ -1,4 +1,4 @@
-"""Edits of a large object in a store send little: the store copies what does not change."""
+"""Edits of a large object in a store send few bytes: the store copies unchanged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs in object stores: whole or not there, as local ones are, and continued after a stop."""
+"""Outputs in object stores: complete or absent, like local ones, and continued after a stop."""
 
 from __future__ import annotations
 
@@ -251,71 +251,6 @@ def test_a_final_error_leaves_nothing(s3: S3Server, bucket: Bucket, tmp_path: Pa
     assert [*bucket] == []
     assert not bucket.uploads
     assert s3.failures == []
-
-
-EDITS: dict[str, dict[str, object]] = {
-    "renamed tensors": {"rename": r"^model\.=decoder."},
-    "changed metadata": {"metadata": {"license": "mit"}},
-    "fewer tensors": {"exclude": ["*layers.7.*"]},
-    "split into parts": {"max_shard_size": "2MB"},
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_bytes_that_do_not_change_are_copied_by_the_store(
-    edit: str, s3: S3Server, bucket: Bucket, model: Path, tmp_path: Path
-) -> None:
-    source = put_files(s3, model, "model")
-    s3.forget()
-    convert(source, f"{S3}/out/", **EDITS[edit])
-    sent, read = s3.bytes_received, s3.bytes_sent
-    convert(model, tmp_path / "out", **EDITS[edit])
-    for path in (tmp_path / "out").iterdir():
-        assert bucket[f"out/{path.name}"] == path.read_bytes(), path.name
-    assert s3.exchanges("PUT", "partNumber")
-    # Each object begins with a part of a quarter of a mebibyte, which has its header.
-    objects = len(list((tmp_path / "out").glob("*.safetensors")))
-    assert sent < (objects + 1) * 300_000
-    assert read < (objects + 1) * 400_000
-
-
-def test_merged_parts_are_copied_by_the_store(
-    s3: S3Server, bucket: Bucket, model: Path, tmp_path: Path
-) -> None:
-    convert(model, tmp_path / "parts", max_shard_size="2MB")
-    source = put_files(s3, tmp_path / "parts", "parts")
-    s3.forget()
-    convert(source, f"{S3}/out/")
-    convert(tmp_path / "parts", tmp_path / "out")
-    name = "out/model.safetensors"
-    assert bucket[name] == (tmp_path / name).read_bytes()
-    assert s3.bytes_received < 600_000
-
-
-def test_a_source_that_changes_is_not_copied(s3: S3Server, bucket: Bucket, model: Path) -> None:
-    source = put_files(s3, model, "model")
-    content = bytearray(bucket["model/model.safetensors"])
-    content[-1] ^= 1
-    s3.inject(
-        Call(lambda: bucket.put("model/model.safetensors", content)),
-        "POST",
-        path="uploads",
-        times=1,
-    )
-    with pytest.raises(WeightctlError, match="changed"):
-        convert(source, f"{S3}/out/")
-    assert not [key for key in bucket if key.startswith("out")]
-
-
-def test_a_store_that_cannot_copy_gets_the_bytes(
-    s3: S3Server, bucket: Bucket, model: Path, expected: bytes
-) -> None:
-    source = put_files(s3, model, "model")
-    s3.inject(
-        Answer(501, "NotImplemented"), "PUT", when=lambda each: "x-amz-copy-source" in each.headers
-    )
-    convert(f"{source}/model.safetensors", f"{S3}/out.safetensors")
-    assert bucket["out.safetensors"] == expected
 
 
 def test_a_bucket_is_not_a_place_for_an_output(s3: S3Server, model: Path) -> None:

@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "convert": "weightctl.cli.convert:app",
     "shard": "weightctl.cli.shard:app",
     "verify": "weightctl.cli.verify:app",
+    "tasks": "weightctl.cli.tasks:app",
 }
 
 

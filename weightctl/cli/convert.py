@@ -36,6 +36,7 @@ from weightctl.cli.options import (
     section,
 )
 from weightctl.cli.outline import outline
+from weightctl.cli.planned import plan_conversion
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import (
@@ -51,15 +52,12 @@ from weightctl.cli.report import (
     write_report,
 )
 from weightctl.errors import ConversionError, OutputError
-from weightctl.plan.cast import TypeRule
-from weightctl.plan.metadata import Setting
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
-from weightctl.write.convert import convert as plan_conversion
 from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.targets import STDOUT
 
@@ -303,33 +301,7 @@ def convert(
     interrupted run, run the same command again.
     """
     del anonymous  # its callback does all
-    conversion = plan_conversion(
-        path,
-        out,
-        dtype=dtype,
-        quant=quant,
-        tensor_types=[TypeRule.parse(each) for each in tensor_types or ()],
-        imatrix=imatrix,
-        nonfinite=nonfinite,
-        allow_requantize=allow_requantize,
-        fallback=not no_fallback,
-        names=names,
-        weights_only=weights_only,
-        rename=renamings or None,
-        include=include or (),
-        exclude=exclude or (),
-        metadata=[Setting.parse(each) for each in settings or ()],
-        unset=unset or (),
-        max_shard_size=max_shard_size,
-        align=alignment,
-        to=to,
-        source_format=source,
-        partial=partial,
-        private=private,
-        pr=pull_request,
-        memory=memory,
-        dry_run=True,
-    )
+    conversion = plan_conversion(dict(locals()))
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force, on=on)

@@ -72,6 +72,8 @@ def _list_sections(
     options: dict[str, list[tuple[str, str]]] = {}
     general: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
+        if getattr(param, "hidden", False):
+            continue
         if param.param_type_name == "argument":
             arguments.append((argument_name(param).strip("[]"), _describe(param, ctx)))
             continue

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,21 +23,18 @@ from weightctl.cli.options import (
     exit_codes,
     locate,
 )
+from weightctl.cli.planned import plan_shards, require_out
 from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import note, show_lines, show_table, show_text
 from weightctl.cli.report import note_when_stopped, planned_resumption
 from weightctl.cli.shares import document, share_rows, summary
 from weightctl.errors import ConversionError
-from weightctl.formats import format_by_suffix
 from weightctl.formats.open.opening import open_weights
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
-from weightctl.split import Grid
 from weightctl.weights.tree import header_of
 from weightctl.write.executors.worker import DEFAULT_TASK
-from weightctl.write.shard import shard as write_shards
-from weightctl.write.targets import is_stream, stream_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,8 +47,6 @@ __all__ = ["app"]
 _CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"
-# More than any cluster has. Each rank has at least one file.
-_MOST = 65_536
 
 app = typer.Typer(add_completion=False)
 
@@ -196,13 +189,14 @@ def shard(
     To resume an interrupted run, run the same command again.
     """
     del anonymous  # its callback does all
+    options = dict(locals())
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
         given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
         _refuse(given, "--gather", "it reads from the manifest how the tensors are split")
         gather_into(
             path,
-            _require_out(out, "--gather DIR OUT"),
+            require_out(out, "--gather DIR OUT"),
             to,
             force=force,
             dry_run=dry_run,
@@ -219,20 +213,8 @@ def shard(
         found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
         show_possible(path, found, as_json=as_json)
         return
-    grid = _grid(axes)
-    target = _directory(_require_out(out, "MODEL OUT --tp N"))
-    sharded = write_shards(
-        path,
-        target,
-        tp=grid.tp,
-        ep=grid.ep,
-        pp=grid.pp,
-        rules=rules,
-        layout=(layout or RankFileLayout.RANKS).value,
-        to=to,
-        source_format=source,
-        dry_run=True,
-    )
+    sharded = plan_shards(options)
+    target = require_out(out, "MODEL OUT --tp N")
     for text in () if quiet else sharded.notes:
         note(text)
     if not dry_run:
@@ -279,48 +261,3 @@ def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
         raise ConversionError(
             f"{action} cannot be combined with {options}: {why}", hint=f"remove {options}"
         )
-
-
-def _require_out(out: str | None, usage: str) -> str:
-    if not out:
-        raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
-    return out
-
-
-def _directory(out: str) -> str:
-    """Return a path that names a directory; raises `ConversionError` for another."""
-    if is_stream(out):
-        raise ConversionError(
-            f"{stream_name(out)} accepts one file, but a sharded checkpoint has several files",
-            hint="use the path of a directory",
-        )
-    if format_by_suffix(out) and not os.path.isdir(out):
-        raise ConversionError(
-            f"{out} has the suffix of a file, but a sharded checkpoint is a directory",
-            hint="to create a directory of that name, end the path with a slash",
-        )
-    return out
-
-
-def _grid(axes: Mapping[str, str | int | None]) -> Grid:
-    """Return the grid of ranks; raises `ConversionError` if there are none or too many."""
-    if all(value is None for value in axes.values()):
-        raise ConversionError(
-            "the number of ranks is missing",
-            hint="use --tp N to split layers, --ep N to distribute experts, --pp N for pipeline "
-            "stages; --tp auto lists which N work",
-        )
-    numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
-    for name, text in numbers.items():
-        if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
-            more = ", or auto" if name == "--tp" else ""
-            raise ConversionError(
-                f"{name} {text} is not a number of ranks",
-                hint=f"use an integer of at least 1{more}",
-            )
-    grid = Grid(*map(int, numbers.values()))
-    if grid.ranks > _MOST:
-        raise ConversionError(
-            f"{grid.ranks:,} ranks are too many", hint=f"use at most {_MOST:,} ranks"
-        )
-    return grid

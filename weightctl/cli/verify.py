@@ -13,7 +13,17 @@ import typer
 
 from weightctl.cli.completion import complete_checks, complete_devices
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import Anonymous, From, Json, Path, examples, exit_codes, locate, section
+from weightctl.cli.options import (
+    Anonymous,
+    From,
+    Json,
+    Path,
+    TaskSize,
+    examples,
+    exit_codes,
+    locate,
+    section,
+)
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
@@ -29,6 +39,7 @@ from weightctl.verify.report import check_targets, write
 from weightctl.verify.report.json_document import make_document
 from weightctl.verify.request import Request, Subject
 from weightctl.weights.tree import header_of
+from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,6 +194,16 @@ def verify(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
     source: From = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXECUTOR",
+            help="Have workers read the values for the checks structure, finite and values: "
+            "processes:N for N processes on this machine, or dask://HOST:PORT for the workers of a "
+            "Dask cluster.",
+        ),
+    ] = None,
+    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
     anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Annotated[
@@ -219,7 +240,13 @@ def verify(
     if reports:
         check_targets(reports, _inputs(request), force=force)
     with stages_bar(quiet=quiet) as progress:
-        report = verified(replace(request, progress=progress), checks or None, skip or ())
+        report = verified(
+            replace(request, progress=progress),
+            checks or None,
+            skip or (),
+            on=on,
+            task_size=task_size,
+        )
     if reports:
         write(reports, report, force=force)
     _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)

@@ -54,7 +54,9 @@ class Encoding(NamedTuple):
     that mostly has this encoding (llama.h, `llama_ftype`). `fallback` replaces it if the row is not
     divisible into blocks (llama-quant.cpp, `tensor_type_fallback`); if that does not fit either,
     F16 does. If it `takes_importance`, ggml uses importance weights when it encodes blocks
-    (ggml-quants.c). `scales` are the fields of a block that scale its values. `significand` is the
+    (ggml-quants.c). `encode_ns` is the time in nanoseconds in which one core encodes a value,
+    without and with importance, as measured by `tests/bench/kernels.py`; it is used only to
+    estimate times. `scales` are the fields of a block that scale its values. `significand` is the
     number of significand bits of plain floats, including the implicit one. Encodings without
     `holds_weights` are for scales, or for values that have separate scales.
     """
@@ -68,6 +70,7 @@ class Encoding(NamedTuple):
     file_type: int | None = None
     fallback: str = ""
     takes_importance: bool = False
+    encode_ns: tuple[float, float] = (1.0, 1.0)
     scales: tuple[BlockScale, ...] = ()
     significand: int | None = None
     holds_weights: bool = True
@@ -188,36 +191,41 @@ _TABLE = (
     Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41}, scales=_SCALE),
     Encoding("Q2_0", 64, 18, "H16B", {"gguf": 42}, scales=_SCALE),
     Encoding("Q4_0", 32, 18, "H16B", {"gguf": 2},
-        file_type=2, codec=_CODECS + "symmetric:Q4_0", takes_importance=True, scales=_SCALE),
+        file_type=2, codec=_CODECS + "symmetric:Q4_0", takes_importance=True,
+        encode_ns=(0.8, 5.5), scales=_SCALE),
     Encoding("Q4_1", 32, 20, "2H16B", {"gguf": 3},
-        file_type=3, codec=_CODECS + "affine:Q4_1", takes_importance=True,
+        file_type=3, codec=_CODECS + "affine:Q4_1", takes_importance=True, encode_ns=(1.0, 14.1),
         scales=_SCALE_AND_MINIMUM),
     Encoding("Q5_0", 32, 22, "HI16B", {"gguf": 6},
-        file_type=8, codec=_CODECS + "symmetric:Q5_0", takes_importance=True, scales=_SCALE),
+        file_type=8, codec=_CODECS + "symmetric:Q5_0", takes_importance=True,
+        encode_ns=(0.9, 5.7), scales=_SCALE),
     Encoding("Q5_1", 32, 24, "2HI16B", {"gguf": 7},
-        file_type=9, codec=_CODECS + "affine:Q5_1", takes_importance=True,
+        file_type=9, codec=_CODECS + "affine:Q5_1", takes_importance=True, encode_ns=(1.0, 14.3),
         scales=_SCALE_AND_MINIMUM),
     Encoding("Q8_0", 32, 34, "H32B", {"gguf": 8},
         file_type=7, codec=_CODECS + "q8_0:Q8_0", scales=_POSITIVE),
     Encoding("Q8_1", 32, 36, "2H32B", {"gguf": 9}, scales=_POSITIVE),
     Encoding("Q2_K", 256, 84, "80B2H", {"gguf": 10},
         file_type=10, codec=_CODECS + "q2_k:Q2_K", fallback="Q4_0", takes_importance=True,
+        encode_ns=(6.4, 14.8),
         scales=(
             BlockScale("scale", 80, is_positive=True), BlockScale("minimum", 82, is_added=True),
         )),
     Encoding("Q3_K", 256, 110, "108BH", {"gguf": 11},
         file_type=12, codec=_CODECS + "q3_k:Q3_K", fallback="Q4_0", takes_importance=True,
+        encode_ns=(3.5, 5.4),
         scales=(BlockScale("scale", 108),)),
     Encoding("Q4_K", 256, 144, "2H140B", {"gguf": 12},
         file_type=14, codec=_CODECS + "scales_and_mins:Q4_K", fallback="Q5_0",
-        takes_importance=True,
+        takes_importance=True, encode_ns=(7.1, 11.8),
         scales=_SCALE_AND_MINIMUM),
     Encoding("Q5_K", 256, 176, "2H172B", {"gguf": 13},
         file_type=16, codec=_CODECS + "scales_and_mins:Q5_K", fallback="Q5_1",
-        takes_importance=True,
+        takes_importance=True, encode_ns=(6.0, 12.0),
         scales=_SCALE_AND_MINIMUM),
     Encoding("Q6_K", 256, 210, "208BH", {"gguf": 14},
         file_type=18, codec=_CODECS + "q6_k:Q6_K", fallback="Q8_0", takes_importance=True,
+        encode_ns=(4.8, 4.9),
         scales=(BlockScale("scale", 208),)),
     Encoding("Q8_K", 256, 292, "I256B16H", {"gguf": 15}, scales=(BlockScale("scale", 0, "f32"),)),
     Encoding("IQ1_S", 256, 50, "H32B8H", {"gguf": 19}, fallback="IQ4_NL", scales=_SCALE),
@@ -229,20 +237,24 @@ _TABLE = (
     Encoding("IQ3_XXS", 256, 98, "H64B8I", {"gguf": 18}, fallback="IQ4_NL", scales=_SCALE),
     Encoding("IQ3_S", 256, 110, "H108B", {"gguf": 21}, fallback="IQ4_NL", scales=_SCALE),
     Encoding("IQ4_NL", 32, 18, "H16B", {"gguf": 20},
-        file_type=25, codec=_CODECS + "codebook:IQ4_NL", takes_importance=True, scales=_SCALE),
+        file_type=25, codec=_CODECS + "codebook:IQ4_NL", takes_importance=True,
+        encode_ns=(4.5, 4.8), scales=_SCALE),
     Encoding("IQ4_XS", 256, 136, "2H132B", {"gguf": 23},
         file_type=30, codec=_CODECS + "codebook:IQ4_XS", fallback="IQ4_NL", takes_importance=True,
+        encode_ns=(4.9, 5.1),
         scales=_SCALE),
     Encoding("TQ1_0", 256, 54, "52BH", {"gguf": 34},
         file_type=36, codec=_CODECS + "ternary:TQ1_0", fallback="Q4_0",
-        scales=(BlockScale("scale", 52, is_positive=True),)),
+        encode_ns=(1.5, 1.5), scales=(BlockScale("scale", 52, is_positive=True),)),
     Encoding("TQ2_0", 256, 66, "64BH", {"gguf": 35},
         file_type=37, codec=_CODECS + "ternary:TQ2_0", fallback="Q4_0",
-        scales=(BlockScale("scale", 64, is_positive=True),)),
+        encode_ns=(1.4, 1.4), scales=(BlockScale("scale", 64, is_positive=True),)),
     Encoding("MXFP4", 32, 17, "17B", {"gguf": 39},
-        file_type=38, codec=_CODECS + "e2m1:MXFP4", scales=(BlockScale("exponent", 0, "e8m0"),)),
+        file_type=38, codec=_CODECS + "e2m1:MXFP4",
+        encode_ns=(1.8, 1.8), scales=(BlockScale("exponent", 0, "e8m0"),)),
     Encoding("NVFP4", 64, 36, "36B", {"gguf": 40},
-        file_type=39, codec=_CODECS + "e2m1:NVFP4", scales=(BlockScale("scale", 0, "ue4m3",
+        file_type=39, codec=_CODECS + "e2m1:NVFP4",
+        encode_ns=(3.6, 3.6), scales=(BlockScale("scale", 0, "ue4m3",
         width=4),)),
 )
 # fmt: on

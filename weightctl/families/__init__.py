@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "RecognizedModel", "recognize"]
 
-# A family is a line here, its name and the `Family`, and two modules: `families/llama.py` has the
-# names of its tensors, the keys of its config and the config's class, `nn/models/llama.py` the
-# `Network` that runs it. Nothing else knows of it.
+# A family is a line here, its name and the `Family`, and a module: `families/llama.py` has the
+# names of its tensors, the keys of its config, and the blocks that it is made of. Nothing else
+# knows of it. Those that came later stand behind the first ten, in the order of their names.
 FAMILIES: dict[str, str] = {
     "llama": "weightctl.families.llama:FAMILY",
     "bert": "weightctl.families.bert:FAMILY",
@@ -26,6 +26,32 @@ FAMILIES: dict[str, str] = {
     "phi3": "weightctl.families.phi3:FAMILY",
     "mixtral": "weightctl.families.mixtral:FAMILY",
     "qwen3moe": "weightctl.families.qwen3moe:FAMILY",
+    "arcee": "weightctl.families.arcee:FAMILY",
+    "bloom": "weightctl.families.bloom:FAMILY",
+    "cohere": "weightctl.families.cohere:FAMILY",
+    "dots1": "weightctl.families.dots1:FAMILY",
+    "ernie4_5": "weightctl.families.ernie4_5:FAMILY",
+    "falcon": "weightctl.families.falcon:FAMILY",
+    "gemma": "weightctl.families.gemma:FAMILY",
+    "glm4": "weightctl.families.glm4:FAMILY",
+    "gptj": "weightctl.families.gptj:FAMILY",
+    "gptneox": "weightctl.families.gptneox:FAMILY",
+    "granite": "weightctl.families.granite:FAMILY",
+    "granitemoe": "weightctl.families.granitemoe:FAMILY",
+    "jais2": "weightctl.families.jais2:FAMILY",
+    "mpt": "weightctl.families.mpt:FAMILY",
+    "nemotron": "weightctl.families.nemotron:FAMILY",
+    "olmo": "weightctl.families.olmo:FAMILY",
+    "olmo2": "weightctl.families.olmo2:FAMILY",
+    "olmo3": "weightctl.families.olmo3:FAMILY",
+    "olmoe": "weightctl.families.olmoe:FAMILY",
+    "phi2": "weightctl.families.phi2:FAMILY",
+    "qwen2moe": "weightctl.families.qwen2moe:FAMILY",
+    "seed_oss": "weightctl.families.seed_oss:FAMILY",
+    "smollm3": "weightctl.families.smollm3:FAMILY",
+    "stablelm": "weightctl.families.stablelm:FAMILY",
+    "starcoder": "weightctl.families.starcoder:FAMILY",
+    "starcoder2": "weightctl.families.starcoder2:FAMILY",
 }
 
 _NAMES = {

@@ -1,55 +1,32 @@
-"""The changes of tensors between the two naming conventions, besides their names."""
+"""The changes of tensors between the two naming conventions, besides their names.
+
+Tensors that hold several parts are `families/fusions.py`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weightctl.families.row_orders import half_split_order, interleaved_order, invert
+
 if TYPE_CHECKING:
-    from weightctl.families.keys import Config
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
 __all__ = [
+    "MINUS_EXP",
     "PLUS_ONE",
     "TRANSPOSED",
     "Change",
+    "LeadingRows",
     "RopeRows",
-    "half_split_order",
-    "interleaved_order",
+    "Rows",
+    "Squeezed",
+    "TurnedHeads",
 ]
-
-
-@lru_cache(maxsize=64)  # a model has two, in all of its layers
-def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:
-    """Return which half-split row each row of an interleaved projection is: `new = old[order]`.
-
-    A rotary embedding turns numbers in pairs. In GGUF a pair's rows are neighbors; in Hugging
-    Face's naming convention the first rows of all pairs of a head stand before all the second ones.
-    Of each head the first `rotated` rows, all where not given, are in pairs; the others stay.
-    """
-    rotated = head_dim if rotated is None else rotated
-    half = rotated // 2
-    return tuple(
-        head * head_dim + (row % 2 * half + row // 2 if row < rotated else row)
-        for head in range(heads)
-        for row in range(head_dim)
-    )
-
-
-@lru_cache(maxsize=64)
-def half_split_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:
-    """Return which interleaved row each row of a half-split projection is: `new = old[order]`.
-
-    The inverse of `interleaved_order`.
-    """
-    rotated = head_dim if rotated is None else rotated
-    half = rotated // 2
-    return tuple(
-        head * head_dim + (row % half * 2 + row // half if row < rotated else row)
-        for head in range(heads)
-        for row in range(head_dim)
-    )
 
 
 class Change(Protocol):
@@ -58,6 +35,18 @@ class Change(Protocol):
     @property
     def is_of_rows(self) -> bool:
         """Whether whole rows change places, so that it can be done to blocks and biases too."""
+        ...
+
+    @property
+    def runs_as(self) -> NamingConvention | None:
+        """The convention whose form our modules have.
+
+        None if they compute with either, as a checkpoint has it.
+        """
+        ...
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return the fields of a config that say which form its tensors have."""
         ...
 
     def to_gguf(self, config: Config) -> Step:
@@ -83,6 +72,15 @@ class RopeRows:
     def is_of_rows(self) -> bool:
         """True."""
         return True
+
+    @property
+    def runs_as(self) -> None:
+        """None: attention rotates either pairs or halves."""
+        return None
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return whether pairs stand together."""
+        return {"rope_interleaved": convention == "gguf"}
 
     def to_gguf(self, config: Config) -> Step:
         """Return the step that puts pairs together."""
@@ -113,16 +111,77 @@ def _describe_rows(heads: int, how: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Transposed:
+class Rows:
+    """The rows stand in another order in Hugging Face's convention: `order` of those of GGUF.
+
+    Modules have them as GGUF does. `text` describes the order to users.
+    """
+
+    order: Callable[[Any], Sequence[int]]
+    text: str = "rows in another order"
+
+    @property
+    def is_of_rows(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """GGUF's."""
+        return "gguf"
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
+
+    def to_gguf(self, config: Config) -> Step:
+        """Return the step that undoes the order."""
+        from weightctl.weights.steps.rows import RowOrder
+
+        return RowOrder(invert(self.order(config)), self.text)
+
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the step that puts the rows into the order."""
+        from weightctl.weights.steps.rows import RowOrder
+
+        return RowOrder(tuple(self.order(config)), self.text)
+
+
+class _OfValues:
+    """What the changes have in common that change values or shapes, and are run as they are."""
+
+    __slots__ = ()
+
+    @property
+    def is_of_rows(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def runs_as(self) -> NamingConvention | None:
+        """Hugging Face's convention."""
+        return "hugging_face"
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed(_OfValues):
     """A matrix that stands (inputs, outputs) with Hugging Face's names, as GPT-2's `Conv1D` does.
 
     In GGUF it is (outputs, inputs). A vector is the same in both.
     """
 
     @property
-    def is_of_rows(self) -> bool:
-        """False."""
-        return False
+    def runs_as(self) -> None:
+        """None: a `Linear` multiplies by either."""
+        return None
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return whether matrices stand (inputs, outputs)."""
+        return {"transposed": convention == "hugging_face"}
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002  # as a `Change` has it
         """Return the step that turns the matrix."""
@@ -136,13 +195,17 @@ class _Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlusOne:
+class _PlusOne(_OfValues):
     """The weight of a norm that GGUF has as it multiplies, and Hugging Face's convention less 1."""
 
     @property
-    def is_of_rows(self) -> bool:
-        """False."""
-        return False
+    def runs_as(self) -> None:
+        """None: norms add what is missing."""
+        return None
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return what the weights of norms are stored less."""
+        return {"norm_offset": 1.0 if convention == "hugging_face" else 0.0}
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002  # as a `Change` has it
         """Return the step that adds 1."""
@@ -157,5 +220,103 @@ class _PlusOne:
         return Plus(-1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _MinusExp(_OfValues):
+    """The rates of a state space, `-exp(x)` in GGUF and `x` in Hugging Face's convention."""
+
+    def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that takes the exponential."""
+        from weightctl.weights.steps.numbers import MinusExp
+
+        return MinusExp()
+
+    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that takes the logarithm."""
+        from weightctl.weights.steps.numbers import LogOfMinus
+
+        return LogOfMinus()
+
+
+@dataclass(frozen=True, slots=True)
+class Squeezed(_OfValues):
+    """A tensor with a dimension of 1, `axis` of Hugging Face's shape, that GGUF leaves out."""
+
+    axis: int
+
+    def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that leaves it out."""
+        from weightctl.weights.steps.reshaped import WithoutAxis
+
+        return WithoutAxis(self.axis)
+
+    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that puts it in."""
+        from weightctl.weights.steps.reshaped import WithAxis
+
+        return WithAxis(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadingRows:
+    """A table whose first rows nothing looks up: GGUF leaves out `count` of them.
+
+    Hugging Face's convention has them, as zeros where they are made again. Modules are without.
+    """
+
+    count: Callable[[Any], int]
+
+    @property
+    def is_of_rows(self) -> bool:
+        """False: rows are made, too."""
+        return False
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """GGUF's."""
+        return "gguf"
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
+
+    def to_gguf(self, config: Config) -> Step:
+        """Return the step that leaves them out."""
+        from weightctl.weights.steps.rows import RowsFrom
+
+        return RowsFrom(self.count(config))
+
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the step that puts zeros there."""
+        from weightctl.weights.steps.rows import ZerosBefore
+
+        return ZerosBefore(self.count(config))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedHeads(_OfValues):
+    """A projection of each head by itself, which GGUF has as one tensor for each head.
+
+    Hugging Face's convention has the rows of all heads, one after the other, of one matrix; GGUF
+    has `[heads, rows, inputs]`, or `[heads, inputs, rows]` where `is_transposed`. `heads` is the
+    field of the config that counts them.
+    """
+
+    heads: str = "heads"
+    is_transposed: bool = False
+
+    def to_gguf(self, config: Config) -> Step:
+        """Return the step that takes the heads apart."""
+        from weightctl.weights.steps.reshaped import SplitHeads
+
+        return SplitHeads(getattr(config, self.heads), self.is_transposed)
+
+    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that puts the heads together."""
+        from weightctl.weights.steps.reshaped import JoinedHeads
+
+        return JoinedHeads(self.is_transposed)
+
+
 TRANSPOSED: Change = _Transposed()
 PLUS_ONE: Change = _PlusOne()
+MINUS_EXP: Change = _MinusExp()

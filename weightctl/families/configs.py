@@ -112,7 +112,7 @@ def _config(
                 hint="check that the config belongs to this model and is not damaged",
             ) from error
     try:
-        return Read(fields, family.make_config(family.checked(fields)))
+        return Read(fields, family.make_config(family.checked(fields), convention))
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
         raise ArchitectureError(f"{where}: {message}") from error

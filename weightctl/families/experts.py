@@ -7,46 +7,140 @@ Names and keys: transformers' `modeling_mixtral.py`, `modeling_qwen3_moe.py` and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Fusion, Name
-from weightctl.families.keys import Key
-from weightctl.families.kinds import WholeNumber
+from weightctl.families.decoder_keys import with_keys
+from weightctl.families.fusions import Fusion
+from weightctl.families.keys import Key, quotient, same
+from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, Real, WholeNumber
+from weightctl.families.layers import ONES, from_layer
+from weightctl.families.lines import line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
+    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["check_experts", "expert_forms", "expert_keys", "expert_names"]
+__all__ = [
+    "EXPERT_WIDTH",
+    "GROUP_KEYS",
+    "LEADING_DENSE_KEYS",
+    "SHARED_COUNT_KEYS",
+    "SHARED_WIDTH",
+    "SIGMOID_KEYS",
+    "checking_experts",
+    "expert_forms",
+    "expert_keys",
+    "expert_lines",
+    "find_shared_heads",
+]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
+_PARTS = ("gate", "up", "down")
+# The field of a config that says which layers have experts, where some have an MLP instead.
+_SPARSE = "sparse_layers"
 
 # llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
 _EXPERTS = WholeNumber(1, 1024)
-_MOST = 1 << 15
+_MOST = 1 << 16
 
 
-def expert_names(
-    names: Sequence[Name], mlp: str, *, gate: str, up: str, down: str
+EXPERT_WIDTH = Key(
+    field="expert_intermediate",
+    kind=SIZE,
+    gguf_default=quotient("intermediate", "experts_used"),
+    gguf="{arch}.expert_feed_forward_length",
+    hugging_face="moe_intermediate_size",
+)
+# Of what all positions pass through beside the experts.
+SHARED_WIDTH = Key(
+    field="shared_intermediate",
+    kind=SIZE,
+    gguf_default=same("intermediate"),
+    gguf="{arch}.expert_shared_feed_forward_length",
+    hugging_face="shared_intermediate_size",
+)
+
+
+_FACTOR = Real(0, 1e9)
+
+# Of routers that score each expert by itself, as DeepSeek-V3's do.
+SIGMOID_KEYS = (
+    EXPERT_WIDTH,
+    Key(field="router_gating", kind=Exactly(2, "other routers are not supported"), gguf_default=2,
+        gguf="{arch}.expert_gating_func", written=True),
+    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
+        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
+    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
+)  # fmt: skip
+# The experts are in groups, of which some are used.
+GROUP_KEYS = (
+    Key(field="expert_groups", kind=_EXPERTS, default=1, gguf_default=1,
+        gguf="{arch}.expert_group_count", hugging_face="n_group"),
+    Key(field="expert_groups_used", kind=_EXPERTS, default=1, gguf_default=1,
+        gguf="{arch}.expert_group_used_count", hugging_face="topk_group"),
+)  # fmt: skip
+# The first layers have an MLP in place of experts.
+LEADING_DENSE_KEYS = (
+    Key(field="dense_first", kind=WholeNumber(0, LAYERS.most), default=0, gguf_default=0,
+        gguf="{arch}.leading_dense_block_count", hugging_face="first_k_dense_replace",
+        written=True),
+    Key(field=_SPARSE, kind=ONES, default=from_layer("dense_first"),
+        gguf_default=from_layer("dense_first")),
+)  # fmt: skip
+
+
+def _shared_width(fields: Fields) -> int:
+    return int(fields["expert_intermediate"] * fields["shared_count"])
+
+
+# What all positions pass through is as wide as some experts.
+SHARED_COUNT_KEYS = (
+    Key(field="shared_count", kind=WholeNumber(0, 1024), default=0, gguf_default=0,
+        gguf="{arch}.expert_shared_count", hugging_face="n_shared_experts", written=True),
+    Key(field="shared_intermediate", kind=SIZE, default=_shared_width,
+        gguf_default=_shared_width),
+)  # fmt: skip
+
+
+def expert_lines(
+    names: tuple[Name, ...],
+    mlp: str = "mlp.",
+    *,
+    parts: tuple[str | None, str | None, str | None] = ("gate_proj", "up_proj", "down_proj"),
+    more: Mapping[str, str | Mapping[str, Any]] | None = None,
+    dense: bool = False,
 ) -> tuple[Name, ...]:
     """Return the lines of a family with those of experts in the place of those of its MLPs.
 
-    `mlp` begins the names at Hugging Face, where an expert's parts are `gate`, `up` and `down`.
+    `mlp` begins their names in a layer at Hugging Face, where `parts` are an expert's gate, up and
+    down, None for one that a fusion has. `more` are further roles, each with the rest of its name,
+    or the fields of its line that are not usual. With `dense` some layers have an MLP in place of
+    experts: all but the config's `sparse_layers`.
     """
-    lines = [Name(module=_MLP + "router", gguf="blk.{}.ffn_gate_inp", hugging_face=mlp + "gate",
-                  is_float32=True)]  # fmt: skip
-    lines += [
-        Name(
-            module=_EXPERT + part,
-            gguf=f"blk.{{}}.ffn_{part}_exps",
-            hugging_face=f"{mlp}experts.{{expert}}.{name}",
-        )
-        for part, name in {"gate": gate, "up": up, "down": down}.items()
-    ]
+    condition = (_SPARSE,) if dense else ()
+    layer = f"model.layers.{{}}.{mlp}"
+    roles: dict[str, str | Mapping[str, Any]] = {"mlp.router": "gate"}
+    for part, name in zip(_PARTS, parts, strict=True):
+        full = None if name is None else f"experts.{{expert}}.{name}"
+        roles[f"mlp.experts.{{expert}}.{part}"] = {"hugging_face": full}
+    added: list[Name] = []
+    for role, given in {**roles, **(more or {})}.items():
+        fields = {"hugging_face": given} if isinstance(given, str) else dict(given)
+        if fields.get("hugging_face") is not None:
+            fields["hugging_face"] = layer + fields["hugging_face"]
+        made = line(role, **fields)
+        added.append(replace(made, when=(*condition, *made.when)))
     place = next(place for place, name in enumerate(names) if name.module.startswith(_MLP))
-    kept = [name for name in names if not name.module.startswith(_MLP)]
-    return (*kept[:place], *lines, *kept[place:])
+    kept = [
+        replace(name, unless=_SPARSE) if name.module.startswith(_MLP) else name
+        for name in names
+        if dense or not name.module.startswith(_MLP)
+    ]
+    return (*kept[:place], *added, *kept[place:])
 
 
 def expert_forms() -> tuple[Fusion, ...]:
@@ -55,30 +149,25 @@ def expert_forms() -> tuple[Fusion, ...]:
     transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
     default; the first GGUFs of mixtures had each expert by itself.
     """
-    in_memory, gate, up, down = "model.layers.{}.mlp.", "gate", "up", "down"
-    width = "expert_intermediate"
+    in_memory, gate, up, down = "model.layers.{}.mlp.", *_PARTS
     fused = [
         Fusion(convention="hugging_face", name=in_memory + "experts.gate_up_proj",
-               parts=(_EXPERT + gate, _EXPERT + up), rows=_rows(width, width), of_experts=True),
+               parts=(_EXPERT + gate, _EXPERT + up), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "experts.down_proj",
-               parts=(_EXPERT + down,), rows=_rows("hidden"), of_experts=True),
+               parts=(_EXPERT + down,), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "gate.weight",
-               parts=(_MLP + "router",), rows=_rows("experts")),
+               parts=(_MLP + "router",)),
     ]  # fmt: skip
     apart = [
         Fusion(convention="gguf", name=f"blk.{{}}.ffn_{part}.{{expert}}.weight",
-               parts=(_EXPERT + part,), rows=_rows(rows))
-        for part, rows in {gate: width, up: width, down: "hidden"}.items()
+               parts=(_EXPERT + part,))
+        for part in _PARTS
     ]  # fmt: skip
     return (*fused, *apart)
 
 
-def _rows(*fields: str) -> Callable[[Any], list[int]]:
-    return lambda config: [getattr(config, field) for field in fields]
-
-
 def expert_keys(
-    keys: Sequence[Key], count: str, *more: Key, experts: int, used: int
+    keys: tuple[Key, ...], count: str, *more: Key, experts: int, used: int
 ) -> tuple[Key, ...]:
     """Return the keys of a family with those of experts, and `more`, in the place of its own.
 
@@ -89,17 +178,33 @@ def expert_keys(
             hugging_face=count),
         Key(field="experts_used", kind=_EXPERTS, default=used, gguf="{arch}.expert_used_count",
             hugging_face="num_experts_per_tok"),
-        # Of which llama.cpp takes some for each position.
-        Key(field="expert_groups", kind=WholeNumber(0, 1), gguf_default=0,
-            gguf="{arch}.expert_group_count", written=False),
-        *more,
     )  # fmt: skip
-    replaced = {key.field for key in added}
-    return (*(key for key in keys if key.field not in replaced), *added)
+    if not any(key.field == "expert_groups" for key in more):
+        # Of groups llama.cpp takes some for each position.
+        more = (*more, Key(field="single_group", kind=WholeNumber(0, 1), gguf_default=0,
+                           gguf="{arch}.expert_group_count", written=False))  # fmt: skip
+    others = [key for key in keys if key.field != "experts"]
+    return with_keys((*others, *added), *more)
 
 
-def check_experts(fields: Fields) -> None:
-    """Raise `ValueError` for more experts than one can use, or there are."""
+def find_shared_heads(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model that has fewer KV heads than query heads."""
+    if fields["kv_heads"] == fields["heads"]:
+        return None
+    return f"{fields['heads']} query heads share {fields['kv_heads']} KV heads"
+
+
+def checking_experts(checked: Callable[[Fields], Fields]) -> Callable[[Fields], Fields]:
+    """Return a family's `checked` that refuses more experts than one can use, too."""
+
+    def check(fields: Fields) -> Fields:
+        _check_experts(fields)
+        return checked(fields)
+
+    return check
+
+
+def _check_experts(fields: Fields) -> None:
     count, used, layers = fields["experts"], fields["experts_used"], fields["layers"]
     if used > count:
         raise ValueError(f"{used} experts per token are not possible with {count} experts")

@@ -5,23 +5,52 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weightctl.system.registry import load
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
     from weightctl.families.changes import Change
+    from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Family", "Fusion", "ModelType", "Name", "TensorNames", "layer_part", "qkv_form"]
+__all__ = [
+    "Extent",
+    "Family",
+    "ModelType",
+    "Name",
+    "TensorNames",
+    "WeightAxes",
+    "at_layer",
+]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
+# The field of a config that leaves out what is a copy of the embedding.
+_TIED = "tied"
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+# What lies along an axis of a weight: a word of `families/parts.py`, or a field of the config that
+# has its size.
+Extent: TypeAlias = str
+
+
+class WeightAxes(NamedTuple):
+    """What lies along the axes of a part's weight: `outputs` one after the other, and `inputs`.
+
+    A vector has no inputs. `all_layers` need a part though it is of none.
+    """
+
+    outputs: tuple[Extent, ...]
+    inputs: tuple[Extent, ...] = ()
+    all_layers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,101 +59,78 @@ class Name:
 
     `{}` is the number of a layer, `{expert}` that of one of its experts; a naming convention whose
     name lacks the latter stacks all experts along a new first dimension. Each part has a tensor
-    `weight`, and one `bias` where `bias` is true or names a field of the config that is. If a
-    naming convention does not have the tensor, its name is None; `made` returns the numbers that
-    GGUF has in it, float32, where a config asks for some, and `add_fields` the fields of a config
-    with what such numbers say. The part is there where the field `when` is true, and not where
-    `unless` is; what a checkpoint still holds of it then is a copy of something. `change` says how
-    else the naming conventions differ. `is_float32` says that GGUF keeps it in float32, as it does
-    all vectors, whatever the rest is stored in.
+    `weight`, and one `bias` where `bias` is true or names a field of the config that is. `axes` are
+    those of the weight in our modules: its shape follows from them, and how it is cut.
+
+    If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
+    family may have it. `made` returns the numbers that GGUF has in it, float32, where a config asks
+    for some, and `add_fields` the fields of a config with what such numbers say. The part is there
+    where all fields `when` are true, and not where `unless` is; a field may have a value for each
+    layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of something.
+    `change` says how else the naming conventions differ. `is_float32` says that GGUF keeps it in
+    float32, as it does all vectors, whatever the rest is stored in. `ends` is what the name of its
+    weight ends in, in a naming convention where that is not `.weight`.
     """
 
     module: str
     gguf: str | None
     hugging_face: str | None
+    axes: WeightAxes
     bias: bool | str = False
-    when: str | None = None
+    when: tuple[str, ...] = ()
     unless: str | None = None
     change: Change | None = None
     is_float32: bool = False
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
+    ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
 
     @property
     def is_of_experts(self) -> bool:
         """Whether each expert of a layer has the part."""
         return _EXPERT in self.module
 
-    def is_in(self, config: Config) -> bool:
-        """Whether a model of this config has the part."""
-        wanted = self.when is None or getattr(config, self.when)
-        return bool(wanted and not (self.unless is not None and getattr(config, self.unless)))
+    @property
+    def is_of_layers(self) -> bool:
+        """Whether layers have the part, each of them one."""
+        return _NUMBER in self.module
+
+    def is_in(self, config: Config, layer: int = 0) -> bool:
+        """Whether a model of this config has the part, in a layer if it is of layers."""
+        wanted = all(at_layer(config, field, layer) for field in self.when)
+        return bool(wanted and not (self.unless and at_layer(config, self.unless, layer)))
 
     def kinds(self, config: Config) -> tuple[str, ...]:
         """Return which tensors the part has in a model of this config."""
         has_bias = getattr(config, self.bias) if isinstance(self.bias, str) else self.bias
         return ("weight", "bias") if has_bias else ("weight",)
 
+    def template(self, convention: NamingConvention) -> str | None:
+        """Return what a naming convention calls the part, None if it has no tensor for it."""
+        return self.gguf if convention == "gguf" else self.hugging_face
 
-def layer_part(
-    layer: str,
-    module: str,
-    gguf: str,
-    hugging_face: str,
-    *,
-    bias: bool | str = False,
-    change: Change | None = None,
-    is_float32: bool = False,
-) -> Name:
-    """Return the line of a part that every layer has; `layer` begins its names at Hugging Face."""
-    return Name(
-        module="layers.{}." + module,
-        gguf="blk.{}." + gguf,
-        hugging_face=layer + hugging_face,
-        bias=bias,
-        change=change,
-        is_float32=is_float32,
-    )
+    def tensor(
+        self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
+    ) -> str | None:
+        """Return the name of a tensor of the part, None if a convention does not have it."""
+        template = self.template(convention)
+        if template is None:
+            return None
+        end = self.ends.get(convention) if kind == "weight" else None
+        return template.format(layer, expert=expert) + (f".{kind}" if end is None else end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """Another form in which a checkpoint of a convention may hold some parts: all in one tensor.
-
-    `name` is that of the whole tensor, in which `{kind}` is `weight` or `bias`. Its first dimension
-    is that of the `parts`, names of ours, one after the other, `rows` of each; with `of_experts`
-    that is the second, and the first is the experts.
-    """
-
-    convention: NamingConvention
-    name: str
-    parts: tuple[str, ...]
-    rows: Callable[[Any], Sequence[int]]
-    of_experts: bool = False
-
-
-def qkv_form(rows: Callable[[Any], Sequence[int]] | None = None) -> Fusion:
-    """Return the form of GGUF in which queries, keys and values are in one tensor.
-
-    `rows` are those of each, where they do not follow from heads.
-    """
-
-    def of_heads(config: Any) -> Sequence[int]:
-        shared = config.kv_heads * config.head_dim
-        return (config.heads * config.head_dim, shared, shared)
-
-    return Fusion(
-        convention="gguf",
-        name="blk.{}.attn_qkv.{kind}",
-        parts=tuple(f"layers.{{}}.attention.{part}" for part in "qkv"),
-        rows=rows or of_heads,
-    )
+def at_layer(config: Any, field: str, layer: int) -> Any:
+    """Return what a field of a config says of a layer; it may have a value for each."""
+    value: Any = getattr(config, field)
+    return value[layer] if is_sequence(value) else value
 
 
 class TensorNames(NamedTuple):
     """One tensor of a model: its name to our modules and in either naming convention, and its line.
 
-    `layer` and `expert` are 0 where it is of none.
+    `layer` and `expert` are 0 where it is of none. Where checkpoints of a convention have it in one
+    tensor with other parts, the name there is that tensor's, and `fusions` say how.
     """
 
     module: str
@@ -134,6 +140,7 @@ class TensorNames(NamedTuple):
     kind: str = "weight"
     layer: int = 0
     expert: int = 0
+    fusions: Mapping[NamingConvention, Fusion] = _NOTHING
 
     def name(self, convention: NamingConvention) -> str | None:
         """Return its name in a naming convention, None if that does not have the tensor."""
@@ -141,8 +148,12 @@ class TensorNames(NamedTuple):
 
     def is_stacked(self, convention: NamingConvention) -> bool:
         """Whether a convention has it in one tensor with those of the layer's other experts."""
-        template = self.line.gguf if convention == "gguf" else self.line.hugging_face
-        return self.line.is_of_experts and template is not None and _EXPERT not in template
+        if not self.line.is_of_experts:
+            return False
+        if convention in self.fusions:
+            return self.fusions[convention].of_experts
+        template = self.line.template(convention)
+        return template is not None and _EXPERT not in template
 
     @property
     def change(self) -> Change | None:
@@ -181,31 +192,38 @@ class Family:
 
     `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
     same, `is_of` tells one by the metadata. `model_types` are config.json's, the usual one first.
-    `config` and `module` refer to the class of its configs and of the whole model. `prefix` is what
-    all names of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands
-    there in checkpoints of more than the model. `beside` are patterns of tensors in either naming
-    convention that belong to no part of the model, without the prefix. `spellings` are other words
-    for `weight` and `bias` at the end of names. `fusions` are other forms in which checkpoints may
-    have tensors, which we read and do not write. `keeps_window` says that llama.cpp knows of
-    sliding windows in this family, and `heads_fill_hidden` that it loads no models whose heads
-    together are wider or narrower than the hidden size. `standard` brings config.json into the form
-    that the keys are of. `checked` returns the fields that the lines gave as the config has them;
-    raises `ValueError` if they contradict each other.
+    `config` and `module` refer to the class of its configs and of the whole model; where `module`
+    is empty weightctl does not run its models, and does all else. `blocks` are fields of the config
+    that all models of the family have alike: what blocks it is made of. `prefix` is what all names
+    of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands there in
+    checkpoints of more than the model. `beside` are patterns of tensors in either naming convention
+    that belong to no part of the model, without the prefix. `spellings` are other words for
+    `weight` and `bias` at the end of names. `fusions` are tensors with several parts.
+    `keeps_window` says that llama.cpp knows of sliding windows in this family, and
+    `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
+    hidden size; `unloaded` returns why else it does not load a model with some fields.
+    `older` is what older versions of transformers call keys of rotary embeddings. `standard`
+    brings config.json into the form that the keys are of. `checked` returns
+    the fields that the lines gave as the config has them; raises `ValueError` if they contradict
+    each other.
     """
 
     name: str
     model_types: Mapping[str, ModelType]
-    config: str
-    module: str
-    prefix: str
     names: tuple[Name, ...]
     keys: tuple[Key, ...]
+    config: str = "weightctl.families.decoder:DecoderConfig"
+    module: str = "weightctl.nn.models.decoder:Decoder"
+    blocks: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    prefix: str = "model."
     other_prefixes: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
     heads_fill_hidden: bool = False
+    older: Mapping[str, str] = field(default_factory=dict[str, str])
+    unloaded: Callable[[Fields], str | None] | None = None
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
@@ -218,19 +236,20 @@ class Family:
 
     def tensors(self, config: Config) -> Iterator[TensorNames]:
         """Yield every tensor that a model of this config has, layer after layer."""
-        present = [line for line in self.names if line.is_in(config)]
-        for in_layers, group in groupby(present, lambda line: _NUMBER in line.module):
-            lines = list(group)
-            for number in range(config.layers if in_layers else 1):
-                for line in lines:
+        for of_layers, group in groupby(self.names, lambda line: line.is_of_layers):
+            lines = [(line, self._written_fusions(line)) for line in group]
+            for layer in range(config.layers if of_layers else 1):
+                for line, fusions in lines:
+                    if not line.is_in(config, layer):
+                        continue
                     for kind in line.kinds(config):
                         for expert in range(_experts(line, config)):
-                            yield _tensor(line, number, kind, expert)
+                            yield _tensor(line, layer, kind, expert, fusions)
 
     def copies(self, config: Config) -> Iterator[TensorNames]:
         """Yield the tensors that checkpoints of this config may hold as copies of others."""
         for line in self.names:
-            if line.unless is not None and getattr(config, line.unless):
+            if line.unless == _TIED and at_layer(config, _TIED, 0):
                 yield _tensor(line, 0, "weight")
 
     def plain(self, name: str) -> str:
@@ -244,12 +263,27 @@ class Family:
         """Whether a tensor belongs to no part of the model: a head for training, for one."""
         return any(re.fullmatch(pattern, name) for pattern in self.beside)
 
-    def make_config(self, fields: Mapping[str, Any]) -> Config:
-        """Return the family's config, a frozen dataclass, of those of these fields that it has."""
+    def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
+        """Return the family's config, a frozen dataclass, of those of these fields that it has.
+
+        Modules compute with tensors as a naming convention has them, which is in the config too.
+        """
         made = load(self.config)
         own = made.__dataclass_fields__
-        config: Config = made(**{name: value for name, value in fields.items() if name in own})
+        given = {**self.blocks, **fields}
+        for line in self.names:
+            if line.change is not None:
+                given |= line.change.fields(convention)
+        config: Config = made(**{name: value for name, value in given.items() if name in own})
         return config
+
+    def _written_fusions(self, line: Name) -> Mapping[NamingConvention, Fusion]:
+        """Return the fusions that conventions have in place of the part's own tensors."""
+        found: dict[NamingConvention, Fusion] = {}
+        for fusion in self.fusions:
+            if line.module in fusion.parts and line.template(fusion.convention) is None:
+                found.setdefault(fusion.convention, fusion)
+        return found or _NOTHING
 
 
 def _experts(line: Name, config: Any) -> int:
@@ -257,9 +291,18 @@ def _experts(line: Name, config: Any) -> int:
     return config.experts if line.is_of_experts else 1
 
 
-def _tensor(line: Name, number: int, kind: str, expert: int = 0) -> TensorNames:
-    def full(template: str | None) -> str | None:
-        return None if template is None else f"{template.format(number, expert=expert)}.{kind}"
+def _tensor(
+    line: Name,
+    layer: int,
+    kind: str,
+    expert: int = 0,
+    fusions: Mapping[NamingConvention, Fusion] = _NOTHING,
+) -> TensorNames:
+    def name(convention: NamingConvention) -> str | None:
+        if convention in fusions:
+            return fusions[convention].tensor(kind, layer, expert)
+        return line.tensor(convention, kind, layer, expert)
 
-    module = f"{line.module.format(number, expert=expert)}.{kind}"
-    return TensorNames(module, full(line.gguf), full(line.hugging_face), line, kind, number, expert)
+    module = f"{line.module.format(layer, expert=expert)}.{kind}"
+    gguf, hugging_face = name("gguf"), name("hugging_face")
+    return TensorNames(module, gguf, hugging_face, line, kind, layer, expert, fusions)

@@ -9,48 +9,37 @@ with a window, and has none of those where the metadata give no window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Family, ModelType, Name, qkv_form
+from weightctl.families.changes import PLUS_ONE
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import qkv_form
 from weightctl.families.gemma2 import (
-    EMBEDDING,
-    LAYER,
-    NORM,
+    BLOCKS,
+    GEMMA_KEYS,
+    GEMMA_LINES,
+    GEMMA_TYPE,
     ROPE,
     SCALING,
-    SIZES,
     SOFTCAP,
-    Gemma2Config,
-    consistent,
+    check_decoder,
     local_period,
     mark_windowed_layers,
-    norm_part,
     query_scalar,
 )
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
-from weightctl.families.rope_keys import standard as standard_rope
-from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
-from weightctl.text.untyped import is_list, is_object
+from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
+from weightctl.families.lines import adapt
+from weightctl.families.windowed_layers import LOCAL, WORDS
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "Gemma3Config"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3Config(Gemma2Config):
-    """The sizes of a gemma3, and which of its variations it has.
-
-    Layers with a window rotate by `local_rope_base`, and `rope_scaling` is none of theirs.
-    """
-
-    local_rope_base: float = 10000.0
-
+__all__ = ["FAMILY"]
 
 _LAYERS_OF_27B, _PERIOD, _WINDOW = 62, 6, 4096
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
@@ -72,15 +61,8 @@ def _mark_layers(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], fields["local_period"] if has_window else 1)
 
 
-def _of_global_layers(key: Key) -> Key:
-    """Return a line of rotations as that of the layers that see all positions."""
-    path = key.hugging_face.replace(f"{_ROPE}.", f"{_ROPE}.{GLOBAL}.")
-    default = _BASE if key.field == "rope_base" else key.default
-    return replace(key, hugging_face=path, default=default)
-
-
 _KEYS = (
-    *SIZES,
+    *GEMMA_KEYS,
     Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
         hugging_face="query_pre_attn_scalar"),
     Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_find_stated_window,
@@ -97,7 +79,7 @@ _KEYS = (
     Key(field="softcap", kind=OrNone(SOFTCAP, 0.0), default=None, gguf_default=None,
         gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
     Key(field="tied", kind=FLAG, default=True, hugging_face=_TIED, seen=IsAbsent("output.weight")),
-    *(_of_global_layers(key) for key in (*SCALING, *ROPE)),
+    *keys_of_global_layers((*SCALING, *ROPE), _BASE),
     Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,
         gguf_default=_LOCAL_BASE, gguf="{arch}.rope.freq_base_swa",
         hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
@@ -110,7 +92,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds = text.get(_TYPES)
     if kinds is None:
         kinds = _types(text)
-    found = {**text, _TYPES: kinds, _ROPE: _rope_of_layers(text)}
+    found = {**text, _TYPES: kinds, **rope_by_layer(text)}
     # A window that no layer has says nothing.
     has_window = not is_list(kinds) or LOCAL in kinds
     return found if has_window else {**found, "sliding_window": _WINDOW}
@@ -119,7 +101,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if document.get("model_type") != "gemma3":
         return document
-    text = _object(document, "text_config")
+    text = object_of(document, "text_config")
     # The head belongs to the whole model, and so does what says that it is tied.
     return {**text, _TIED: document[_TIED]} if _TIED in document else text
 
@@ -132,28 +114,8 @@ def _types(text: Mapping[str, Any]) -> list[str]:
     return WORDS.write(mark_windowed_layers(layers, period))
 
 
-def _rope_of_layers(text: Mapping[str, Any]) -> dict[str, Any]:
-    given = _object(text, _ROPE)
-    near = _object(given, LOCAL)
-    if near.get("rope_type", near.get("type", "default")) != "default":
-        raise ValueError(f"RoPE scaling of `{LOCAL}` layers is not supported")
-    far = {**_object(given, GLOBAL), **_object(text, "rope_scaling")}
-    base = near.get("rope_theta", text.get("rope_local_base_freq"))
-    flat = standard_rope({**text, _ROPE: far, "rope_scaling": None})
-    return {GLOBAL: flat[_ROPE], LOCAL: {"rope_theta": base}}
-
-
-def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Any = document.get(name)
-    if found is None:
-        return {}
-    if not is_object(found):
-        raise ValueError(f"`{name}` is not a JSON object")
-    return found
-
-
 def _check_fields(fields: Fields) -> Fields:
-    made = consistent(fields)
+    made = check_decoder(fields)
     if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
         # There llama.cpp would stretch those of layers with a window too, in part.
         raise ValueError("`yarn` scaling in a model with sliding window layers is not supported")
@@ -165,26 +127,20 @@ FAMILY = Family(
     model_types={
         "gemma3_text": ModelType(
             class_name="Gemma3ForCausalLM",
-            defaults={"vocabulary": 262208, "context": 131072},
+            defaults={**GEMMA_TYPE, "vocabulary": 262208, "context": 131072},
         ),
         "gemma3": ModelType(
             class_name="Gemma3ForConditionalGeneration",
-            defaults={"vocabulary": 262208, "context": 131072},
+            defaults={**GEMMA_TYPE, "vocabulary": 262208, "context": 131072},
         ),
     },
-    config="weightctl.families.gemma3:Gemma3Config",
-    module="weightctl.nn.models.gemma3:Gemma3",
+    blocks={**BLOCKS, "qk_norm": "head"},
     keeps_window=True,
-    prefix="model.",
     # What a multimodal model's text part is called: on the Hub, in memory, without a head.
     other_prefixes=("language_model.model.", "model.language_model.", "language_model."),
-    names=(
-        EMBEDDING,
-        *LAYER,
-        norm_part("attention.q_norm", "attn_q_norm", "self_attn.q_norm"),
-        norm_part("attention.k_norm", "attn_k_norm", "self_attn.k_norm"),
-        NORM,
-        Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
+    names=adapt(
+        GEMMA_LINES,
+        {"attention.q_norm": {"change": PLUS_ONE}, "attention.k_norm": {"change": PLUS_ONE}},
     ),
     keys=_KEYS,
     fusions=(qkv_form(),),

@@ -27,6 +27,7 @@ __all__ = [
     "Real",
     "Reals",
     "WholeNumber",
+    "WholeReal",
     "show_value",
     "show_values_apart",
 ]
@@ -103,6 +104,28 @@ class Real(NamedTuple):
         if isinstance(content, bool) or (isinstance(content, float) and not isfinite(content)):
             return False
         return self.least < content <= self.most or (self.is_closed and content == self.least)
+
+
+class WholeReal(NamedTuple):
+    """Whole numbers from `least` to `most`, which GGUF has as floats."""
+
+    least: int
+    most: int
+
+    def read(self, content: object) -> int:
+        """Return the number."""
+        if isinstance(content, float) and content.is_integer():
+            content = int(content)
+        return WholeNumber(*self).read(content)
+
+    @property
+    def gguf_type(self) -> str:
+        """`f32`."""
+        return "f32"
+
+    def write(self, value: Any) -> int:
+        """Return the number."""
+        return self.read(value)
 
 
 class Reals(NamedTuple):
@@ -241,7 +264,7 @@ CAUSAL = Exactly(True, "attention to later tokens is not supported")
 ACTIVATION = Choice({
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "relu": "relu",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "relu": "relu", "relu2": "relu2",
 })  # fmt: skip
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.parts import shape_of
+from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
 from weightctl.weights.derived import DerivedTensor, tensor_of
-from weightctl.weights.steps.rows import RowRange, StackedEntry
+from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
+from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import info_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from weightctl.families.family import Family, Fusion, TensorNames
+    from weightctl.families.family import Family, Name, TensorNames
+    from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, NamingConvention
-    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
@@ -47,28 +53,33 @@ def match(
     without a token are left out. Raises `ArchitectureError` if one is too small for that.
     """
     names = _Names(weights, family, convention)
-    fusions = list(_list_fused_parts(family, convention))
+    fusions = [each for each in family.fusions if each.convention == convention]
+    lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
     stored_as: dict[str, str] = {}
     for tensor in family.tensors(config):
         wanted = tensor.name(convention)
-        found = None if wanted is None else names.find(wanted)
+        is_alone = wanted is not None and convention not in tensor.fusions
+        found = names.find(wanted) if is_alone and wanted is not None else None
         try:
             if found is not None:
                 stored: ReadableTensor = tensor_of(source_of(weights), found)
                 if tensor.is_stacked(convention):
                     stored = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [stored])
-                tensors[tensor.module] = _without_padding(tensor, stored, config)
-                stored_as[tensor.module] = found
-                continue
-            fused = _part_of(tensor, names, fusions, config)
+            else:
+                fused = _part_of(tensor, names, fusions, lines, config)
+                if fused is None:
+                    missing.append(wanted or tensor.module)
+                    continue
+                stored, found = fused
         except ConversionError as error:
             raise ArchitectureError(f"{where}: {error.message}", hint=error.hint) from error
-        if fused is None:
-            missing.append(wanted or tensor.module)
-            continue
-        tensors[tensor.module], stored_as[tensor.module] = fused
+        with suppress(ConversionError):  # it has not the shape of its module either
+            form = module_form(tensor, convention)
+            stored = convert_form(tensor, stored, config, convention, form)
+        tensors[tensor.module] = _without_padding(tensor, stored, config)
+        stored_as[tensor.module] = found
     copies = {
         names.plain(each.name(convention) or ""): each.module for each in family.copies(config)
     }
@@ -113,39 +124,37 @@ class _Names:
         return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
 
 
-def _list_fused_parts(
-    family: Family, convention: NamingConvention
-) -> Iterator[tuple[Fusion, int, str]]:
-    """Yield the parts of all fusions, each with its number and name."""
-    for fusion in family.fusions:
-        if fusion.convention == convention:
-            for number, part in enumerate(fusion.parts):
-                yield fusion, number, part
-
-
 def _part_of(
     tensor: TensorNames,
     names: _Names,
-    fusions: list[tuple[Fusion, int, str]],
+    fusions: list[Fusion],
+    lines: Mapping[str, Name],
     config: Config,
 ) -> tuple[ReadableTensor, str] | None:
     """Return a part of a tensor that holds several, and that one's name; None if none does."""
-    for fusion, number, part in fusions:
-        if part != tensor.line.module:
+    for fusion in fusions:
+        if tensor.line.module not in fusion.parts:
             continue
-        found = names.find(fusion.name.format(tensor.layer, kind=tensor.kind, expert=tensor.expert))
+        found = names.find(fusion.tensor(tensor.kind, tensor.layer, tensor.expert))
         if found is None:
             continue
         whole: ReadableTensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
             whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
-        rows = list(fusion.rows(config))
-        first = sum(rows[:number])
+        if fusion.is_transposed(tensor.kind):
+            whole = DerivedTensor(tensor.module, Transposed(), [whole])
+        sizes = [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]
         rest = whole.info.shape[0] if whole.info.shape else 0
-        if sum(rows) != rest:
+        if sum(sizes) != rest:
             raise ConversionError(
-                f"`{found}` has {rest} rows, but its parts need {' + '.join(map(str, rows))}",
+                f"`{found}` has {rest} rows, but its parts need {' + '.join(map(str, sizes))}",
                 hint="check that the config belongs to this checkpoint",
             )
-        return DerivedTensor(tensor.module, RowRange(first, first + rows[number]), [whole]), found
+        number = fusion.parts.index(tensor.line.module)
+        first = sum(sizes[:number])
+        rows: Step = RowRange(first, first + sizes[number])
+        if fusion.order is not None:
+            order = invert(fusion.order(config))[first : first + sizes[number]]
+            rows = RowOrder(order, "rows of one part", rest)
+        return DerivedTensor(tensor.module, rows, [whole]), found
     return None

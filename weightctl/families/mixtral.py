@@ -5,47 +5,25 @@ To llama.cpp it is a llama that has an `expert_count`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.experts import checking_experts, expert_forms, expert_keys, expert_lines
 from weightctl.families.family import Family, ModelType
+from weightctl.families.keys import Key, same
+from weightctl.families.kinds import SIZE
 from weightctl.families.llama import FAMILY as LLAMA
-from weightctl.families.llama import LlamaConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY", "MixtralConfig"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(LlamaConfig):
-    """The sizes of a Mixtral; `intermediate` is that of one expert.
-
-    Each position goes through `experts_used` of the `experts` of a layer.
-    """
-
-    experts: int
-    experts_used: int
-
-    @property
-    def expert_intermediate(self) -> int:
-        """How wide an expert is."""
-        return self.intermediate
+__all__ = ["FAMILY"]
 
 
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")
     return count is not None and count.content != 0
-
-
-def _check_fields(fields: Fields) -> Fields:
-    check_experts(fields)
-    return LLAMA.checked(fields)
 
 
 FAMILY = Family(
@@ -65,15 +43,18 @@ FAMILY = Family(
             fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
         )
     },
-    config="weightctl.families.mixtral:MixtralConfig",
-    module="weightctl.nn.models.mixtral:Mixtral",
-    prefix=LLAMA.prefix,
-    names=expert_names(
-        LLAMA.names, "model.layers.{}.block_sparse_moe.", gate="w1", up="w3", down="w2"
+    names=expert_lines(LLAMA.names, "block_sparse_moe.", parts=("w1", "w3", "w2")),
+    keys=expert_keys(
+        LLAMA.keys,
+        "num_local_experts",
+        # The width of a layer is that of an expert.
+        Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
+            gguf_default=same("intermediate")),
+        experts=8,
+        used=2,
     ),
-    keys=expert_keys(LLAMA.keys, "num_local_experts", experts=8, used=2),
     beside=LLAMA.beside,
     fusions=(*LLAMA.fusions, *expert_forms()),
     standard=LLAMA.standard,
-    checked=_check_fields,
-)
+    checked=checking_experts(LLAMA.checked),
+)  # fmt: skip

@@ -7,6 +7,7 @@ Face calls the same roles.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weightctl.schemes.buffers import is_buffer
@@ -37,6 +38,8 @@ _PARTS = (
 )
 _LAYER = re.compile(r"blk\.(\d{1,9})(?!\d)")
 _NUMBERED = re.compile(r"(?:^|(?<=\.))([0-9]{1,9})\.")
+# Numbers between dots, of which no pattern below says anything.
+_NUMBERS = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 
 # Matrices that llama.cpp never quantizes (src/llama-quant.cpp, `tensor_allows_quantization`):
 # norms, routers, positions, token types, convolutions and the small ones of recurrent models, as
@@ -92,7 +95,7 @@ def is_matrix_weight(info: TensorInfo) -> bool:
     return (
         any(size > 1 for size in info.shape[:-1])
         and info.name.endswith(("weight", "_proj"))
-        and _KEPT.search(info.name) is None
+        and not _has_kept_name(_NUMBERS.sub("", info.name))
     )
 
 
@@ -104,5 +107,17 @@ def is_projection(info: TensorInfo) -> bool:
         and not name.endswith("bias")
         and not is_buffer(info)
         and role(name) not in {"token_embd", "output"}
-        and not any(pattern.search(name) for pattern in (_KEPT, _LOOKED_UP))
+        and not _has_kept_name(plain := _NUMBERS.sub("", name))
+        and not _is_looked_up(plain)
     )
+
+
+# A hundred thousand names differ in the numbers of layers and experts, and the patterns are slow.
+@lru_cache(maxsize=4096)
+def _has_kept_name(plain: str) -> bool:
+    return _KEPT.search(plain) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_looked_up(plain: str) -> bool:
+    return _LOOKED_UP.search(plain) is not None

@@ -2,61 +2,127 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families import FAMILIES
+from weightctl.families.model import ARCHITECTURE
 from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load
 from weightctl.text.folding import mask_numbers
 from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from weightctl.families.family import Family
+    from weightctl.families.family import Family, Name
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["describe_nearest"]
 
 _MOST = 4
+# Keys of config.json that say nothing of what a model computes.
+_ASIDE = {
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype",
+    "eos_token_id", "initializer_range", "max_window_layers", "model_type", "pad_token_id",
+    "pretraining_tp", "quantization_config", "rope_parameters", "rope_scaling", "rope_theta",
+    "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
 
 
 class _Likeness(NamedTuple):
     family: Family
     common: set[str]
     beyond: list[str]
+    unread: list[str]
 
 
-def describe_nearest(tensors: Iterable[TensorInfo], convention: NamingConvention) -> str:
+def describe_nearest(
+    tensors: Iterable[TensorInfo],
+    convention: NamingConvention,
+    document: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
+) -> str:
     """Say which known family has most kinds of tensors in common with these, and what it lacks.
 
-    Empty if no family has a third of them.
+    That is what tensors there are beyond its own, or which keys it does not read of config.json,
+    whose content is `document`, or of GGUF's `metadata`. Empty if no family has a third of the
+    tensors.
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
-    likenesses = [_likeness(load(reference), kinds, convention) for reference in FAMILIES.values()]
-    closest = max(likenesses, key=lambda each: len(each.common))
+    keys = _list_keys(document or {}, metadata or {})
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
+    likenesses = [_measure_likeness(family, kinds, convention, keys) for family in families]
+    closest = max(likenesses, key=lambda each: (len(each.common), -len(each.unread)))
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
     share = (
         f"the closest is {closest.family.name}: {len(closest.common)} of "
         f"the {len(kinds)} kinds of tensors in this model match it"
     )
-    if not closest.beyond:
-        return f"{share}, so perhaps only the config differs"
-    shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
-    return f"{share}, but not {shown}"
+    if closest.beyond:
+        shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
+        return f"{share}, but not {shown}"
+    if closest.unread:
+        shown = join_names([f"`{key}`" for key in closest.unread], _MOST)
+        return f"{share}, but it computes something else: it does not read {shown} of the config"
+    return f"{share}, and it reads all keys of the config" if keys[convention] else share
 
 
-def _likeness(family: Family, kinds: Iterable[str], convention: NamingConvention) -> _Likeness:
-    templates = (line.gguf if convention == "gguf" else line.hugging_face for line in family.names)
-    known = {
-        family.plain(f"{template.format('N', expert='N')}.{kind}")
-        for template in templates
-        if template is not None
+def _list_keys(
+    document: Mapping[str, Any], metadata: Mapping[str, MetadataValue]
+) -> dict[NamingConvention, list[str]]:
+    """Return the keys of either convention that may say what a model computes.
+
+    Those of GGUF are without the architecture.
+    """
+    architecture = f"{metadata[ARCHITECTURE].content}." if ARCHITECTURE in metadata else None
+    own = [key for key, value in document.items() if key not in _ASIDE and _says_something(value)]
+    in_gguf = [
+        key.removeprefix(architecture)
+        for key in metadata
+        if architecture is not None and key.startswith(architecture)
+    ]
+    return {"hugging_face": own, "gguf": in_gguf}
+
+
+def _says_something(value: object) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _measure_likeness(
+    family: Family,
+    kinds: Iterable[str],
+    convention: NamingConvention,
+    keys: Mapping[NamingConvention, list[str]],
+) -> _Likeness:
+    names = (
+        each
+        for line in family.names
         for kind in ("weight", "bias")
-    }
+        if (each := _name_kind(family, line, convention, kind)) is not None
+    )
+    known = set(names)
     by_kind = {kind: family.plain(kind) in known for kind in kinds}
     common = {kind for kind, is_known in by_kind.items() if is_known}
     beyond = [kind for kind, is_known in by_kind.items() if not is_known]
-    return _Likeness(family, common, beyond)
+    read = {
+        "gguf": {key.gguf.removeprefix("{arch}.") for key in family.keys},
+        "hugging_face": {key.hugging_face.partition(".")[0] for key in family.keys},
+    }
+    unread = [key for key in keys[convention] if key not in read[convention]]
+    return _Likeness(family, common, beyond, unread)
+
+
+def _name_kind(family: Family, line: Name, convention: NamingConvention, kind: str) -> str | None:
+    """Return the name of a line's tensor as kinds of tensors have it, with N for numbers."""
+    name = line.tensor(convention, kind, "N", "N")
+    if name is None:
+        written = (
+            each.tensor(kind, "N", "N")
+            for each in family.fusions
+            if each.convention == convention and line.module in each.parts
+        )
+        name = next(written, None)
+    return None if name is None else family.plain(name)

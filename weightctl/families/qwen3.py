@@ -6,33 +6,15 @@ Names and keys: transformers' `modeling_qwen3.py` and `configuration_qwen3.py`; 
 
 from __future__ import annotations
 
-from functools import partial
-
-from weightctl.families.family import Family, ModelType, Name, layer_part, qkv_form
-from weightctl.families.keys import Key, Present
+from weightctl.families.decoder_keys import BIASES, with_keys
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import qkv_form
+from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG
+from weightctl.families.lines import DECODER, adapt
 from weightctl.families.qwen2 import KEYS, check_fields, standard
 
 __all__ = ["FAMILY"]
-
-_part = partial(layer_part, "model.layers.{}.")
-
-_NAMES = (
-    Name(module="embedding", gguf="token_embd", hugging_face="model.embed_tokens"),
-    _part("attention_norm", "attn_norm", "input_layernorm", is_float32=True),
-    _part("attention.q", "attn_q", "self_attn.q_proj", bias="attention_bias"),
-    _part("attention.k", "attn_k", "self_attn.k_proj", bias="attention_bias"),
-    _part("attention.v", "attn_v", "self_attn.v_proj", bias="attention_bias"),
-    _part("attention.q_norm", "attn_q_norm", "self_attn.q_norm", is_float32=True),
-    _part("attention.k_norm", "attn_k_norm", "self_attn.k_norm", is_float32=True),
-    _part("attention.o", "attn_output", "self_attn.o_proj", bias="attention_output_bias"),
-    _part("mlp_norm", "ffn_norm", "post_attention_layernorm", is_float32=True),
-    _part("mlp.gate", "ffn_gate", "mlp.gate_proj"),
-    _part("mlp.up", "ffn_up", "mlp.up_proj"),
-    _part("mlp.down", "ffn_down", "mlp.down_proj"),
-    Name(module="norm", gguf="output_norm", hugging_face="model.norm", is_float32=True),
-    Name(module="output", gguf="output", hugging_face="lm_head", unless="tied"),
-)  # fmt: skip
 
 FAMILY = Family(
     name="qwen3",
@@ -48,15 +30,11 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.llama:LlamaConfig",
-    module="weightctl.nn.models.qwen3:Qwen3",
-    prefix="model.",
-    names=_NAMES,
-    keys=(
-        *KEYS,
-        Key(field="qk_norm", kind=FLAG, default=True, gguf_default=True),
-        Key(field="attention_bias", kind=FLAG, default=False, hugging_face="attention_bias",
-            seen=Present("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
+    blocks={"qk_norm": "head"},
+    names=adapt(DECODER, {"attention.q_norm": {}, "attention.k_norm": {}}),
+    keys=with_keys(
+        KEYS,
+        BIASES[0],
         # llama.cpp has no such biases.
         Key(field="attention_output_bias", kind=FLAG, default=False, gguf_default=False,
             hugging_face="attention_bias"),

@@ -6,14 +6,19 @@ Names and keys: transformers' `modeling_qwen3_moe.py` and `configuration_qwen3_m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.experts import check_experts, expert_forms, expert_keys, expert_names
+from weightctl.families.experts import (
+    EXPERT_WIDTH,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+)
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import Key, quotient
-from weightctl.families.kinds import FLAG, SIZE, Exactly
-from weightctl.families.llama import LlamaConfig
+from weightctl.families.keys import Key
+from weightctl.families.kinds import FLAG, Exactly
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
@@ -21,34 +26,15 @@ from weightctl.families.windowed_layers import WORDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "Qwen3MoeConfig"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig(LlamaConfig):
-    """The sizes of a Qwen3 with experts; each expert is `expert_intermediate` wide.
-
-    `intermediate` is what layers without experts would have. Each position goes through
-    `experts_used` of the `experts` of a layer, whose shares are those among themselves where
-    `experts_normalized`, else among all.
-    """
-
-    experts: int
-    experts_used: int
-    expert_intermediate: int
-    experts_normalized: bool
-
+__all__ = ["FAMILY"]
 
 _DENSE = "models in which some layers have no experts are not supported"
 
 _KEYS = expert_keys(
     QWEN3.keys,
     "num_experts",
-    Key(field="expert_intermediate", kind=SIZE, default=768,
-        gguf_default=quotient("intermediate", "experts_used"),
-        gguf="{arch}.expert_feed_forward_length", hugging_face="moe_intermediate_size"),
+    replace(EXPERT_WIDTH, default=768),
     # llama.cpp takes none for other models.
     Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=True,
         hugging_face="norm_topk_prob"),
@@ -73,11 +59,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _check_fields(fields: Fields) -> Fields:
-    check_experts(fields)
-    return QWEN3.checked(fields)
-
-
 FAMILY = Family(
     name="qwen3moe",
     model_types={
@@ -93,14 +74,10 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.qwen3moe:Qwen3MoeConfig",
-    module="weightctl.nn.models.qwen3moe:Qwen3Moe",
-    prefix=QWEN3.prefix,
-    names=expert_names(
-        QWEN3.names, "model.layers.{}.mlp.", gate="gate_proj", up="up_proj", down="down_proj"
-    ),
+    blocks=QWEN3.blocks,
+    names=expert_lines(QWEN3.names),
     keys=_KEYS,
     fusions=(*QWEN3.fusions, *expert_forms()),
     standard=_standard,
-    checked=_check_fields,
+    checked=checking_experts(QWEN3.checked),
 )

@@ -107,7 +107,7 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
     if not alike:
         known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
-        raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf"))
+        raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf", {}))
     named = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
     return (named or [family for family in alike if family.is_of is None])[0]
 
@@ -120,7 +120,7 @@ def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Fa
         known |= dict.fromkeys(family.model_types, family)
     if not isinstance(found, str) or found not in known:
         says = _says(f"`{MODEL_TYPE}`", found, where)
-        raise UnknownArchitectureError(says, hint=_hint(known, weights, "hugging_face"))
+        raise UnknownArchitectureError(says, hint=_hint(known, weights, "hugging_face", document))
     return known[found]
 
 
@@ -130,6 +130,12 @@ def _says(key: str, found: object, where: str) -> str:
     return f"{where}: {key} is {show_value(found)}, a model family that weightctl does not support"
 
 
-def _hint(known: Iterable[str], weights: Checkpoint, convention: NamingConvention) -> str:
-    near = describe_nearest(header_of(weights).tensors.values(), convention)
+def _hint(
+    known: Iterable[str],
+    weights: Checkpoint,
+    convention: NamingConvention,
+    document: Mapping[str, Any],
+) -> str:
+    header = header_of(weights)
+    near = describe_nearest(header.tensors.values(), convention, document, header.metadata)
     return "; ".join(filter(None, (f"supported families: {', '.join(known)}", near)))

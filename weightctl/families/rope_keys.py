@@ -14,10 +14,10 @@ from weightctl.families.rotations import LEAST, find_rotary_size
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
-__all__ = ["LONGROPE_KEYS", "ROPE_KEYS", "for_older", "standard"]
+__all__ = ["LONGROPE_KEYS", "ROPE_FACTORS", "ROPE_KEYS", "for_older", "standard", "standard_of"]
 
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
@@ -25,10 +25,13 @@ _LARGE = 1e12
 _POSITIVE = Real(LEAST, _LARGE, is_closed=True)
 
 
+# Where GGUF has the frequencies of llama3's scaling as a tensor.
+ROPE_FACTORS = Key(
+    field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")
+)
+
 # Those of `scaling.` are put together by `rotations.scaling`.
 ROPE_KEYS = (
-    Key(field="rope_interleaved", kind=FLAG, default=False, gguf_default=True),
-    Key(field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")),
     Key(field="rope_base", kind=_POSITIVE, default=10000.0, gguf_default=10000.0,
         gguf="{arch}.rope.freq_base", hugging_face=_ROPE + "rope_theta"),
     # Transformers' `modeling_llama.py` rotates whole heads whatever this says.
@@ -96,6 +99,16 @@ LONGROPE_KEYS = (
 )  # fmt: skip
 
 
+def standard_of(older: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return the `standard` of a family whose older configs call some keys otherwise."""
+
+    def standardize(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        called = {new: document[old] for new, old in older.items() if old in document}
+        return standard({**called, **document})
+
+    return standardize
+
+
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
     key = "rope_scaling" if document.get("rope_scaling") else "rope_parameters"
@@ -117,8 +130,12 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "rope_parameters": rope}
 
 
-def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
+def for_older(
+    document: Mapping[str, Any], called: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
+
+    `called` is what it calls some of the keys in this family, empty for one that it does not have.
 
     Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
     """
@@ -130,7 +147,6 @@ def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
     written: Any = rope
     if near:
         written = {"full_attention": rope, "sliding_attention": {"rope_type": "default"} | near}
-        document = {**document, "rope_local_base_freq": near["rope_theta"]}
     older = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     scaled = {name: value for name, value in rope.items() if name not in older}
     kind = scaled["rope_type"]
@@ -141,4 +157,9 @@ def for_older(document: Mapping[str, Any]) -> dict[str, Any]:
     is_stated = kind != "longrope" or "attention_factor" not in scaled
     if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
+    if near:
+        older["rope_local_base_freq"] = near["rope_theta"]
+    names = called or {}
+    older = {names.get(name, name): value for name, value in older.items()}
+    older.pop("", None)
     return {**document, "rope_parameters": written, **older}

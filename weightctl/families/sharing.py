@@ -10,7 +10,7 @@ from weightctl.split import unit_ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.families.parts import Extent
+    from weightctl.families.family import Extent
     from weightctl.split import Heads, Range
 
 __all__ = [

@@ -35,7 +35,7 @@ def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
     GGUF cannot express the model, or llama.cpp does not load it. Some keys it does not read: the
     window of a llama, and the ends of YaRN's ramp.
     """
-    _check_heads(family, fields)
+    _check_loading(family, fields)
     given = _convert_fields(family, fields, "gguf")
     if fields.get("scaling.kind") == "llama3" and not any(line.made for line in family.names):
         # llama.cpp has it from a tensor, which it reads in some families only.
@@ -66,20 +66,22 @@ def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str
         document["architectures"] = [kind.class_name]
     for key, content in _contents(family, given, "hugging_face", kind):
         _put(document, key.hugging_face, content)
-    document = for_older(document)
+    document = for_older(document, family.older)
     found = from_hugging_face(family, document, _WORDS["hugging_face"][0])
     _compare(family, given, found.fields, "hugging_face")
     return document
 
 
-def _check_heads(family: Family, fields: Fields) -> None:
-    if not family.heads_fill_hidden:
-        return
-    heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
-    if heads * head_dim != hidden:
+def _check_loading(family: Family, fields: Fields) -> None:
+    """Raise `ArchitectureError` for a model that llama.cpp does not load."""
+    reason = None if family.unloaded is None else family.unloaded(fields)
+    if family.heads_fill_hidden:
+        heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
+        if heads * head_dim != hidden:
+            reason = f"`head_dim` is {head_dim} instead of hidden size / heads = {hidden} / {heads}"
+    if reason is not None:
         raise ArchitectureError(
-            f"llama.cpp does not load this {family.name}: `head_dim` is {head_dim} "
-            f"instead of hidden size / heads = {hidden} / {heads}",
+            f"llama.cpp does not load this {family.name}: {reason}",
             hint='to convert only its tensors, use --names keep (names="keep" in Python)',
         )
 

@@ -1,4 +1,4 @@
-"""The container formats: one module and one line in `FORMATS` each."""
+"""The container formats: each has one module and one line in `FORMATS`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 class FormatLine(NamedTuple):
     """An entry of the table of formats.
 
-    `suffixes` are those of its files, the usual one first. `in_directory` is the name of its file
-    in a model directory, empty if the format is not used there; if such a checkpoint has several
-    parts, an index lists them.
+    `suffixes` are the suffixes of its files, the usual one first. `in_directory` is the name of its
+    file in a model directory; None if the format is not used there. If a model in such a directory
+    has several parts, an index lists them.
     """
 
     module: str
@@ -33,12 +33,12 @@ class FormatLine(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The suffix that its files usually have."""
+        """The usual suffix of its files."""
         return self.suffixes[0]
 
     @property
     def has_index(self) -> bool:
-        """Whether a file lists the parts of a checkpoint in this format."""
+        """Whether an index lists the parts of a checkpoint in this format."""
         return self.in_directory is not None
 
 
@@ -71,13 +71,13 @@ def format_module(name: str) -> Format:
 
 
 def format_by_suffix(path: str) -> str | None:
-    """Return the name of the format whose suffix a path has."""
+    """Return the name of the format that a path has the suffix of, or None."""
     lowered = path.lower()
     return next((name for name, line in FORMATS.items() if lowered.endswith(line.suffixes)), None)
 
 
 def format_by_index(path: str) -> str | None:
-    """Return the format whose parts a file of this name lists: `model.safetensors.index.json`."""
+    """Return the format of an index by its name, such as `model.safetensors.index.json`."""
     name = format_by_suffix(path.removesuffix(INDEX_SUFFIX))
     has_index = path.endswith(INDEX_SUFFIX) and name is not None and FORMATS[name].has_index
     return name if has_index else None

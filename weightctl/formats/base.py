@@ -1,4 +1,4 @@
-"""The interface of every container format, and the code that they share."""
+"""The interface of the container formats, and code that they share."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ __all__ = [
 
 Bytes = bytes | bytearray | memoryview
 
-# The metadata key for the boundary, in bytes, on which tensors start. It is GGUF's key. Other
-# formats keep it too, so that a copy is aligned like its source.
+# The metadata key for the boundary, in bytes, on which tensors start. The key is GGUF's. Other
+# formats keep it too, so that a copy has the alignment of its source.
 ALIGNMENT_KEY = "general.alignment"
 # The metadata key that records how the names of a PyTorch checkpoint were nested, in any format
 # (`weightctl.formats.pytorch.levels`).
 LEVELS_KEY = "pytorch.levels"
-# Metadata keys that number the files of a set. They do not apply to the whole checkpoint.
+# Metadata keys that number the parts of a set. They do not describe the whole checkpoint.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
-# The smallest alignment that GGUF's specification and safetensors' headers allow.
+# The smallest alignment that both GGUF's specification and safetensors' headers allow.
 LEAST_ALIGNMENT = 8
 _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
 
 
 class Sink(Protocol):
-    """A destination of bytes."""
+    """A destination for bytes."""
 
     def write(self, data: Bytes, /) -> object:
         """Append `data`."""
@@ -66,9 +66,9 @@ class Layout(NamedTuple):
     """The description of a file before its tensors are written.
 
     `tensors` are in the order of their bytes; `offsets` are where each starts, from the start of
-    the file; `nbytes` is the length of the whole file. `between` returns the bytes after the
-    tensors written so far, up to the next one or the end, from the CRC-32 of each; None if all such
-    bytes are zeros.
+    the file; `nbytes` is the length of the whole file. `between` returns the bytes that follow the
+    tensors written so far, from the CRC-32 of each, without the zeros before the next tensor; None
+    if there are only zeros.
     """
 
     header: bytes
@@ -87,10 +87,10 @@ class Part(NamedTuple):
 
 
 class Format(Protocol):
-    """A container format; each is one module and one line in `weightctl.formats.FORMATS`."""
+    """A container format; each has one module and one line in `weightctl.formats.FORMATS`."""
 
     def sniff(self, file: Reader) -> bool:
-        """Whether a file has this format, according to its first bytes or its structure."""
+        """Whether a file has this format, detected by its first bytes or its structure."""
         ...
 
     def read(self, file: Reader) -> Header:
@@ -109,15 +109,15 @@ class Format(Protocol):
     ) -> Layout:
         """Describe the file for these tensors, before any of their bytes are read.
 
-        The metadata is that of the whole checkpoint. The first of several files stores it; the
-        others store only the keys that are necessary to read them. Raises `ConversionError` for
-        invalid metadata.
+        `metadata` is that of the whole checkpoint. The first of several parts stores it; the others
+        store only the keys that are needed to read them. Raises `ConversionError` for invalid
+        metadata.
         """
         ...
 
 
 def pad(offset: int, alignment: int) -> int:
-    """Return the bytes from `offset` to the next multiple of `alignment`."""
+    """Return the number of bytes from `offset` to the next multiple of `alignment`."""
     return -offset % alignment
 
 
@@ -127,15 +127,15 @@ def is_alignment(value: MetadataValue) -> bool:
 
 
 def is_possible(shape: Sequence[int]) -> bool:
-    """Whether an array can have a shape: no size below 0, no product beyond the address space.
+    """Whether a shape is possible: no negative sizes, and a product that fits the address space.
 
-    A tensor without elements takes no bytes, so no file is too small for its other sizes.
+    Sizes of 0 are left out: a tensor without elements takes no bytes, whatever its other sizes.
     """
     return min(shape, default=0) >= 0 and prod(filter(None, shape)) < 1 << 60
 
 
 def is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8: whether it has no lone surrogates."""
+    """Whether a name can be encoded as UTF-8, which excludes lone surrogates."""
     if name.isascii():
         return True
     try:
@@ -148,7 +148,7 @@ def is_text(name: str) -> bool:
 def tied_names(
     metadata: Mapping[str, MetadataValue], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, str]:
-    """Find the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
+    """Return the tied names that huggingface_hub records: `{"lm_head.weight": "embed.weight"}`."""
     return {
         name: value.content
         for name, value in metadata.items()
@@ -159,7 +159,7 @@ def tied_names(
 def write_in_order(
     layout: Layout, sink: Sink, pull: Callable[[TensorInfo], Iterable[Bytes | FileRange]]
 ) -> None:
-    """Write a file from start to end; `pull` yields a tensor's bytes in pieces.
+    """Write a file from start to end; `pull` yields the bytes of a tensor in pieces.
 
     A piece can be a range of a file if the layout needs no CRC-32. Raises `ConversionError` if the
     number of bytes differs from the layout.
@@ -190,7 +190,7 @@ def write_in_order(
 
 
 def _write_between(layout: Layout, sink: Sink, checks: Sequence[int], count: int) -> None:
-    """Write the `count` bytes after the tensors whose CRC-32 are known."""
+    """Write the `count` bytes that follow the tensors with these CRC-32 checksums."""
     if layout.between is not None:
         seam = layout.between(checks)
         sink.write(seam)

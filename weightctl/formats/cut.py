@@ -1,4 +1,4 @@
-"""Truncated files: how much is missing, and how to get the rest."""
+"""Errors and hints for truncated files: how much is missing, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from weightctl.text.sizes import format_size
 
 __all__ = ["describe_join", "describe_unfinished", "past_end", "rest_of"]
 
-# Suffixes of incomplete downloads of huggingface_hub, browsers and other programs.
+# Suffixes of incomplete downloads by huggingface_hub, browsers and other programs.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download")
-# Files too large to upload are divided with `split`; these are the usual names of the pieces.
+# Files that are too large to upload are divided with `split`. These are the usual names of the
+# pieces.
 _PIECE = re.compile(
     r"(?P<whole>.+?)(?P<join>[-.](?:split|part)-?)(?:[a-z]{1,3}|\d{1,5}(?:of\d{1,5})?)"
 )
 
 
 def past_end(path: str, at: int, name: str, end: int, size: int) -> FormatError:
-    """Return the error of a file of `size` bytes whose furthest tensor ends at byte `end`."""
+    """Return the error for a file of `size` bytes whose last tensor ends at byte `end`."""
     return FormatError(
         path,
         at,
@@ -43,7 +44,7 @@ def rest_of(path: str) -> str:
 
 
 def describe_unfinished(path: str) -> str:
-    """Return a hint if names show that a download is incomplete, else nothing."""
+    """Return a hint if names show that a download is incomplete; else an empty string."""
     base = os.path.basename(path)
     if exists(path + ".aria2"):
         return f"{base}.aria2 beside it shows that it is not: start aria2 again to continue"
@@ -54,7 +55,7 @@ def describe_unfinished(path: str) -> str:
 
 
 def describe_join(path: str) -> str:
-    """Return a hint if the name is that of a piece of a split file, else nothing."""
+    """Return a hint if a file has the name of a piece of a split file; else an empty string."""
     piece = _PIECE.fullmatch(os.path.basename(path))
     if piece is None:
         return ""

@@ -1,4 +1,4 @@
-"""GGUF: versions 1 to 3, either byte order, as the specification beside ggml describes it."""
+"""GGUF versions 1 to 3, in both byte orders, according to ggml's specification."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = ["layout", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
-# Plain strings of a safetensors header are kept in GGUF under this prefix.
+# Strings of a safetensors header are stored in GGUF under this prefix.
 _TEXT_PREFIX = "safetensors."
-# Every safetensors file has this entry; it is added again when one is written.
+# Every safetensors file has this entry; it is not stored in GGUF.
 _FRAMEWORK = ("format", "pt")
 _VOCABULARY = "tokenizer.ggml."
 _TOKENS = "tokenizer.ggml.tokens"
@@ -46,7 +46,7 @@ _MAX_NAME = 63
 
 
 class _Entry:
-    """An entry of the tensor table, and its byte offset in the file."""
+    """An entry of the tensor table; `at` is its byte offset in the file."""
 
     __slots__ = ("at", "name", "offset", "shape", "type")
 
@@ -59,7 +59,7 @@ class _Entry:
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts as GGUF does."""
+    """Whether a file begins with the magic bytes of GGUF."""
     return file.read(0, len(MAGIC)) == MAGIC
 
 
@@ -68,8 +68,8 @@ def read(file: Reader) -> Header:
     cursor = _start(file)
     tensor_count, value_count = cursor.count(), cursor.count()
     left = file.size - cursor.offset
-    # The smallest value takes a key's length, a type and one byte; the smallest tensor a name's
-    # length, the number of dimensions, a type and an offset.
+    # The smallest metadata value has the length of its key, a type and one byte. The smallest
+    # tensor has the length of its name, the number of dimensions, a type and an offset.
     if value_count * 9 + tensor_count * 20 > left:
         raise cursor.fail(
             f"the header states {tensor_count} tensors and {value_count} metadata values, but "
@@ -182,7 +182,10 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
 def _place(
     file: Reader, entries: list[_Entry], start: int, alignment: int
 ) -> tuple[dict[str, TensorInfo], dict[str, Extent], tuple[str, ...]]:
-    """Return each tensor's extent; refuses overlaps, gaps and tensors that end past the file."""
+    """Return the description and extent of each tensor, and notes.
+
+    Raises `FormatError` if tensors overlap, leave gaps, or end after the end of the file.
+    """
     found: dict[str, tuple[TensorInfo, Extent]] = {}
     expected = 0
     furthest: tuple[int, _Entry | None] = (file.size, None)
@@ -202,7 +205,7 @@ def _place(
             )
         encoding = encoding_by_id("gguf", entry.type)
         if encoding is None:
-            # The size of an unknown type is not stated, but the next tensor starts after its data.
+            # The size of an unknown type is not known, but the next tensor starts after its data.
             following = file.size - start if after is None else after.offset
             nbytes = max(following - entry.offset, 0)
             encoding = unknown_encoding("gguf", entry.type, prod(entry.shape), nbytes)
@@ -237,11 +240,11 @@ def _nbytes(file: Reader, entry: _Entry, encoding: Encoding) -> int:
 
 
 def _strip_text_prefix(metadata: dict[str, MetadataValue]) -> dict[str, MetadataValue]:
-    """Restore the names and type of strings that came from a safetensors header."""
+    """Restore the keys and type of strings that came from a safetensors header."""
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         plain = key.removeprefix(_TEXT_PREFIX)
-        # A name that is already used would replace the other value.
+        # A value must not replace another one that already has the key.
         is_ours = value.type == "string" and (plain, value.content) != _FRAMEWORK
         if is_ours and plain not in metadata and is_text(value.content):
             made[plain] = MetadataValue(TEXT, value.content)
@@ -251,7 +254,10 @@ def _strip_text_prefix(metadata: dict[str, MetadataValue]) -> dict[str, Metadata
 
 
 def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-    """Rename strings of a safetensors header to keys that GGUF does not use."""
+    """Rename the strings of a safetensors header to keys that GGUF does not use.
+
+    Omits keys that do not apply to the output.
+    """
     made: dict[str, MetadataValue] = {}
     for key, value in metadata.items():
         is_plain = value.type == TEXT
@@ -291,7 +297,7 @@ def layout(
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _add_text_prefix(metadata)
     if stated := values.get(ALIGNMENT_KEY):
-        # An integer of another type, such as from a dict of the user, has the same meaning.
+        # An integer of another type has the same meaning; dicts of users have such integers.
         meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
         if not is_alignment(meant):
             raise ConversionError(
@@ -328,9 +334,9 @@ def layout(
 
 
 def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, MetadataValue]:
-    """Return the metadata of one of several files, with its place (llama.cpp, tools/gguf-split).
+    """Return the metadata of one part of a set, with its position (llama.cpp, tools/gguf-split).
 
-    Each file states the alignment: the field's own tool leaves it out, and its files do not load.
+    Every part states the alignment. llama.cpp's own tool omits it, and its parts do not load.
     """
     if part.number > 0:
         values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
@@ -342,10 +348,10 @@ def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, Metadata
 
 
 def _list_absent_tokens(metadata: Mapping[str, MetadataValue]) -> tuple[str, ...]:
-    """Return a sentence for each special token whose id is that of no token.
+    """Return a sentence for each special token whose id is not in the vocabulary.
 
     A tool that writes -1 into an unsigned value, for a token that a model does not have, stores
-    4294967295. llama.cpp reads this as no token; other readers fail.
+    4294967295. llama.cpp reads this as a missing token; other readers fail.
     """
     tokens = metadata.get(_TOKENS)
     if tokens is None or not is_sequence(tokens.content):

@@ -1,4 +1,4 @@
-"""GGUF's metadata values: skipped quickly, decoded on demand, and written."""
+"""Metadata values of GGUF: skipping, decoding on demand, and writing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cursor", "PackedArray", "pack_string", "pack_value"]
 
-# The position of each type is its number on disk (GGUF specification, gguf_metadata_value_type).
+# The index of each type is its number on disk (GGUF specification, gguf_metadata_value_type).
 TYPES = (
     "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class PackedArray(Sequence[Any]):
 
     @property
     def raw(self) -> bytes | None:
-        """The elements as a GGUF v3 file stores them, None if this file stores them differently."""
+        """The elements as a GGUF v3 file stores them; None if this file stores them differently."""
         if self._order == ">" or (self._version == 1 and self._kind not in _CODES):
             return None
         start, end = self._span
@@ -74,24 +74,24 @@ class PackedArray(Sequence[Any]):
         if self._list is None and isinstance(index, slice):
             start, stop, step = index.indices(self._count)
             if 0 <= start <= stop < self._count and step == 1:
-                # Enough to show the first elements of a vocabulary.
+                # A listing shows only the first elements of a vocabulary.
                 return self._first(stop)[start:]
         return self._decode()[index]
 
     def __eq__(self, other: object) -> bool:
         return self._decode() == list(other) if is_sequence(other) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # a sequence that compares by content
+    __hash__ = None  # type: ignore[assignment]  # compares by content, so it is not hashable
 
     def __repr__(self) -> str:
         return f"<array of {self._count} {self._kind}>"
 
 
 class Cursor:
-    """A position in a GGUF header; each method reads a value there and moves after it.
+    """A position in a GGUF header; each method reads a value there and moves past it.
 
-    The header is read in windows, each larger than the one before. Raises `FormatError` with the
-    byte offset if the file is invalid.
+    The header is read in windows; each is larger than the one before, up to a limit. Raises
+    `FormatError` with the byte offset if the file is invalid.
     """
 
     def __init__(self, file: Reader, version: int, order: str, offset: int) -> None:
@@ -99,7 +99,7 @@ class Cursor:
         self.offset = offset
         self.version = version
         self.order = order
-        # A window of the file, where it starts, and how much is read next.
+        # A window of the file, its offset, and how much is read next.
         self._window = b""
         self._base = offset
         self._reads = _FIRST_READ
@@ -108,7 +108,7 @@ class Cursor:
         self._structs = _structs(order)
 
     def fail(self, message: str, hint: str = "check that the download is complete") -> FormatError:
-        """Return an error at this place."""
+        """Return an error with the current offset."""
         return FormatError(self.file.path, self.offset, message, hint=hint)
 
     def number(self, kind: str) -> Any:
@@ -120,7 +120,7 @@ class Cursor:
         return value
 
     def count(self) -> int:
-        """Read a count or length, 32 bits wide in version 1 and 64 after."""
+        """Read a count or a length: 32 bits in version 1, 64 bits in later versions."""
         size = self._length.size
         place = self._place(size, "a length")
         (value,) = self._length.unpack_from(self._window, place)
@@ -128,7 +128,7 @@ class Cursor:
         return int(value)
 
     def string(self, what: str) -> str:
-        """Read a string; bytes that are not UTF-8 survive as surrogate escapes."""
+        """Read a string; bytes that are not UTF-8 become surrogate escapes."""
         start = self.offset
         length = self.count()
         if length > self.file.size - self.offset:
@@ -150,7 +150,7 @@ class Cursor:
         return MetadataValue(f"array[{start_type}]", content)
 
     def elements(self, kind: str, count: int) -> list[Any]:
-        """Read `count` array elements of a type."""
+        """Read `count` elements of a type."""
         if kind == "string":
             return [self.string("a string") for _ in range(count)]
         if kind in _CODES:
@@ -195,7 +195,7 @@ class Cursor:
         return self._structs[kind].size if kind in _CODES else self._length.size
 
     def _skip(self, kind: str, count: int, key: str, depth: int) -> str:
-        """Move after the elements of an array; return their type, in full for nested arrays."""
+        """Move past the elements of an array; return their type, in full for nested arrays."""
         if kind in _CODES:
             self.offset += count * self._smallest(kind)
             return kind
@@ -216,7 +216,7 @@ class Cursor:
             at, window = self._place(width, "a length"), self._window
             rest = left
             try:
-                for rest in range(left, 0, -1):  # noqa: B007  # what is left is used below
+                for rest in range(left, 0, -1):  # noqa: B007  # the final value is used below
                     at += unpack(window, at)[0] + width
                 rest = 0
             except (struct.error, OverflowError):
@@ -227,7 +227,7 @@ class Cursor:
             raise self.fail(f"the strings of `{key}` extend past the end of the file")
 
     def _place(self, nbytes: int, what: str) -> int:
-        """Return the place of the next bytes in the window; they are read if necessary."""
+        """Return the index of the next bytes in the window; read a new window if necessary."""
         place = self.offset - self._base
         if place + nbytes <= len(self._window):
             return place
@@ -248,7 +248,8 @@ def pack_string(content: str) -> bytes:
 def pack_value(key: str, value: MetadataValue) -> bytes:
     """Return the type and content of a value as GGUF v3 stores them.
 
-    Raises `ConversionError` for a type that GGUF does not have, and for content of another type.
+    Raises `ConversionError` for a type that GGUF does not have, and if the content has another
+    type.
     """
     try:
         return _pack(value)

@@ -1,4 +1,4 @@
-"""The files beside a checkpoint in a model's directory, as Hugging Face lays it out."""
+"""The other files in a model directory of Hugging Face: config, tokenizer, license."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = "config.json"
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
-# What can stand beside the weights on a web server, which cannot be listed.
+# The usual names of files beside the weights, for web servers, which cannot list a directory.
 _USUAL_COMPANIONS = (
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -43,20 +43,20 @@ _USUAL_COMPANIONS = (
 )  # fmt: skip
 _MAX_SIZE = 100_000_000
 ADAPTER_CONFIG = "adapter_config.json"
-# Names of the files that a config.json describes.
+# The usual names of files with weights, which a config.json describes.
 _USUAL_NAMES = (
     "model", "pytorch_model", "adapter_model", "diffusion_pytorch_model", "consolidated",
 )  # fmt: skip
-# The sizes in a config that are dimensions of tensors, by the name of the first.
+# Keys of config sizes that are dimensions of tensors; a config has one of `_WIDTHS`.
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim")
 _OTHER_SIZES = ("vocab_size", "intermediate_size", "n_inner", "d_ff", "ffn_dim")
 
 
 def companions(files: Sequence[str]) -> Mapping[str, str]:
-    """Return the files to carry along with a checkpoint, by name: config, tokenizer, license.
+    """Return the paths of the files to copy with a checkpoint, by name: config, tokenizer, license.
 
-    Nothing is copied from a directory without the config of a model or an adapter, because it is
-    not a model directory.
+    Returns nothing for a directory without the config of a model or an adapter, because it is not a
+    model directory.
     """
     directory = os.path.dirname(files[0]) if files else ""
     configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
@@ -75,7 +75,7 @@ def companions(files: Sequence[str]) -> Mapping[str, str]:
 
 
 def _list_names(directory: str) -> Sequence[str]:
-    """Return the names in a directory; of one that cannot be listed, those that are usual."""
+    """Return the names in a directory; if it cannot be listed, return the usual names."""
     try:
         return list_names(directory)
     except FormatError:
@@ -84,12 +84,12 @@ def _list_names(directory: str) -> Sequence[str]:
 
 
 def is_license(name: str) -> bool:
-    """Whether a file contains the license of a model, by its name."""
+    """Whether a file has the name of a license."""
     return name.startswith(_NAMES)
 
 
 def file_name(files: Sequence[str], usual: str) -> str:
-    """Return the name of the file in a model directory, `adapter_model` for PEFT."""
+    """Return the name of an output in a model directory: `usual`, or `adapter_model` for PEFT."""
     directory = os.path.dirname(files[0]) if files else ""
     is_adapter = files and is_file(os.path.join(directory, ADAPTER_CONFIG))
     if not is_adapter or is_file(os.path.join(directory, CONFIG)):
@@ -98,7 +98,7 @@ def file_name(files: Sequence[str], usual: str) -> str:
 
 
 def open_companion(path: str) -> Reader:
-    """Open a file that is copied beside the output; raises `FormatError`."""
+    """Open a file that is copied with the checkpoint; raises `FormatError` if it cannot be read."""
     try:
         return open_reader(path)
     except FormatError as error:
@@ -107,22 +107,22 @@ def open_companion(path: str) -> Reader:
 
 
 def restate_dtype(name: str, source: str | bytes, dtype: str | None) -> bytes | None:
-    """Return a config with the dtype that the weights have now; None for what stays as it is.
+    """Return a config with the dtype of converted weights; None if the file does not change.
 
-    `name` is that of the file, which is a config or anything else, and `source` its path or
-    content. `dtype` is torch's name of the dtype, None if the weights stay as they are.
+    `name` is the name of the file, which can be any file of the directory, and `source` is its path
+    or content. `dtype` is torch's name of the new dtype, or None if the weights are not converted.
     """
     if name != CONFIG or dtype is None:
         return None
     document = _document(source) if isinstance(source, str) else json.loads(source)
     try:
         return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
-    except RecursionError:  # it is nested too deeply
+    except RecursionError:  # the document is nested too deeply
         return None
 
 
 def json_document(content: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as transformers writes its configs: indented, in ASCII."""
+    """Return a JSON object in the layout of transformers' configs: indented, in ASCII."""
     return (json.dumps(content, indent=2) + "\n").encode("ascii")
 
 
@@ -135,12 +135,12 @@ def _states_dtype(document: Mapping[str, Any]) -> bool:
 
 
 def _is_config(key: str, value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a value is the config of a part of the model, as `text_config` is."""
+    """Whether a value is the config of a part of the model, such as `text_config`."""
     return key.endswith("_config") and key != "quantization_config" and is_object(value)
 
 
 def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Replace each dtype: models of text and images have nested configs."""
+    """Return a config with each dtype replaced, also in nested configs (`text_config`)."""
     return {
         key: dtype
         if key in _DTYPES and isinstance(value, str)
@@ -152,18 +152,18 @@ def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any
 
 
 def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
-    """Return the config.json beside a checkpoint; empty if there is none that is JSON.
+    """Return the content of the config.json beside a checkpoint; empty if missing or not JSON.
 
-    `name` can be that of another such file, such as `adapter_config.json`.
+    `name` selects another file, such as `adapter_config.json`.
     """
     return _document(os.path.join(os.path.dirname(files[0]), name)) if files else {}
 
 
 def is_config_of(document: Mapping[str, Any], header: Header) -> bool:
-    """Whether the config.json beside a checkpoint describes it, not another file of the directory.
+    """Whether the config.json beside a checkpoint describes it, and not another file there.
 
-    It describes files that have the usual names, and those whose tensors have the sizes that it
-    states. A GGUF that states its architecture describes itself.
+    It describes files with the usual names, and files whose tensors have the sizes that the config
+    states. It does not describe a GGUF that states its own architecture.
     """
     if "general.architecture" in header.metadata or not header.files:
         return False

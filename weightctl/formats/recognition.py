@@ -1,4 +1,4 @@
-"""The format of a file, by its content."""
+"""Detection of the format of a file by its content."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["recognize_format", "sniff"]
 
 
 def sniff(file: Reader) -> str | None:
-    """Return the name of a file's format by its first bytes, None if it is not a checkpoint."""
+    """Return the name of a file's format; None if it is not a checkpoint."""
     return next((name for name in FORMATS if format_module(name).sniff(file)), None)
 
 
 def recognize_format(file: Reader, format_name: str | None = None) -> str:
-    """Return the name of the format of a file, by its content.
+    """Return the name of a file's format.
 
-    Raises `FormatError` that says what the file is, if it is not a checkpoint of `format_name` or
-    of any format.
+    Raises `FormatError`, which says what the file is, if it is not a checkpoint of `format_name`,
+    or of any format if `format_name` is None.
     """
     found = sniff(file)
     if found is not None and format_name in {None, found}:

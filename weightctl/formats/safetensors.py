@@ -1,7 +1,7 @@
 """safetensors: a JSON header, then the tensors' bytes without gaps.
 
 The checks are those of the reference parser (crate `safetensors`, `Metadata::validate`), and two
-that it lacks: duplicate names, and names that are not UTF-8.
+that the reference parser does not have: duplicate names, and names that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["layout", "read", "sniff", "unfit"]
 
 _METADATA = "__metadata__"
-# The framework that a file is written for; readers look for it in each file.
+# The key of the framework that a file is written for; readers expect it in each file.
 _FRAMEWORK = "format"
-# Typed metadata (GGUF's) is kept as one JSON string under this key.
+# Typed metadata (GGUF's) is stored as one JSON string under this key.
 _TYPED = "gguf"
 _MAX_HEADER = 100_000_000
-# The characters that JSON can begin with, and how many of them are checked.
+# White space that can precede JSON, and how many characters of it are checked.
 _BLANK = b" \t\r\n"
 _MAX_BLANK = 4096
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
@@ -55,7 +55,7 @@ _DAMAGED = "the file is damaged or a faulty tool wrote it"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts like safetensors: with a length, then an object."""
+    """Whether a file begins like safetensors: with a length, then a JSON object."""
     head = file.read(0, 8 + _MAX_BLANK)
     return head[8:].lstrip(_BLANK).startswith(b"{") and head[7:8] == b"\0"
 
@@ -162,10 +162,10 @@ def _metadata(file: Reader, entries: Any) -> dict[str, MetadataValue]:
         try:
             typed = from_json(entries[_TYPED])
         except WeightctlError:
-            return metadata  # another program's key of that name
+            return metadata  # another program's value
         if typed:
             del metadata[_TYPED]
-        # If a name is in both, the typed value counts: the text is only there because every
+        # If a key is in both, the typed value is used: the string is only there because every
         # safetensors file must have it.
         metadata = {**typed, **metadata, **typed}
     return metadata
@@ -212,13 +212,13 @@ def _sound(entry: Any) -> tuple[str, tuple[int, ...], int, int] | None:
     return dtype, shape, begin, end
 
 
-# Tens of thousands of tensors share a few shapes.
+# Tens of thousands of tensors have only a few different shapes.
 _is_possible = lru_cache(maxsize=1024)(is_possible)
 
 
 @lru_cache(maxsize=1024)
 def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None, int | None]:
-    """Return the encoding of a dtype and the bytes of a shape, None for an invalid one."""
+    """Return the encoding of a dtype, and the bytes of a shape; None for each that is invalid."""
     encoding = encoding_by_id("safetensors", dtype)
     if encoding is None or not encoding.fits(shape):
         return encoding, None
@@ -226,7 +226,7 @@ def _find_encoding(dtype: str, shape: tuple[int, ...]) -> tuple[Encoding | None,
 
 
 def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start: int) -> None:
-    """Refuse overlaps, gaps, missing and surplus bytes."""
+    """Raise `FormatError` if tensors overlap or leave gaps, or if bytes are missing or surplus."""
     position = 0
     for info, begin, end in sorted(entries, key=lambda entry: entry[1:]):
         if begin != position:
@@ -240,7 +240,7 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
             )
         position = end
     if start + position > file.size:
-        # Of the tensors that end there, the one that is not empty.
+        # Several tensors can end there; all but one of them are empty.
         info, begin, end = max(entries, key=lambda entry: (entry[2], -entry[1]))
         raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:
@@ -271,25 +271,25 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 def layout(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
-    """Describe a safetensors file: its data starts on the alignment, widest elements first.
+    """Describe a safetensors file; its data starts on the alignment, widest elements first.
 
-    The format allows no gaps, so with the widest elements first every tensor starts on a multiple
-    of its own element size. The alignment is that of the metadata, by default 8 bytes.
+    The format allows no gaps. With the widest elements first, every tensor starts on a multiple of
+    its own element size. The alignment is that of the metadata, by default 8 bytes.
     """
     boundary = _boundary(metadata)
     if part is not None and part.number > 0:
         metadata = {key: metadata[key] for key in metadata if key == _FRAMEWORK}
     ordered = sorted(tensors, key=_element_size, reverse=True)
-    ends: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}
     position = 0
     for info in ordered:
-        position += info.nbytes
-        ends[info.name] = position
+        begin, position = position, position + info.nbytes
+        places[info.name] = begin, position
     document: dict[str, Any] = {
         info.name: {
             "dtype": info.encoding.ids["safetensors"],
-            "shape": list(info.shape),
-            "data_offsets": [ends[info.name] - info.nbytes, ends[info.name]],
+            "shape": info.shape,
+            "data_offsets": places[info.name],
         }
         for info in tensors
     }
@@ -304,14 +304,14 @@ def layout(
     return Layout(
         length.to_bytes(8, "little") + raw.ljust(length),
         tuple(ordered),
-        tuple(start + ends[info.name] - info.nbytes for info in ordered),
+        tuple(start + places[info.name][0] for info in ordered),
         start + position,
     )
 
 
 def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
-    # An invalid alignment of GGUF does not matter in safetensors.
+    # An invalid alignment of GGUF has no effect in safetensors.
     if stated is None or not is_alignment(stated):
         return LEAST_ALIGNMENT
     return max(LEAST_ALIGNMENT, int(stated.content))

@@ -1,7 +1,7 @@
 """The record of the replacement of a set of files, with the names of the new files.
 
 Several files cannot be renamed in one step, but the record can. As soon as it exists, the new set
-counts; its files have temporary names until they are renamed. If a run is killed in between,
+is valid; its files have temporary names until they are renamed. If a run is killed in between,
 readers find the new files through the record, and the next run continues.
 """
 
@@ -38,9 +38,9 @@ _MAX_SIZE = 100_000_000
 
 
 class Switch(NamedTuple):
-    """A decided replacement: the new files count, and the old ones do not.
+    """A replacement whose record exists: the new files are valid, and the old ones are not.
 
-    `path` is that of the record. `new` maps the name of each new file to its temporary one; the
+    `path` is that of the record. `new` maps the name of each new file to its temporary name; the
     main file of the set comes first. `old` are the names of files to remove, and `decided` is the
     time of the record, in nanoseconds.
     """
@@ -52,7 +52,7 @@ class Switch(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """The old and new names, without temporary ones."""
+        """The names of the old and new files, without temporary names."""
         return {*self.new, *self.old}
 
     @property
@@ -65,7 +65,7 @@ class Switch(NamedTuple):
         return os.path.join(os.path.dirname(self.path), name)
 
     def current(self, name: str) -> str:
-        """Return the current path of a new file: the temporary or the final one."""
+        """Return the current path of a new file, which is temporary or final."""
         temporary = self.path_of(self.new[name])
         return temporary if os.path.lexists(temporary) else self.path_of(name)
 
@@ -122,7 +122,7 @@ def is_same_file(path: str, other: str) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Whether a file has the name of such a record."""
+    """Whether a file has the name of a record of a replacement."""
     return name.endswith(SWITCH)
 
 
@@ -133,7 +133,7 @@ def switch_path(path: str) -> str:
 
 
 def _set_name(name: str) -> str:
-    # Only the end counts: with --to, a set can have any suffix.
+    # Only the end matters: with --to, a set can have any suffix.
     if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)
     part = part_of(name)
@@ -180,7 +180,7 @@ def read_switch(path: str) -> Switch:
 def _read_change_time(path: str) -> int:
     try:
         return os.lstat(path).st_ctime_ns
-    except OSError:  # its run has just ended
+    except OSError:  # the run has just ended
         return 0
 
 

@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, replicate_weights, segment_sizes
+from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
@@ -21,8 +21,21 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.split import Range
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "alibi_slopes"]
+
+
+def alibi_slopes(heads: int, largest: float = 8.0) -> list[float]:
+    """Return the slope of each head: powers of 2, those of the next power of 2 of heads in turn.
+
+    Source: Press et al., "Train Short, Test Long" (2022).
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    step = 2.0 ** (-largest / whole)
+    slopes = [step ** (head + 1) for head in range(whole)]
+    between = 2.0 ** (-largest / (2 * whole))
+    return slopes + [between ** (2 * head + 1) for head in range(heads - whole)]
 
 
 class Attention(Divisible):
@@ -33,9 +46,12 @@ class Attention(Divisible):
     for the output projection. With a `window`, a position sees that many positions: itself and
     those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
     -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
-    passed to `Linear`. RoPE pairs neighboring elements if `interleaved`, otherwise elements of the
-    two halves. Raises `GraphError` if the numbers of heads do not match.
+    as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
+    values. With `alibi`, each head adds the distance to a key times its slope to the scores;
+    `alibi` is the largest exponent of the slopes. If `fused`, one projection `qkv` replaces `q`,
+    `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
+    `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
+    do not match.
     """
 
     def __init__(
@@ -53,6 +69,9 @@ class Attention(Divisible):
         scale: float | None = None,
         norm_epsilon: float | None = None,
         norm_offset: float = 0.0,
+        norms_whole: bool = False,
+        clamp: float | None = None,
+        alibi: float | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -97,9 +116,16 @@ class Attention(Divisible):
             self.v = projection(features, shared, bias=bias)
         if norm_epsilon is not None:
             norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
-            self.q_norm = norm(self.head_dim, norm_epsilon)
-            self.k_norm = norm(self.head_dim, norm_epsilon)
+            self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
+            self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
+        self.norms_whole = self.has_norms and norms_whole
+        self.clamp = clamp
+        self.alibi = alibi
+        # Of how many heads a shard has which, where it is one.
+        self.all_heads = heads
+        self.own_queries: Range | None = None
+        self.own_keys: Range | None = None
         self.o = projection(width, features, bias=bias if output_bias is None else output_bias)
 
     def __call__(
@@ -117,12 +143,20 @@ class Attention(Divisible):
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
-        q, k, v = (self._heads(part) for part in self._projections(x))
-        if self.has_norms:
+        q, k, v = self._projections(x)
+        if self.clamp is not None:
+            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
+        if self.norms_whole:
+            q = self._own(self.q_norm(q), self.own_queries)
+            k = self._own(self.k_norm(k), self.own_keys)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v)
+        if self.has_norms and not self.norms_whole:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos is not None and sin is not None:
             q = ops.rope(q, cos, sin, interleaved=self.interleaved)
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if self.alibi is not None:
+            mask = self._slope(x, self.alibi)
         y = ops.attention(
             q,
             k,
@@ -146,9 +180,16 @@ class Attention(Divisible):
         parts = {"attention.o": self.o}
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
+        elif self.norms_whole:
+            # Of all heads together: every rank computes those of all.
+            parts = {"attention.v": self.v, **parts}
         else:
             parts = {"attention.q": self.q, "attention.k": self.k, "attention.v": self.v, **parts}
         cuts = cut_parts(parts, devices, heads)
+        if self.norms_whole:
+            whole = (self.q, self.k)
+            cuts |= replicate_weights(devices, *(each.weight for each in whole))
+            cuts |= replicate_weights(devices, *(each.bias for each in whole))
         if self.has_norms:
             cuts |= replicate_weights(devices, self.q_norm.weight, self.k_norm.weight)
         return cuts
@@ -157,9 +198,30 @@ class Attention(Divisible):
         """Adopt the number of heads of a shard."""
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
+        elif self.norms_whole:
+            self.own_queries, self.own_keys = own_range(self.o.inputs), own_range(self.v.outputs)
+            self.sizes = (self.o.inputs.size, self.v.outputs.size, self.v.outputs.size)
         else:
             self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
+
+    def _own(self, x: Value, own: Range | None) -> Value:
+        """Return the heads of a shard, of all."""
+        return x if own is None else x[..., own[0] : own[1]]
+
+    def _slope(self, x: Value, largest: float) -> Value:
+        """Return what each head adds to its scores, (heads, 1, positions), for each key.
+
+        It follows from the distance to a key alone: what is the same for all keys of a query makes
+        no difference.
+        """
+        first = 0
+        if (own := own_range(self.o.inputs)) is not None:
+            first = own[0] // self.head_dim
+        slopes = alibi_slopes(self.all_heads, largest)[first : first + self.heads]
+        positions = ops.range(x.shape[1], device=x.device).cast(DType.float32)
+        given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
+        return (given * positions).cast(x.dtype)
 
     def _projections(self, x: Value) -> tuple[Value, ...]:
         if self.fused:

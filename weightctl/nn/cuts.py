@@ -25,6 +25,7 @@ __all__ = [
     "MatrixLayer",
     "cut_along",
     "cut_parts",
+    "own_range",
     "replicate_weights",
     "segment_sizes",
     "share_parts",
@@ -156,6 +157,15 @@ def segment_sizes(side: CutAxis, sizes: Sequence[int]) -> tuple[int, ...]:
         found.append(sum(max(count, 0) for count in met))
         start = stop
     return tuple(found)
+
+
+def own_range(side: CutAxis) -> Range | None:
+    """Return which elements of an axis a shard has, None for a whole weight.
+
+    They are those of heads, which follow one another.
+    """
+    ranges = next((cut.ranges for cut in side.weight.part or () if cut.axis == side.axis), None)
+    return None if ranges is None else (ranges[0][0], ranges[-1][1])
 
 
 def _coarsest(sides: Sequence[CutAxis]) -> CutAxis:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Self
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.errors import GraphError, ShardingError
+from weightctl.errors import ShardingError
 from weightctl.graph import ops
+from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import LayerList
 from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import GatedMLP
-from weightctl.nn.module import Divisible
+from weightctl.nn.module import Divisible, Module
+from weightctl.nn.precision import weight_as
+from weightctl.nn.routing import Routing
 from weightctl.split import join_counts, shares
 
 if TYPE_CHECKING:
@@ -23,18 +26,18 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
+    from weightctl.nn.routing import Scores
 
-__all__ = ["MixtureOfExperts"]
+__all__ = ["MixtureOfExperts", "ScoreCorrection"]
 
 
 class MixtureOfExperts(Divisible):
-    """The weighted sum of the `used` most probable of `count` gated MLPs.
+    """The weighted sum of a few of many gated MLPs; `intermediate` is the width of one.
 
-    The weights are the softmax of the router's outputs over all experts; `is_normalized` divides
-    those of the selected experts by their sum. `intermediate` is the width of one expert. Raises
-    `GraphError` if `used` is less than 1 or more than `count`, or if the activation is not in
-    `ACTIVATIONS`.
+    `count`, `used` and the arguments after them define the selection, as in `Routing`. With
+    `has_correction`, a weight is added to the scores. If `shared` is not 0, a gated MLP of this
+    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`.
+    Raises `GraphError` as `Routing` does, and if the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -46,20 +49,28 @@ class MixtureOfExperts(Divisible):
         count: int,
         used: int,
         is_normalized: bool = True,
+        scores: Scores = "softmax",
+        scale: float = 1.0,
+        groups: int = 1,
+        groups_used: int = 1,
+        has_correction: bool = False,
+        shared: int = 0,
+        shared_gate: bool = False,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        if not 0 < used <= count:
-            raise GraphError(
-                f"{used} experts per token are not possible with {count} experts",
-                hint="`used` must be at least 1 and at most `count`",
-            )
-        self.count = count
-        self.used = used
+        self.routing = Routing(
+            count=count,
+            used=used,
+            scores=scores,
+            is_normalized=is_normalized,
+            scale=scale,
+            groups=groups,
+            groups_used=groups_used,
+        )
         # The number of the first expert in `experts`, which may be only some of all experts.
         self.first = 0
-        self.is_normalized = is_normalized
         self.router = Linear(features, count, dtype=dtype, device=device)
         self.experts = LayerList(
             [
@@ -74,6 +85,22 @@ class MixtureOfExperts(Divisible):
                 for _ in range(count)
             ]
         )
+        if has_correction:
+            self.correction = ScoreCorrection(count, device=device)
+        self.has_correction = has_correction
+        self.has_shared = shared > 0
+        self.has_shared_gate = shared_gate
+        if self.has_shared:
+            self.shared = GatedMLP(
+                features,
+                shared,
+                activation,
+                dtype=dtype,
+                device=device,
+                quantization_encoding=quantization_encoding,
+            )
+        if shared_gate:
+            self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
     def __call__(self, x: Value) -> Value:
         """Return the weighted outputs of this module's experts, `(..., features)`."""
@@ -84,7 +111,13 @@ class MixtureOfExperts(Divisible):
         y = first(x) * share
         for expert, share in others:
             y = y + expert(x) * share
-        return y
+        if not self.has_shared or self.first:
+            # What all positions pass through is computed with the first of the experts.
+            return y
+        beside = self.shared(x)
+        if self.has_shared_gate:
+            beside = beside * ops.sigmoid(self.shared_gate(x))
+        return y + beside
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has a part of every expert, and the whole router.
@@ -94,6 +127,12 @@ class MixtureOfExperts(Divisible):
         cuts = replicate_weights(devices, self.router.weight)
         for expert in self.experts:
             cuts |= expert.tensor_parallel(devices)
+        if self.has_correction:
+            cuts |= replicate_weights(devices, self.correction.weight)
+        if self.has_shared:
+            cuts |= self.shared.tensor_parallel(devices)
+        if self.has_shared_gate:
+            cuts |= replicate_weights(devices, self.shared_gate.weight)
         return cuts
 
     def groups(self, count: int) -> list[Self]:
@@ -117,11 +156,18 @@ class MixtureOfExperts(Divisible):
 
     def _shares(self, x: Value) -> Sequence[Value]:
         """Return each expert's weights for the positions, `(..., 1)`, for this module's experts."""
-        shares, chosen = ops.top_k(ops.softmax(self.router(x).cast(DType.float32)), self.used)
-        if self.is_normalized:
-            shares = shares / ops.sum(shares, -1, keepdims=True)
-        numbers = ops.range(self.count, device=x.device)
-        is_given = ops.equal(ops.unsqueeze(chosen, -1), numbers)
-        given = ops.sum(ops.where(is_given, ops.unsqueeze(shares, -1), 0.0), -2)
-        each = ops.split(given.cast(x.dtype), [1] * self.count, axis=-1)
+        correction = self.correction() if self.has_correction else None
+        given = self.routing.shares(self.router(x).cast(DType.float32), correction)
+        each = ops.split(given.cast(x.dtype), [1] * self.routing.count, axis=-1)
         return each[self.first : self.first + len(self.experts)]
+
+
+class ScoreCorrection(Module):
+    """What a checkpoint adds to the scores of experts, so that all of them are used."""
+
+    def __init__(self, count: int, *, device: DeviceRef = CPU) -> None:
+        self.weight = Weight("weight", DType.float32, (count,), device)
+
+    def __call__(self) -> Value:
+        """Return what is added, float32[count]."""
+        return weight_as(self.weight, DType.float32)

@@ -29,11 +29,17 @@ def _gelu_tanh(x: Value) -> Value:
     return ops.gelu(x, approximate="tanh")
 
 
+def _relu_squared(x: Value) -> Value:
+    y = ops.relu(x)
+    return y * y
+
+
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "silu": ops.silu,
     "gelu": ops.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": ops.relu,
+    "relu2": _relu_squared,
 }
 
 

@@ -57,9 +57,10 @@ class RMSNorm(Module):
 
 
 class LayerNorm(Module):
-    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` over the last axis.
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * (offset + weight) + bias` over the last axis.
 
-    `features` is the size of that axis, or a sequence of only this size, as in torch.
+    `features` is the size of that axis, or a sequence of only this size, as in torch. `weight` and
+    `bias` are optional. `offset` is added to the weight: Nemotron's checkpoints store it less 1.
     """
 
     def __init__(
@@ -67,19 +68,24 @@ class LayerNorm(Module):
         features: int | Sequence[int],
         eps: float = 1e-5,
         *,
+        weight: bool = True,
         bias: bool = True,
+        offset: float = 0.0,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
         size = _size(type(self).__name__, features)
         self.eps = eps
-        self.weight = Weight("weight", dtype, (size,), device)
+        self.offset = offset
+        self.weight = Weight("weight", dtype, (size,), device) if weight else None
         self.bias = Weight("bias", dtype, (size,), device) if bias else None
 
     def __call__(self, x: Value) -> Value:
         """Return the normalized activations, in the same shape and dtype."""
         require_value(self, x)
-        weight = weight_as(self.weight, x.dtype)
+        weight = None if self.weight is None else weight_as(self.weight, x.dtype)
+        if weight is not None and self.offset:
+            weight = weight + self.offset
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
         return ops.layer_norm(x, weight, bias, self.eps)
 

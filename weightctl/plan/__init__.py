@@ -1,1 +1,1 @@
-"""A conversion as data, and the functions from plan to plan; they read no tensor."""
+"""Conversions as data (plans), and functions from plan to plan, which read no tensors."""

@@ -1,4 +1,4 @@
-"""Refuses LoRA adapters as GGUF, because the metadata that llama.cpp needs would be missing."""
+"""Refusal to convert LoRA adapters to GGUF, which would lack metadata that llama.cpp needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["refuse_adapter"]
 
 
 def refuse_adapter(header: Header, format_name: str) -> None:
-    """Raise `ConversionError` for a LoRA adapter to GGUF, unless it has GGUF's metadata."""
+    """Raise `ConversionError` if a LoRA adapter without GGUF's metadata is converted to GGUF."""
     if format_name != "gguf" or header.format == "gguf" or ARCHITECTURE in header.metadata:
         return
     document = config(header.files, ADAPTER_CONFIG)

@@ -1,4 +1,4 @@
-"""Selects the tensors of an output, divides them among files, and aligns them."""
+"""Selection, division among files, and alignment of the tensors of an output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["align", "select", "split"]
 
-_MOST_PARTS = 65_535  # GGUF counts them in 16 bits
+_MOST_PARTS = 65_535  # GGUF stores the number in 16 bits
 
 
 def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
     """Keep the tensors that match `include` and do not match `exclude`.
 
     An empty `include` selects every tensor. Patterns are those of `weightctl.text.patterns`; they
-    also apply to values in the tree. Tied names are selected like any other name. If a tied name
-    stays and its tensor does not, the tensor gets that name. Raises `ConversionError` if no tensor
-    is left, or if a pattern matches nothing.
+    also apply to values in the tree. Tied names are selected like any other name. If a tied name is
+    kept and its tensor is not, the tensor gets that name. Raises `ConversionError` if no tensor is
+    left, or if a pattern matches nothing.
     """
     if not include and not exclude:
         return plan
@@ -56,8 +56,8 @@ def split(plan: Plan, most: int) -> Plan:
     """Divide the tensors, in their order, among files of at most `most` bytes, headers included.
 
     A larger tensor has a file of its own. If everything fits into one file, there is one file.
-    Raises `ConversionError` if there are more files than file names can count, and as
-    `Plan.layouts` does.
+    Raises `ConversionError` if there are more files than file names can count, and in the same
+    cases as `Plan.layouts`.
     """
     whole = plan.with_items(tuple(replace(item, part=0) for item in plan.items))
     if whole.layouts()[0].nbytes <= most:
@@ -72,7 +72,8 @@ def split(plan: Plan, most: int) -> Plan:
         room = most
         stop = len(tensors) + 1
         while True:
-            # What the header takes is known when it is made, and is less for fewer tensors.
+            # The size of the header is only known when it is made, and fewer tensors need a smaller
+            # one.
             stop = max(min(bisect_right(sizes, sizes[start] + room) - 1, stop - 1), start + 1)
             nbytes = layout(tensors[start:stop], plan.metadata, part).nbytes
             if nbytes <= most or stop == start + 1:

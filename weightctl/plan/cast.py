@@ -1,4 +1,4 @@
-"""Changes the encodings of a plan's tensors: dtypes and block quantization."""
+"""Choice of encodings for a plan's tensors: dtypes and block quantization."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_RULE", "TypeRule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
 
-# The `line` of an item begins with this if a rule, and not a recipe, chose the encoding.
+# The prefix of `Item.line` if a rule, and not a recipe, chose the encoding.
 BY_RULE = "--tensor-type "
 
 
@@ -54,7 +54,7 @@ class TypeRule(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> TypeRule:
-        """Read `REGEX=TYPE`; raises `ConversionError` for anything else."""
+        """Parse `REGEX=TYPE`; raises `ConversionError` if the text is invalid."""
         expression, equals, name = written.rpartition("=")
         if not equals or not expression:
             raise ConversionError(
@@ -146,7 +146,10 @@ def cast(
 
 
 def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Recipe | Encoding]:
-    """Return what a recipe means for these names, and the plan that says so."""
+    """Return a recipe, or the type of its name if it cannot apply to these names, and the plan.
+
+    The plan has notes on what was chosen.
+    """
     infos = _whole(plan)
     is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
     names, metadata = _describe_model(plan)
@@ -179,7 +182,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
 def _choose_types(
     plan: Plan, target: Encoding | Recipe | None, *, weighted: bool
 ) -> Mapping[str, RecipeChoice] | None:
-    """Return what a recipe gives to the matrices; None where there is no recipe."""
+    """Return what a recipe chooses for each matrix; None if `target` is not a recipe."""
     if not isinstance(target, Recipe):
         return None
     names, metadata = _describe_model(plan)
@@ -187,13 +190,13 @@ def _choose_types(
 
 
 def _describe_model(plan: Plan) -> Described:
-    """Return the names and metadata by which recipes know the model."""
+    """Return the names and metadata that recipes need."""
     found = plan.describe() if plan.describe is not None else None
     return found or Described({}, plan.metadata)
 
 
 def _whole(plan: Plan) -> list[TensorInfo]:
-    """Return the tensors of the whole model, whatever part of it the plan is for."""
+    """Return the tensors of the whole model, even if the plan is for a part of it."""
     tensors = dict(plan.source.header.tensors)
     for item in plan.items:
         tensors.pop(item.source.name, None)
@@ -216,7 +219,7 @@ def _cast_item(
     source = item.source.encoding
     if not source.is_known or (source.dtype is not None and not source.dtype.is_float):
         return item
-    # PyTorch's half of complex64, and its integers with a scale of their own, have no `DType`.
+    # PyTorch's half of complex64 and its quantized integers with a scale have no `DType`.
     if "pytorch" in source.ids and source.dtype is None:
         return item
     rule = next((rule for rule in rules if rule.pattern.search(item.info.name)), None)
@@ -243,25 +246,27 @@ def _cast_item(
 
 
 def _is_narrow(encoding: Encoding) -> bool:
-    """Whether numbers are stored one by one in 8-bit floats."""
+    """Whether values are stored as single 8-bit floats."""
     return is_lossy(encoding) and encoding.quantization is None
 
 
 def _is_projection(plan: Plan, info: TensorInfo) -> bool:
-    """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's."""
+    """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's name."""
     names, _ = _describe_model(plan)
     name = names.get(info.name, info.name)
-    return is_projection(info) and is_projection(info._replace(name=name))
+    if not is_projection(info):
+        return False
+    return name == info.name or is_projection(info._replace(name=name))
 
 
 def _keep_wide(plan: Plan, source: Encoding) -> Encoding:
-    """Return the type of a tensor beside 8-bit floats: its own type, or BF16 for blocks."""
+    """Return the type of a tensor that 8-bit floats do not apply to: its own; for blocks, BF16."""
     is_kept = source.quantization is None and plan.format in source.ids
     return source if is_kept else ENCODINGS["BF16"]
 
 
 def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
-    """Say of plain 8-bit floats that they have no scales, and which tensors stay as they are."""
+    """Yield notes: 8-bit floats are stored without scales, and some tensors keep a wider type."""
     narrow = [item for item in items if _is_narrow(item.info.encoding)]
     made = [item for item in narrow if not item.is_copy]
     if not made:
@@ -289,7 +294,7 @@ def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
 
 
 def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
-    """Return the encoding of what is not a matrix to quantize."""
+    """Return the encoding of a tensor that is not a matrix to quantize."""
     is_gguf = plan.format == "gguf"
     runs_in_llama_cpp = is_gguf and ARCHITECTURE in plan.metadata
     if target.quantization is None and not runs_in_llama_cpp and not is_buffer(info):
@@ -300,7 +305,7 @@ def _for_others(plan: Plan, info: TensorInfo, target: Encoding) -> Encoding:
 
 
 def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
-    """Whether a tensor is a vector that llama.cpp needs as F32 and that is not F32."""
+    """Whether a tensor is a vector that is not F32, which llama.cpp requires."""
     dtype = item.info.encoding.dtype
     return (
         plan.format == "gguf"
@@ -379,7 +384,7 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
 def _update_type_metadata(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
 ) -> dict[str, MetadataValue]:
-    """Update the two keys by which llama.cpp knows the types of a file."""
+    """Return the metadata with updated values of the two keys that state the types of a file."""
     metadata = dict(plan.metadata)
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
         number = target.file_type if isinstance(target, Recipe) else None

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GUESSED", "FileType", "file_type", "find_file_type", "read_file_type"]
 
-# The bit that says that a tool has guessed a number from the tensors.
+# The bit which states that a tool guessed the number from the tensors.
 GUESSED = 1024
 _KEY = "general.file_type"
-# The types of llama.cpp that no recipe of ours makes: the name, and the encodings that most
-# matrices get (llama.h, `llama_ftype`, and src/llama-quant.cpp).
+# llama.cpp's types without a recipe here: their names, and the encodings that most matrices get
+# (llama.h, `llama_ftype`, and src/llama-quant.cpp).
 _OTHERS = {
     19: ("IQ2_XXS", ("IQ2_XXS",)), 20: ("IQ2_XS", ("IQ2_XS",)),
     22: ("IQ3_XS", ("IQ3_S", "IQ3_XXS")), 23: ("IQ3_XXS", ("IQ3_XXS", "IQ3_S")),
@@ -40,7 +40,7 @@ class FileType(NamedTuple):
 
 
 def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> int:
-    """Return the number of an encoding, by default of the one that stores the most values."""
+    """Return the number of an encoding, by default of the encoding that stores the most values."""
     if encoding is None:
         sizes: Counter[Encoding] = Counter()
         for info in infos:
@@ -51,7 +51,7 @@ def file_type(infos: Iterable[TensorInfo], encoding: Encoding | None = None) -> 
 
 
 def read_file_type(metadata: Mapping[str, MetadataValue]) -> int | None:
-    """Return `general.file_type` of a GGUF, None if it is missing or was guessed by a tool."""
+    """Return `general.file_type` of a GGUF; None if it is missing or was guessed by a tool."""
     value = metadata.get(_KEY)
     if value is None or not isinstance(value.content, int) or isinstance(value.content, bool):
         return None
@@ -59,7 +59,7 @@ def read_file_type(metadata: Mapping[str, MetadataValue]) -> int | None:
 
 
 def find_file_type(number: int) -> FileType | None:
-    """Return the file type for a number of llama.cpp's, None if the number is unknown."""
+    """Return the file type for a number of llama.cpp; None if the number is unknown."""
     plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
     recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
     other_name, others = _OTHERS.get(number, ("", ()))

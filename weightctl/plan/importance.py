@@ -1,9 +1,9 @@
-"""Applies an importance matrix: how much an error in each column of a matrix matters.
+"""Application of an importance matrix: how much an error in each column of a matrix matters.
 
-The importance of all columns of a matrix can be 0, or so small that float32 loses it: older files
-have such entries for experts that the text never reached. For these matrices llama.cpp's quantize
-writes blocks of zeros in most encodings, without a message. weightctl quantizes such a matrix as if
-it had no entry, and adds a note: the bytes deliberately differ from llama.cpp's.
+The importance of all columns of a matrix can be 0, or so small that it vanishes in float32: older
+files have such entries for experts that the text never reached. For these matrices, llama.cpp's
+quantize writes blocks of zeros in most encodings, without a message. weightctl quantizes such a
+matrix as if it had no entry, and adds a note: the bytes deliberately differ from llama.cpp's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["apply_importance"]
 
-# Embeddings, which are looked up and not multiplied, may have importance of another size: llama.cpp
-# quantizes them without.
+# Embeddings are looked up and not multiplied, so their importance can have another size. llama.cpp
+# then quantizes them without it.
 _LOOKED_UP = {"token_embd.weight", "per_layer_token_embd.weight"}
 
-# What llama.cpp's quantize writes into its output, in its order.
+# The metadata keys that llama.cpp's quantize writes, in its order.
 _FILE = "quantize.imatrix.file"
 _DATASET = "quantize.imatrix.dataset"
 _ENTRIES = "quantize.imatrix.entries_count"
@@ -37,14 +37,14 @@ _ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS}
 
 
 def apply_importance(plan: Plan, importance: Importance) -> Plan:
-    """Let an importance matrix weight the search for blocks, as llama.cpp's quantize does.
+    """Use an importance matrix in the search for blocks, as llama.cpp's quantize does.
 
-    Entries apply by name, to tensors that become a block encoding whose search can be weighted.
-    Notes of the plan name the tensors without an entry or with an entry of 0, and count the entries
+    Entries apply by name, to tensors that become a block encoding whose search uses weights. Notes
+    of the plan name the tensors without an entry or with an entry of 0, and count the entries
     without a tensor. All values that will be used are read once, one matrix at a time, and are not
     kept in memory. Raises `ConversionError` if no tensor becomes a block encoding, if no entry has
-    the name of a tensor, or if an entry does not have the size of its tensor; and `FormatError` if
-    a value is negative or not finite.
+    the name of a tensor, or if an entry does not have the size of its tensor; raises `FormatError`
+    if a value is negative or not finite.
     """
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
@@ -103,7 +103,7 @@ def _add_importance(item: Item, importance: Importance) -> Item:
 
 
 def _idle_matrices(item: Item) -> int:
-    """Return of how many matrices of a tensor the importance is 0; all of it is read for that."""
+    """Return the number of a tensor's matrices whose importance is 0; this reads all of it."""
     if item.importance is None:
         return 0
     return sum(item.importance_of(matrix) is None for matrix in range(item.importance.shape[0]))
@@ -131,7 +131,7 @@ def _notes(
             f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without it: "
             f"{few(idle)}"
         )
-    # Entries for tensors that the plan leaves out are not reported.
+    # Entries for tensors that are not part of the plan are not reported.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}
     unmatched = [name for name in entries if name not in known]
     if unmatched:

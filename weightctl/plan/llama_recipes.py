@@ -1,4 +1,4 @@
-"""llama.cpp's recipes, as `llama-quantize` makes them (src/llama-quant.cpp)."""
+"""The recipes of llama.cpp's `llama-quantize` (src/llama-quant.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes the metadata of an output."""
+"""Changes of the metadata of an output."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Setting", "change_metadata"]
 
 
-# Of a file that a value is read from.
+# The maximum size of a file that a value is read from.
 _MOST_BYTES = 100_000_000
-# As gguf-py and others call them.
+# Names of types in gguf-py and other tools.
 _SPELLINGS = {
     **{f"{'u' if sign == 'u' else ''}int{bits}": f"{sign}{bits}"
        for sign in "ui" for bits in (8, 16, 32, 64)},
@@ -38,7 +38,7 @@ _SPELLINGS = {
 
 
 class Setting(NamedTuple):
-    """A metadata value as text; without a `type` it keeps the type of the existing value.
+    """A metadata value as text; without a `type`, it gets the type of the existing value.
 
     `otherwise` is the type of a new value in GGUF if `type` is None. `path` is the file that the
     text was read from; it is empty if the text was given directly.
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
         """Return the setting of a key to a Python value, or to a `MetadataValue` with its type.
 
         A new integer is a u32 if it fits, else an i64. A new float is an f32. The elements of a new
-        list have these types too. Raises `ConversionError` for any other value.
+        list have these types too. Raises `ConversionError` for other values.
         """
         if isinstance(value, MetadataValue):
             return cls(key, value.type, _format_content(value.content))
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> Setting:
-        """Read `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` for anything else.
+        """Parse `KEY=VALUE` or `KEY:TYPE=VALUE`; raises `ConversionError` if the text is invalid.
 
         `KEY=@FILE` reads the value from a file. `KEY=@@VALUE` is a value that begins with @.
         """
@@ -102,7 +102,7 @@ class Setting(NamedTuple):
 
 
 def _read_text(written: str, path: str) -> str:
-    """Return the text of a file that a value is to be taken from; a byte order mark is left out."""
+    """Return the text of a file that contains a value, without a byte order mark."""
     hint = "KEY=@FILE takes the text of a file; a text that begins with @ is written KEY=@@TEXT"
     try:
         with open(path, "rb") as file:
@@ -127,8 +127,8 @@ def _format_content(content: Any) -> str:
 
 
 def _type_for(value: object) -> str | None:
-    """Return the type of a new value in GGUF; None for what it has no type for."""
-    if isinstance(value, bool):  # before int, of which it is one
+    """Return the type of a new value in GGUF; None if GGUF has no type for it."""
+    if isinstance(value, bool):  # before int, which is its base class
         return "bool"
     if isinstance(value, int):
         low, high = INTEGERS["u32"]
@@ -143,11 +143,12 @@ def _type_for(value: object) -> str | None:
 
 
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:
-    """Set metadata values and remove others; an existing value keeps its type unless one is stated.
+    """Set metadata values, and remove others.
 
-    A new value without a type is a string. `removed` are keys or patterns of keys. Raises
-    `ConversionError` if a value is not of its type, if no key has the name or matches the pattern
-    to remove, and for keys that weightctl writes itself.
+    An existing value keeps its type unless another is stated. A new value without a type is a
+    string. `removed` are keys or patterns of keys. Raises `ConversionError` if a value does not
+    have its type, if no key has the name or matches the pattern to remove, and for keys that
+    weightctl writes itself.
     """
     settings = tuple(settings)
     gone = {key for pattern in removed for key in _keys_to_remove(plan, pattern)}
@@ -175,9 +176,9 @@ def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[s
 
 
 def _keys_to_remove(plan: Plan, pattern: str) -> Sequence[str]:
-    """Return the keys that a pattern matches, but for those that weightctl writes itself.
+    """Return the keys that a pattern matches, except those that weightctl writes itself.
 
-    A key is always a pattern of itself, even with `[` in it.
+    If the pattern is itself a key, it selects only this key, even if it contains `[`.
     """
     if pattern in plan.metadata:
         _refuse_kept(plan, pattern)

@@ -1,4 +1,4 @@
-"""A conversion as data: what each output tensor is made from. No tensor is read."""
+"""A conversion as data: what each output tensor is computed from. No tensor is read."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["Described", "Item", "Plan"]
 
 _MOST_NAMED = 5
-# The kind of a tensor that weightctl cannot read.
+# The kind of the leaf for a tensor that weightctl cannot read.
 _UNREAD = "torch.Tensor"
-# If no weight of a matrix is above this, its blocks would contain only 0: the weighted sums are 0,
-# or are rounded to 0 in float32.
+# If all weights of a matrix are at most this, its blocks would contain only 0: the weighted sums
+# are 0, or are rounded to 0 in float32.
 _NEGLIGIBLE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An output tensor, and the tensor of the source that it is made from.
+    """An output tensor, and the tensor of the source that it is computed from.
 
     `asked` is the requested encoding, if its blocks do not fit and another encoding was chosen.
     `importance` weights the errors of each column in rows of n values: its shape is (matrices, n),
@@ -66,21 +66,21 @@ class Item:
 
     @property
     def sources(self) -> tuple[TensorInfo, ...]:
-        """The stored tensors that the tensor is made from; empty if a config gives its values."""
+        """The stored tensors that it is computed from; empty if a config gives its values."""
         return (self.source,) if self.origin is None else self.origin.sources
 
     @property
     def stored(self) -> TensorInfo:
-        """The first stored tensor that it is made from; packed values come before their scales."""
+        """The first stored tensor that it is computed from; packed values precede their scales."""
         return self.sources[0] if self.sources else self.source
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps that make the tensor from its stored tensors, as text."""
+        """The steps that compute the tensor from its stored tensors, as text."""
         return () if self.origin is None else self.origin.steps
 
     def importance_of(self, matrix: int) -> F32 | None:
-        """Return the weights of a matrix's columns, None if there are none or all are 0."""
+        """Return the weights of a matrix's columns; None if there are none or all are tiny."""
         if self.importance is None:
             return None
         weights = self.importance[matrix]
@@ -109,9 +109,9 @@ class Plan:
     `recipe` is the name of the recipe that chose the encodings.
 
     `documents` are files, by name, that are written into a model directory instead of the files
-    beside the source. `translation` describes the change to another naming convention; then only
-    licenses are copied from the source. `describe` returns GGUF's names and metadata for recipes,
-    if the plan has other names; its result is None if the family is unknown.
+    beside the source. `translation` describes the change to another naming convention; if there is
+    one, only licenses are copied from the source. `describe` returns GGUF's names and metadata for
+    recipes, if the plan has other names; its result is None if the family is unknown.
     """
 
     source: Source
@@ -147,11 +147,12 @@ class Plan:
         """Plan to store every tensor of a tree, or every array of a mapping, in a container format.
 
         Raises `ConversionError` if `weights` is neither of these, if weights are only declared, and
-        for a LoRA adapter to GGUF; `MissingTensorError` for a node of a tree where nothing exists.
+        for a LoRA adapter to GGUF. Raises `MissingTensorError` for a node of a tree at which
+        nothing exists.
         """
         weights = loaded_checkpoint(weights)
         if weights.name and not weights:
-            find_stored_name(weights)  # raises, with near names
+            find_stored_name(weights)  # raises an error with similar names
         header = header_of(weights)
         refuse_adapter(header, format_name)
         items = tuple(
@@ -178,7 +179,7 @@ class Plan:
     def only(self, names: Collection[str]) -> Plan:
         """Return the plan with only the named tensors, tied names and other leaves.
 
-        If a tied name stays and its tensor does not, the tensor is stored under that name.
+        If a tied name is kept and its tensor is not, the tensor is stored under that name.
         """
         renamed: dict[str, str] = {}
         for name, tensor in self.tied.items():
@@ -205,9 +206,9 @@ class Plan:
         return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
 
     def layouts(self) -> tuple[Layout, ...]:
-        """Describe the files that this plan makes, to the byte.
+        """Describe the files that this plan writes, to the byte.
 
-        Raises `ConversionError` that lists all tensors that the format cannot store or weightctl
+        Raises `ConversionError`, which lists all tensors that the format cannot store or weightctl
         cannot encode.
         """
         written = format_module(self.format)
@@ -247,7 +248,7 @@ class Plan:
         changed = [item for item in self.items if not item.is_copy]
         if not changed:
             return []
-        from weightctl.codecs import can_decode, can_encode  # numpy, which copies need not
+        from weightctl.codecs import can_decode, can_encode  # needs NumPy, which copies do not need
 
         return [
             f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
@@ -286,12 +287,12 @@ class Plan:
 def _tying(
     metadata: Mapping[str, MetadataValue], tied: Mapping[str, str]
 ) -> dict[str, MetadataValue]:
-    """Keep tied names in the metadata, as huggingface_hub does."""
+    """Return the metadata with tied names, as huggingface_hub records them."""
     return {**metadata, **{name: text(tensor) for name, tensor in tied.items()}}
 
 
 def _unkept(header: Header) -> dict[str, Leaf]:
-    """Return the leaves without metadata, except those that contain others."""
+    """Return the leaves that have no metadata and contain no other entries."""
     unkept = {name: leaf for name, leaf in header.leaves.items() if name not in header.metadata}
     if not unkept:
         return unkept
@@ -310,5 +311,5 @@ def _colliding(tensors: list[TensorInfo]) -> list[str]:
 
 
 def _is_renamed(item: Item) -> bool:
-    """Whether no stored tensor that the item is made of has its name."""
+    """Whether an item has another name than all stored tensors that it is computed from."""
     return bool(item.sources) and item.info.name not in {each.name for each in item.sources}

@@ -1,4 +1,4 @@
-"""Reads recipes from TOML files of the user: patterns of names, and types."""
+"""Reading of recipes from TOML files, which map patterns of names to types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_recipe(path: str) -> Recipe:
     """Read a recipe: `[types]` maps patterns to types; `base` or `default` applies to the rest.
 
     The first pattern that is found in a name decides; `keep` keeps the tensor's type. `base` is a
-    recipe of llama.cpp's, `default` is a type. Raises `ConversionError` for any other file.
+    recipe of llama.cpp, `default` is a type. Raises `ConversionError` if the file is invalid.
     """
     content = read_toml(
         path,
@@ -64,7 +64,7 @@ def _lines(path: str, types: dict[str, Any]) -> Iterator[RecipeLine]:
 
 
 def _type(path: str, key: str, name: object) -> str | None:
-    """Return the name of an encoding, None for `keep`."""
+    """Return the name of an encoding; None for `keep`."""
     if not isinstance(name, str):
         raise ConversionError(
             f"{path}: the type of `{key}` is not a string",

@@ -1,4 +1,4 @@
-"""Recipes: a table of rules that gives each matrix of a model its type."""
+"""Recipes: tables of rules that determine the type of each matrix of a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Recipe", "RecipeLine"]
 
 
 class RecipeLine(NamedTuple):
-    """A line of a recipe: the type for some tensors, None to keep their types.
+    """A line of a recipe: the type for some tensors; None keeps their types.
 
-    `tensors` is a role, or a pattern that is found in the name. `when` lists conditions, separated
-    by commas, that must all be true; `not` before a condition negates it.
+    `tensors` is a role, or a pattern that is searched in the name. `when` lists conditions,
+    separated by commas, that must all be true; `not` before a condition negates it.
     """
 
     tensors: str | re.Pattern[str]
@@ -33,7 +33,7 @@ class RecipeLine(NamedTuple):
 class Recipe(NamedTuple):
     """Types for the matrices of a model: the first line that applies to a tensor decides.
 
-    `otherwise` is the type of the other matrices, None to keep their types. `file_type` is the
+    `otherwise` is the type of the other matrices; None keeps their types. `file_type` is the
     recipe's number in llama.cpp (`llama_ftype` in llama.h), None if it has none. `path` is the file
     of the recipe. If `wants_importance` is True, llama.cpp requires an importance matrix.
     """

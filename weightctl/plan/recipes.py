@@ -1,4 +1,4 @@
-"""What a recipe chooses for each matrix of a model."""
+"""Choice of the type of each matrix of a model by a recipe."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = [
     "list_unmatched",
 ]
 
-# The line that is reported for a tensor that no line of a recipe applies to.
+# The line that is reported for a tensor if no line of the recipe applies to it.
 OTHERWISE = "otherwise"
 
 
 class TensorRole(NamedTuple):
     """A tensor and its place in the model, which the conditions of a recipe apply to.
 
-    `layer` is its number among the `layers` that count for its role. `weighted` is True if the
-    model has an importance matrix.
+    `layer` is its number among the `layers` that are counted for its role. `weighted` is True if
+    the model has an importance matrix.
     """
 
     info: TensorInfo
@@ -47,14 +47,14 @@ class TensorRole(NamedTuple):
 
     @property
     def is_outer_or_third(self) -> bool:
-        """Whether the layer is in the first or last eighth, or every third layer between them."""
+        """Whether the layer is in the first or last eighth, or a third layer between them."""
         first = self.layers // 8
         is_outer = self.layer < first or self.layer >= 7 * self.layers // 8
         return is_outer or (self.layer - first) % 3 == 2
 
     @property
     def is_stack_of_experts(self) -> bool:
-        """Whether it is a stack of experts; bailingmoe3 also stacks other matrices."""
+        """Whether the tensor is a stack of experts; bailingmoe3 also stacks other matrices."""
         shape = self.info.shape
         if len(shape) < 3 or shape[-3] == 1:
             return False
@@ -79,7 +79,7 @@ CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
 
 
 class RecipeChoice(NamedTuple):
-    """The encoding that a recipe chooses, None to keep it, and the line that decided."""
+    """The encoding that a recipe chooses (None keeps it), and the line that decided."""
 
     encoding: Encoding | None
     line: str
@@ -90,7 +90,7 @@ def goes_by_role(
 ) -> bool:
     """Whether a recipe can determine the roles of a model's tensors, or does not need them.
 
-    Roles follow from GGUF's names and metadata.
+    Roles are determined from GGUF's names and metadata.
     """
     if all(not isinstance(line.tensors, str) for line in recipe.lines):
         return True
@@ -117,7 +117,7 @@ def choose(
     """Return what a recipe chooses for each matrix of a model, by the matrix's name.
 
     `tensors` are all tensors of the model, because their count affects the result. `names` maps
-    names to GGUF's names where these differ; the patterns of a recipe are found in the original
+    names to GGUF's names if these differ; the patterns of a recipe are searched in the original
     names. Raises `ConversionError` if the recipe depends on roles and the model has no GGUF names.
     """
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
@@ -173,11 +173,12 @@ def _places(
     *,
     weighted: bool,
 ) -> Iterator[TensorRole]:
-    """Yield the matrices with their roles and layers, as llama.cpp counts these.
+    """Yield the matrices with their roles and layers, as llama.cpp counts them.
 
-    The model is traversed by layer and name. The number of a value projection is its position among
-    all value projections. The same is true of parts of the feed-forward, whose total is the number
-    of layers; in a mixture of experts, their number is the one in their name.
+    The matrices are sorted by layer and name. The number of a value projection is its position
+    among all value projections. The number of a part of the feed-forward network is determined in
+    the same way, and its total is the number of layers; in a mixture of experts, the number is the
+    one in its name.
     """
     ordered = sorted(tensors, key=lambda info: (_layer(known[info.name]), known[info.name]))
     roles = {info.name: role(known[info.name]) or "" for info in tensors}

@@ -1,4 +1,4 @@
-"""Renames tensors by rules of the user."""
+"""Renaming of tensors by rules of the user."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ class Renaming(NamedTuple):
     replacement: str
 
     def apply(self, name: str) -> str | None:
-        """Return the new name, None if the pattern is not found."""
+        """Return the new name; None if the pattern is not found."""
         return self.pattern.sub(self.replacement, name) if self.pattern.search(name) else None
 
 
 def collect_renamings(given: RenamingsLike) -> Sequence[Renaming]:
-    """Return the rules of a mapping, or of texts and files; raises `ConversionError`."""
+    """Return the rules of a mapping, or of texts and files.
+
+    Raises `ConversionError` if a rule is invalid.
+    """
     if isinstance(given, Mapping):
         return [make_renaming(pattern, made) for pattern, made in given.items()]
     each = [given] if isinstance(given, str | os.PathLike) else given
@@ -55,7 +58,7 @@ def collect_renamings(given: RenamingsLike) -> Sequence[Renaming]:
 
 
 def list_rule_files(given: RenamingsLike | None) -> list[str]:
-    """Return the paths among what rules are given by."""
+    """Return the paths of rule files among the given rules."""
     if given is None or isinstance(given, Mapping):
         return []
     each = [given] if isinstance(given, str | os.PathLike) else given
@@ -66,7 +69,7 @@ def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
     """Return the rule in a text `REGEX=NEW`, or the rules of a TOML file.
 
     Text with `=` is a rule unless a file with that name exists. NEW cannot contain `=`, and can be
-    empty. Raises `ConversionError` for anything else.
+    empty. Raises `ConversionError` if a rule or the file is invalid.
     """
     written = os.fspath(given)
     if not is_inline_rule(given):
@@ -89,8 +92,8 @@ def make_renaming(text: str, replacement: str) -> Renaming:
     """
     pattern = regular_expression(text)
     try:
-        # References to captures are checked only when the rule is used, so it is tried on an empty
-        # match; a line of its own ends a comment in the pattern.
+        # References to captures are only checked when the rule is used, so it is tried on an empty
+        # match. The line break ends a comment in the pattern.
         regular_expression(f"{text}\n|").sub(replacement, "")
     except (re.error, IndexError) as error:
         raise ConversionError(f"`{text}` = `{replacement}`: {error}", hint=_INLINE) from error
@@ -100,7 +103,7 @@ def make_renaming(text: str, replacement: str) -> Renaming:
 def read_renamings(path: str) -> tuple[Renaming, ...]:
     """Read a TOML file with a table `[rename]` of patterns and replacements.
 
-    Raises `ConversionError` for any other file.
+    Raises `ConversionError` if the file is invalid.
     """
     hint = f"{_FORM}; a rule without a file is {_INLINE}"
     content = read_toml(path, "file of naming rules", form=_FORM, otherwise=hint)
@@ -119,7 +122,7 @@ def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
                 f"{path}: the replacement for `{text}` is not a string", hint=_FORM
             )
         if "\b" in text + replacement:
-            # TOML's double quotes make a backspace of `\b`, which no name contains.
+            # In double quotes, TOML reads `\b` as a backspace, which no name contains.
             raise ConversionError(f"{path}: {text!r} contains a backspace", hint=SINGLE_QUOTES)
         try:
             yield make_renaming(text, replacement)
@@ -129,7 +132,7 @@ def _rules(path: str, rules: dict[str, object]) -> Iterator[Renaming]:
 
 
 def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
-    """Return a tree in which the first rule that matches a tensor's name has renamed it.
+    """Return a tree in which each tensor is renamed by the first rule that matches its name.
 
     Raises `ConversionError` if a rule is never used, or if two tensors would get the same name.
     """

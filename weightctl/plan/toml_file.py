@@ -1,4 +1,4 @@
-"""Reads TOML files of the user."""
+"""Reading of the user's TOML files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
     """Return the content of a TOML file.
 
     `what` names the kind of file, and `form` is the hint that describes its form. Raises
-    `ConversionError` if the file is not valid, or cannot be read; the hint for the latter is
+    `ConversionError` if the file is invalid, or cannot be read; the hint for the latter is
     `otherwise`, if it is given.
     """
     import tomllib  # few runs have such a file

@@ -1,4 +1,4 @@
-"""Types of weights by name: types that weightctl can write, and suggestions for typos."""
+"""Names of types: those that weightctl can write, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def type_named(text: str) -> Encoding | None:
-    """Return the encoding with this name, None for `keep`.
+    """Return the encoding with this name; None for `keep`.
 
     Raises `ConversionError` if the text is not a type, or is a type that weightctl cannot write.
     """
@@ -85,17 +85,17 @@ def list_recipes() -> list[str]:
 
 
 def single_types() -> list[str]:
-    """Return the block types whose name is not that of a recipe."""
+    """Return the block types whose names are not names of recipes."""
     return [name for name in block_types() if name not in LLAMA_RECIPES]
 
 
 def normalize_type_name(text: str) -> str:
-    """Return a name in the spelling of the tables."""
+    """Return a name as the tables spell it."""
     return text.strip().upper().replace("-", "_")
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return a question that suggests names for a misspelled one, empty if none is similar.
+    """Return a question that suggests names for a misspelled one; empty if none is similar.
 
     If no name is spelled similarly, types with as many bits are suggested: Q4_0 for `int4`.
     """

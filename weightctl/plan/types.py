@@ -1,4 +1,4 @@
-"""The type that tensors are stored in, in every spelling that users and programs use."""
+"""Parsing of the type for tensors, in all spellings of users and programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TypeLike", "encoding_of", "type_of", "type_or_recipe"]
 
-# What is taken where a type of tensors is: text, a dtype of ours, NumPy or torch, a block type.
+# All spellings of a tensor's type: text, a dtype of weightctl, NumPy or torch, a block type.
 TypeLike: TypeAlias = "Encoding | QuantizationEncoding | DTypeLike"
 
 
@@ -34,7 +34,7 @@ def type_of(
     dtype: DTypeLike | Encoding | None,
     quant: TypeLike | Recipe | os.PathLike[str] | None,
 ) -> Encoding | Recipe | None:
-    """Return the type for `dtype` (without blocks) or for `quant` (blocks), None if both are None.
+    """Return the type for `dtype` (without blocks) or for `quant` (blocks); None if both are None.
 
     Raises `ConversionError` if both are given, or if a type cannot store weights.
     """
@@ -70,9 +70,8 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
     """Return the recipe or encoding for a name, a path, a dtype or a block type.
 
     A text such as `Q4_K_M` or `Q4_0` is the name of a recipe if a recipe has this name, else of a
-    type. A path that ends in `.toml` is a recipe file. Raises `ConversionError` for anything else
-    and for types that weightctl cannot write. An `Encoding` is not checked here: the plan checks
-    it.
+    type. A path that ends in `.toml` is a recipe file. Raises `ConversionError` for invalid values
+    and for types that weightctl cannot write. An `Encoding` is not checked here, but by the plan.
     """
     if isinstance(given, Recipe | Encoding):
         return given
@@ -96,7 +95,7 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
 
 
 def encoding_of(given: TypeLike | None) -> Encoding | None:
-    """Return the encoding for a single tensor, None for None and `keep`.
+    """Return the encoding for a single tensor; None for None and `keep`.
 
     Raises `ConversionError` if the argument is not a type that weightctl can write.
     """

@@ -1,4 +1,4 @@
-"""Selects a model's weights, without the training state that is stored with them."""
+"""Selection of a model's weights, without the training state that is stored with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keep_weights"]
 
-# Entries that training scripts, Lightning, DeepSpeed and Megatron write, by their keys.
+# Keys of entries that training scripts, Lightning, DeepSpeed and Megatron write.
 _TRAINING = re.compile(
     r"(.*_)?optim(izer)?s?\d*((?-i:[_A-Z]).*)?|opt_state.*|(.*_)?rngs?(_.*)?|(.*_)?random_states?(_.*)?|"
     r"(.*_)?lr_?sched.*|(native_)?amp(_.*)?|callbacks|loops|hyper_?parameters|hparams(_.*)?",
@@ -33,11 +33,11 @@ _TRAINING = re.compile(
 def keep_weights(weights: Checkpoint) -> Checkpoint:
     """Return a tree with only the model's tensors, without the training state.
 
-    Optimizer state, random number generators and other values are left out. In a PyTorch checkpoint
-    the keys of entries decide; values and single numbers beside the state dict are left out too. If
-    one entry contains all remaining tensors, such as Lightning's `state_dict`, its name is removed
-    from their names. The metadata of other formats stays. Raises `ConversionError` if no tensor is
-    left.
+    Optimizer state, random number generators and other values are removed. In a PyTorch checkpoint,
+    this is decided by the keys of entries; values and single numbers beside the state dict are
+    removed too. If one entry contains all remaining tensors, such as Lightning's `state_dict`, its
+    name is removed from their names. The metadata of other formats is kept. Raises
+    `ConversionError` if no tensor is left.
     """
     header = header_of(weights)
     levels = _parse_levels(header)
@@ -52,8 +52,8 @@ def keep_weights(weights: Checkpoint) -> Checkpoint:
         )
     entry = _common_container(kept, containers)
     short = {name: name[len(entry) + 1 :] if entry else name for name in kept}
-    # If the tensor of a tied name is left out, the name becomes the tensor, also for its other
-    # names.
+    # If the tensor of a tied name is removed, the first of its names that is kept becomes the
+    # tensor.
     first: dict[str, str] = {}
     for name in kept:
         first.setdefault(header.aliases.get(name, name), name)
@@ -77,7 +77,7 @@ def _parse_levels(header: Header) -> dict[str, str]:
 
 
 def _list_containers(name: str, levels: Mapping[str, str]) -> list[str]:
-    """Return the places of the containers that a name is in, outer ones first."""
+    """Return the containers that a name is in, by full name, outer ones first."""
     dots = (match.start() for match in re.finditer(r"\.", name))
     return [name[:end] for end in dots if name[:end] in levels]
 
@@ -87,12 +87,12 @@ def _is_training(header: Header, name: str, containers: list[str]) -> bool:
     if is_optimizer_state(info._replace(name=name)):
         return True
     if LEVELS_KEY not in header.metadata:
-        return False  # without entries every name is one of a state dict
+        return False  # without entries, each name is one of a state dict
     return any(map(_TRAINING.fullmatch, _list_keys(name, containers)))
 
 
 def _list_keys(name: str, containers: list[str]) -> Iterator[str]:
-    """Yield the keys of the entries that lead to a tensor; not its name within a state dict."""
+    """Yield the keys of the entries that lead to a tensor, without its name in a state dict."""
     start = 0
     for place in containers or [name]:
         yield place[start:]
@@ -102,7 +102,7 @@ def _list_keys(name: str, containers: list[str]) -> Iterator[str]:
 def _drop_single_numbers(
     header: Header, names: Collection[str], containers: Mapping[str, list[str]]
 ) -> Iterator[str]:
-    """Yield the names but those of single numbers outside of state dicts, as `best_accuracy`."""
+    """Yield the names except those of single numbers outside of state dicts (`best_accuracy`)."""
     holders: dict[str, int] = {}
     for name in names:
         holder = containers[name][-1] if containers[name] else ""
@@ -116,7 +116,7 @@ def _drop_single_numbers(
 
 
 def _common_container(names: Collection[str], containers: Mapping[str, list[str]]) -> str:
-    """Return the innermost container that has all of these names, empty for the outermost."""
+    """Return the innermost container with all of these names; empty for the outermost container."""
     counts = Counter(place for name in names for place in containers[name])
     return max(
         (place for place, count in counts.items() if count == len(names)), key=len, default=""
@@ -130,7 +130,7 @@ def _clean_metadata(
     containers: Mapping[str, list[str]],
     entry: str,
 ) -> dict[str, MetadataValue]:
-    """Return the metadata without values of the checkpoint, and the containers that are left."""
+    """Return the metadata without values of the checkpoint, with the levels of the kept names."""
     values = {LEVELS_KEY, *levels, *header.leaves, *header.aliases}
     metadata = {key: value for key, value in header.metadata.items() if key not in values}
     inner = {place for name in kept for place in containers[name] if len(place) > len(entry)}

@@ -1,7 +1,7 @@
-"""Weights that are stored in several tensors: packed numbers, scales, zero points.
+"""Weights that are stored in several tensors: packed values, scales, zero points.
 
-A scheme is a module here, with its record as `SCHEME`, and a line in `SCHEMES`. Nothing else names
-a scheme: `matching` finds weights in headers, `decoding` makes values, `cutting` cuts tensors.
+A scheme is a module here, with its record as `SCHEME`, and a line in `SCHEMES`. No other code names
+a scheme: `matching` finds weights in headers, `decoding` computes values, `cutting` cuts tensors.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["SCHEMES", "SchemeLine"]
 
 
 class SchemeLine(NamedTuple):
-    """What the table says of a scheme: where its record is, and how the names of its scales end.
+    """An entry of the table of schemes: where its record is, and how the names of its scales end.
 
-    The record is loaded where a tensor has such a name.
+    The record is loaded if a tensor has such a name.
     """
 
     record: str
@@ -23,7 +23,7 @@ class SchemeLine(NamedTuple):
 
 _SCALED = (".scale", "_scale", "_scale_inv", ".scales", ".scale_weight")
 
-# In this order shapes are compared; `scaled` takes what is of none of the others.
+# Shapes are compared in this order; `scaled` accepts weights that match no other scheme.
 SCHEMES: dict[str, SchemeLine] = {
     "gptq": SchemeLine("weightctl.schemes.gptq:SCHEME", (".scales",)),
     "awq": SchemeLine("weightctl.schemes.awq:SCHEME", (".scales",)),

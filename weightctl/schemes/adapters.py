@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): the checkpoint's matrices, and the weights that they change."""
+"""Low-rank adapters (LoRA): detection of their matrices in a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Adapter", "adapter", "is_adapter_checkpoint"]
 
-# In the name of the second matrix of a pair, in that of the first, and the axis of the second
-# that is the rank: of PEFT [out, r], of kohya's sd-scripts and diffusers too, of MLX [r, out].
+# Infixes of the names of the second and the first matrix of a pair, and the axis of the second that
+# is the rank. PEFT, kohya's sd-scripts and diffusers store the second as [out, r], MLX as [r, out].
 _PAIRS = (
     (".lora_B", ".lora_A", 1),
     (".lora_embedding_B", ".lora_embedding_A", 1),
@@ -27,10 +27,10 @@ _BASES = ("general.base_model.0.name", "ss_sd_model_name")
 
 
 class Adapter(NamedTuple):
-    """LoRA: the `ranks` that occur, and the number of weights that have a pair of `matrices`.
+    """A LoRA adapter: its different `ranks`, and the number of pairs of `matrices`.
 
-    `base` is what the model is called that they are for, empty if it is not stated. What the
-    product of a pair is multiplied with is `alpha` / rank; None if the header does not say.
+    `base` is the name of the model that it is for, empty if unknown. The product of a pair is
+    multiplied by `alpha` / rank; `alpha` is None if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -40,10 +40,10 @@ class Adapter(NamedTuple):
 
 
 def adapter(header: Header, config: Mapping[str, Any]) -> Adapter | None:
-    """Return what the LoRA matrices among the tensors are, None if there is none.
+    """Return a description of the LoRA matrices among the tensors; None if there are none.
 
-    Pairs are those of PEFT, kohya's sd-scripts, diffusers, llama.cpp and MLX. `config` is
-    adapter_config.json's content, or empty.
+    The matrices are those of PEFT, kohya's sd-scripts, diffusers, llama.cpp and MLX. `config` is
+    the content of adapter_config.json, or empty.
     """
     ranks = [
         rank for name in header.tensors if "lora" in name and (rank := _rank(header, name)) > 0
@@ -62,9 +62,9 @@ def adapter(header: Header, config: Mapping[str, Any]) -> Adapter | None:
 
 
 def is_adapter_checkpoint(header: Header, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint is an adapter, and not a model that has low-rank matrices among others.
+    """Whether a checkpoint is an adapter, and not a model with some low-rank matrices.
 
-    `config` is adapter_config.json's content, or empty.
+    `config` is the content of adapter_config.json, or empty.
     """
     if adapter(header, config) is None:
         return False
@@ -72,14 +72,14 @@ def is_adapter_checkpoint(header: Header, config: Mapping[str, Any]) -> bool:
 
 
 def _rank(header: Header, name: str) -> int:
-    """Return the rank of a pair by the name of its second matrix, 0 for any other name."""
+    """Return the rank of a pair by the name of its second matrix; 0 for other names."""
     for second, first, axis in _PAIRS:
         head, found, tail = name.rpartition(second)
         partner = header.tensors.get(head + first + tail) if found else None
         if partner is None:
             continue
         shape = header.tensors[name].shape
-        # llama.cpp has [out, r], and so has MLX for experts, which stand in one tensor.
+        # llama.cpp stores [out, r]; so does MLX for experts, which are stacked in one tensor.
         is_last = second == ".lora_b" and (header.format == "gguf" or len(shape) == 3)
         rank = shape[-1 if is_last else axis] if len(shape) > 1 else 0
         return rank if rank in partner.shape else 0

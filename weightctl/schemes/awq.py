@@ -1,4 +1,4 @@
-"""AWQ: `[in, out]`, packed along the outputs, as written by AutoAWQ; for GEMV `[out, in]`."""
+"""AWQ: `[in, out]`, packed along the outputs, as written by AutoAWQ; `[out, in]` for GEMV."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["SCHEME"]
 
 _FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
-# The columns whose numbers are in a word, as AutoAWQ's kernels have them.
+# The columns of the values in a word, in the order of AutoAWQ's kernels.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight of one of AutoAWQ's three layouts: GEMM, GEMV, GEMV-fast."""
+    """Return a weight in one of AutoAWQ's three layouts: GEMM, GEMV, GEMV-fast."""
     if not len(candidate.numbers.shape) == len(candidate.scales.shape) == 2:
         return None
     if candidate.numbers.encoding.name == "I16":
@@ -59,7 +59,7 @@ def _infer_vector(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _infer_fast(candidate: Candidate) -> LogicalWeight | None:
-    """Four rows of 4-bit numbers are interleaved in a row of I16."""
+    """Return a weight in which a row of I16 contains four interleaved rows of 4-bit values."""
     rows, columns = candidate.numbers.shape
     return LogicalWeight((4 * rows, columns), 4) if candidate.scales.shape[1] == 4 * rows else None
 
@@ -69,7 +69,7 @@ def _make_weight(shape: tuple[int, ...], bits: int) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode a weight whose outputs are packed in an order of their own."""
+    """Decode a weight in the GEMM or the GEMV layout."""
     stored.refuse_others(".qzeros")
     place = stored.find(".qzeros")
     if stored.bits != 4 or place is None:
@@ -90,7 +90,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
 def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
     layout, inputs = decoding.PackingLayout(4, 32), stored.shape[1]
     rows, columns = stored.scales.shape
-    # Its tables of scales and zeros are padded: only the settings tell the groups.
+    # The tables of scales and zero points are padded, so only the settings determine the groups.
     size = next((size for size in stored.settings.sizes(-1) if -(-inputs // size) <= columns), None)
     if size is None:
         raise stored.cannot_dequantize("the config does not state its group size")
@@ -104,10 +104,10 @@ def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
-    """Cut rows of inputs, with outputs packed; a group has a row of scales, and one of zeros."""
+    """Cut a weight in the GEMM layout: outputs are packed, and each group of inputs is a row."""
     outputs, inputs = stored.shape
     rows, columns = stored.numbers.shape
-    # Otherwise it is of the kind for vectors, whose scales are padded.
+    # Otherwise, the layout is GEMV, whose scales are padded.
     is_for_matrices = rows == inputs and columns < stored.scales.shape[1]
     if stored.numbers.encoding.name != "I32" or not is_for_matrices:
         raise stored.cannot_dequantize("this variant of AWQ is not supported")

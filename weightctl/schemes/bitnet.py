@@ -1,4 +1,4 @@
-"""BitNet: values -1, 0 and 1, four rows per row of bytes, with one scale for the tensor."""
+"""BitNet: values -1, 0 and 1, four rows per row of bytes, with one scale per tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SCHEME"]
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight that only the config says is of this kind."""
+    """Return a weight if the config states this scheme; shapes do not determine it."""
     if is_plain(candidate) or len(candidate.numbers.shape) < 2:
         return None
     if candidate.setting("quant_method") != "bitnet" or prod(candidate.scales.shape) != 1:
@@ -27,7 +27,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode numbers that are divided by the scale; newer layers multiply with it."""
+    """Decode values, which are divided by the scale, or multiplied by it in newer layers."""
     stored.refuse_others()
     if len(stored.shape) != 2:
         raise stored.cannot_dequantize(

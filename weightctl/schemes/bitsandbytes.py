@@ -1,4 +1,4 @@
-"""bitsandbytes' NF4 and FP4: two codes per byte; the shape is in a tensor that holds JSON."""
+"""bitsandbytes' NF4 and FP4: two codes per byte; a tensor with JSON states the shape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHERS = (_MAP, _NESTED, _NESTED_MAP, *_STATES)
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight of the shape that a tensor of JSON says."""
+    """Return a weight with the shape that a tensor with JSON states."""
     for kind, ending in zip(_KINDS, _STATES, strict=True):
         raw = candidate.bytes_of(ending)
         if raw is None or candidate.numbers.encoding.block != 1:
@@ -41,7 +41,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode codes, whose scales a second quantization may have made bytes."""
+    """Decode codes and their scales, which can be quantized too."""
     stored.refuse_others(*_OTHERS)
     state_place, map_place = stored.find(*_STATES), stored.find(_MAP)
     state = _read_state(stored, state_place)
@@ -85,7 +85,7 @@ def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> Ne
 
 
 def _read_state(stored: SchemeTensors, place: int | None) -> dict[str, Any]:
-    """Return what says how a weight was quantized."""
+    """Return the quantization state of a weight, which is JSON."""
     try:
         document = None if place is None else json.loads(stored.raw(place))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tensors that are not trained weights: caches, masks, statistics, what optimizers keep."""
+"""Tensors that are not trained weights: caches, masks, statistics, the state of optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = ["is_activation_scale", "is_buffer", "is_optimizer_state"]
 
-# Tensors that models make themselves when they are built, or count while they are trained.
+# Names of tensors that models create when they are built, or update in training without an
+# optimizer.
 _BUFFERS = frozenset({
     "inv_freq", "original_inv_freq", "inv_timescales", "cos_cached", "sin_cached",
     "cos_sin_cache", "freqs_cis", "freqs_cos", "freqs_sin", "_float_tensor",
@@ -24,43 +25,42 @@ _BUFFERS = frozenset({
 _GGUF_BUFFERS = frozenset({
     "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
 })  # fmt: skip
-# What the optimizers of torch keep for each parameter (the `state` of `state_dict()`).
+# Names of the tensors that torch's optimizers store for each parameter (`state` of `state_dict()`).
 _OPTIMIZER = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg",
     "grad_avg", "acc_delta", "mu_product", "row_var", "col_var", "variance", "step", "sum",
 })  # fmt: skip
-# Scales beside the weights of a quantized model, for its activations and its cache.
+# Endings of the names of scales of a quantized model's activations and cache.
 _ACTIVATION_SCALES = (
     ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale",
     ".prob_scale", ".input_zero_point", ".output_zero_point", ".k_zero_point", ".v_zero_point",
     ".input_global_scale", ".k_global_scale", ".v_global_scale", ".activation_scale",
     ".prob_output_scale", ".softmax_scale_quant",
 )  # fmt: skip
-# Elements that a scale of activations has at the most: one for each channel of a cache.
+# The maximum size of a scale of activations: one element for each channel of a cache.
 _MOST_CHANNELS = 1 << 14
 _STATE = ("state.", "optimizer.", "optim.")
 _FREQUENCIES = ("rope.freqs", "rotary_emb.freqs")
 
 
 def is_optimizer_state(info: TensorInfo) -> bool:
-    """Whether a tensor is what an optimizer keeps of a parameter, as AdamW its `exp_avg`."""
+    """Whether a tensor is the state of an optimizer, such as the `exp_avg` of AdamW."""
     name = info.name
     return name.rpartition(".")[2] in _OPTIMIZER and (name.startswith(_STATE) or ".state." in name)
 
 
 def is_buffer(info: TensorInfo) -> bool:
-    """Whether a tensor is not a trained weight: caches of positions, masks, schedules, statistics.
+    """Whether a tensor is not a trained weight: a cache, mask, schedule, statistic, or the like.
 
-    Batch norm's running statistics are among them, as they are in torch: a model needs them, but
-    no optimizer trains them, and the parameter counts that people publish leave them out. So is
-    what an optimizer keeps for itself.
+    The state of an optimizer and the running statistics of batch norm are included. A model needs
+    the latter, but no optimizer trains them, and published parameter counts do not include them.
     """
     name = info.name
     if name.endswith(".weight"):
         return name in _GGUF_BUFFERS
     last = name.rpartition(".")[2]
     if last == "bias":
-        # GPT-2's causal mask has the name that a bias of its attention would have.
+        # GPT-2's causal mask has the name of an attention bias.
         size = info.shape[-1] if len(info.shape) == 4 else 0
         return info.shape == (1, 1, size, size) and name.endswith(("attn.bias", "attention.bias"))
     if last in _OPTIMIZER:
@@ -69,5 +69,5 @@ def is_buffer(info: TensorInfo) -> bool:
 
 
 def is_activation_scale(info: TensorInfo) -> bool:
-    """Whether a tensor of a quantized model scales activations or a cache, and no weight."""
+    """Whether a tensor of a quantized model scales activations or a cache, and not a weight."""
     return info.name.endswith(_ACTIVATION_SCALES) and info.size <= _MOST_CHANNELS

@@ -1,4 +1,4 @@
-"""compressed-tensors' `pack-quantized`: rows packed into I32, the shape in another tensor."""
+"""compressed-tensors' `pack-quantized`: rows packed into I32; a tensor states the shape."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEME"]
 
-# Numbers, and zeros where they are packed too.
+# The word of packed integers, and of packed zero points.
 _WORD, _WORD_BITS = "I32", 32
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight of the shape that a tensor says; words of U8 hold floats."""
+    """Return a weight with the shape that a tensor states; words of U8 contain floats instead."""
     if candidate.numbers.encoding.name != _WORD:
         return None
     numbers, shape = candidate.numbers.shape, candidate.integers(".weight_shape")
     if not shape or not numbers or shape[:-1] != numbers[:-1]:
         return None
     for bits in BITS:
-        # Earlier versions split no number between two words.
+        # Earlier versions do not split values between two words.
         fitting = {
             divide_up(shape[-1] * bits, _WORD_BITS),
             divide_up(shape[-1], _WORD_BITS // bits),
@@ -56,12 +56,12 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode packed rows, with zeros packed along the other axis."""
+    """Decode packed rows; zero points are packed along the other axis."""
     stored.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
     shape, bits = stored.shape, stored.bits
     _check_shape(stored)
     words = stored.numbers.shape[-1]
-    # Its first versions split no number between two words.
+    # Early versions do not split values between two words.
     layout = decoding.PackingLayout(bits, _WORD_BITS)
     if layout.words_of(shape[-1]) != words:
         layout = decoding.PackingLayout(bits, _WORD_BITS, whole=True)
@@ -90,7 +90,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 
 def _check_shape(stored: SchemeTensors) -> None:
-    """Refuse a weight that says another shape of itself than those that look like it."""
+    """Raise `ConversionError` if the stated shape differs from that of the other tensors."""
     place = stored.find(".weight_shape")
     if place is None:
         return
@@ -108,7 +108,7 @@ def _check_shape(stored: SchemeTensors) -> None:
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
-    """Cut rows of words; an order of the inputs, where there is one, is of all their groups."""
+    """Cut rows of words; if inputs are in groups in any order, each shard has all groups."""
     refuse_other_axes(stored)
     is_whole = is_ordered(stored, ".weight_g_idx")
     made: list[Axes] = [_cut_numbers(stored)]
@@ -119,7 +119,7 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
         is_packed = place > 1 and tensor.info.encoding.name == _WORD
         axes = [*cut_blockwise(stored, 1 if is_packed else place)]
         if is_packed:
-            # Zeros are packed along the other axis.
+            # Zero points are packed along the other axis.
             axes[0] = _cut_words(stored, tensor.info, 0)
         if is_whole:
             axes[-1] = None
@@ -130,19 +130,20 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
 def _cut_numbers(stored: SchemeTensors) -> Axes:
     info, axis, length = stored.numbers, len(stored.shape) - 1, stored.shape[-1]
     along = _cut_words(stored, info, axis)
-    # Of the few numbers of a shard nothing would tell how many bits each has.
+    # Otherwise, the bit width could not be determined from the shape of a shard, so the axis stays
+    # whole.
     if length % along.block:
         along = Along(axis, length, info.shape[axis])
     return [*(Along(other) for other in range(axis)), along]
 
 
 def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
-    """Return what words have of an axis; the last may be filled in part."""
+    """Return how an axis maps to words; the last word can be partly unused."""
     bits = stored.bits
     length, words = stored.shape[axis], info.shape[axis] if info.shape else 0
     if words == divide_up(length * bits, _WORD_BITS):
         return cut_in_ratio(axis, _WORD_BITS, bits)
-    # Its first versions split no number between two words, which no shard would tell either.
+    # Early versions do not split values between words, which could not be determined from a shard.
     if words == divide_up(length, _WORD_BITS // bits):
         return Along(axis, length, words)
     raise stored.cannot_dequantize(

@@ -1,4 +1,4 @@
-"""The axes of a stored tensor that go with axes of its weight, and their blocks."""
+"""Cutting of weights: how the axes of their stored tensors map to their own axes."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = [
     "spans_blocks",
 ]
 
-# Of scales, or beside them, one for the same numbers; or one for all of a tensor or an expert.
+# Tensors that have an element for each scale, or one for the whole tensor or each expert.
 _LIKE_SCALES = (
     "weight_zero_point", ".zero_points", ".qzeros", "_zero_point", ".biases", ".qbiases",
     "weight_scale_2", ".weight_global_scale",
 )  # fmt: skip
 _OF_INPUTS = (".pre_quant_scale", ".g_idx", ".weight_g_idx")
-# They say something of the whole weight, or are for activations.
+# Tensors that describe the whole weight, or are for activations.
 _WHOLE = (".weight_shape", ".comfy_quant", ".weight_format", *ACTIVATIONS)
 
 
 class Along(NamedTuple):
-    """The axis of a stored tensor along which there are `elements` for each `block` of a weight's.
+    """An axis of a stored tensor, with `elements` elements for each `block` of the weight's.
 
-    It is cut where the weight is cut at a multiple of `block`.
+    The weight can be cut at multiples of `block`.
     """
 
     axis: int
@@ -50,23 +50,23 @@ class Along(NamedTuple):
     elements: int = 1
 
 
-# What of a stored tensor belongs to each axis of its weight: None where all of it.
+# For each axis of a weight, the axis of a stored tensor that is cut with it; None if none is cut.
 Axes: TypeAlias = "Sequence[Along | None]"
 
 
 def cut_in_ratio(axis: int, length: int, count: int) -> Along:
-    """Return what an axis of `count` elements has of one that is of `length`, packed in order."""
+    """Return how an axis of `length` elements maps to one of `count`, which packs them in order."""
     divisor = gcd(length, count)
     return Along(axis, length // divisor, count // divisor)
 
 
 def cut_packed(info: TensorInfo, shape: Sequence[int]) -> Axes:
-    """Return what numbers of a tensor, packed in order along its axes, have of a weight's axes."""
+    """Return how the axes of a weight map to those of a tensor that packs its values in order."""
     made: list[Along | None] = []
     for axis, (length, count) in enumerate(zip(shape, info.shape, strict=True)):
         own = cut_in_ratio(axis, length, count)
         if axis == len(shape) - 1 and info.encoding.block > 1:
-            # Several of them are one element of the file.
+            # An element of the file packs several of these values.
             block = lcm(own.elements, info.encoding.block)
             own = Along(axis, own.block * block // own.elements, block)
         made.append(own)
@@ -74,39 +74,39 @@ def cut_packed(info: TensorInfo, shape: Sequence[int]) -> Axes:
 
 
 def cut_upright(stored: SchemeTensors) -> list[Axes]:
-    """Cut numbers whose axes are those of the weight, and scales of blocks of them."""
+    """Cut a weight whose stored values have the same axes, with scales of blocks."""
     refuse_other_axes(stored)
     numbers = cut_packed(stored.numbers, stored.shape)
     return [numbers, *(cut_companion(stored, place) for place in range(1, len(stored.tensors)))]
 
 
 def refuse_other_axes(stored: SchemeTensors) -> None:
-    """Raise `ConversionError` if the axes of numbers are not those of the weight."""
+    """Raise `ConversionError` if the stored values have another number of axes than the weight."""
     if len(stored.numbers.shape) != len(stored.shape):
         raise stored.cannot_dequantize("the stored tensor has other axes than the weight")
 
 
 def cut_companion(stored: SchemeTensors, place: int) -> Axes:
-    """Cut scales, or what is beside them: like them, or as what it is."""
+    """Cut a tensor beside the stored values: like the scales, or by its purpose."""
     if spans_blocks(stored, place):
         return cut_blockwise(stored, place)
     return cut_beside(stored, stored.tensors[place].info)
 
 
 def spans_blocks(stored: SchemeTensors, place: int) -> bool:
-    """Whether a tensor has an element for each block of numbers, or for larger ones."""
+    """Whether a tensor has an element for each block of values, or for larger blocks."""
     return place == 1 or stored.tensors[place].info.name.endswith(_LIKE_SCALES)
 
 
 def cut_blockwise(stored: SchemeTensors, place: int) -> Axes:
-    """Return what a tensor with an element for each block of a weight has of its axes."""
+    """Return how the axes of a weight map to those of a tensor with an element for each block."""
     info, shape = stored.tensors[place].info, stored.shape
     if place > 1 and info.encoding.name == "I32":
         raise stored.cannot_dequantize(
             f"splitting the packed tensor `{info.name}` is not supported"
         )
     counts = align_counts(info.shape, shape)
-    # Where it has axes of a single element besides, it is one of the others that each stands on.
+    # If the tensor has additional axes of size 1, the others correspond to the axes of the weight.
     own = [axis for axis, count in enumerate(info.shape) if count != 1]
     if len(info.shape) <= len(shape):
         own = list(range(len(info.shape)))
@@ -121,7 +121,7 @@ def cut_blockwise(stored: SchemeTensors, place: int) -> Axes:
 def _list_blocks(
     stored: SchemeTensors, shape: tuple[int, ...], counts: tuple[int, ...], axis: int = -1
 ) -> Iterator[int]:
-    """Yield how many elements of each axis are for a scale, all where a shard would not tell."""
+    """Yield the block size along each axis; the whole length if a shard would not determine it."""
     found = stored.grid(shape, counts, axis).blocks
     for place, (length, block) in enumerate(zip(shape, found, strict=True), start=-len(shape)):
         is_power = block.bit_count() == 1
@@ -130,7 +130,7 @@ def _list_blocks(
 
 
 def cut_beside(stored: SchemeTensors, info: TensorInfo) -> Axes:
-    """Cut what is beside numbers and scales: it is for all of the weight, or for its inputs."""
+    """Cut a tensor that is neither values nor scales: for the whole weight, or for its inputs."""
     whole: list[Along | None] = [None] * len(stored.shape)
     if info.name.endswith(_WHOLE) or info.size in {0, 1}:
         return whole
@@ -140,7 +140,7 @@ def cut_beside(stored: SchemeTensors, info: TensorInfo) -> Axes:
 
 
 def is_ordered(stored: SchemeTensors, ending: str) -> bool:
-    """Whether a tensor says of each input in which group it is: of all groups, wherever it is."""
+    """Whether a tensor assigns inputs to groups in any order; each shard then needs all groups."""
     place = stored.find(ending)
     if place is None:
         return False
@@ -149,12 +149,12 @@ def is_ordered(stored: SchemeTensors, ending: str) -> bool:
     if not tensor.info.size:
         return False
     tensor.read_into(0, memoryview(first))
-    # One that was never set has -1 alone.
+    # A tensor that was never set contains only -1.
     return not all(byte == 0xFF for byte in first)
 
 
 def cut_groups(stored: SchemeTensors) -> Along | None:
-    """Return what rows of scales have of the inputs, where these are the rows of the numbers."""
+    """Return how the inputs map to rows of scales, if inputs are rows; None for a single group."""
     outputs, inputs = stored.shape
     groups = stored.scales.shape[0]
     if groups == 1:
@@ -165,9 +165,9 @@ def cut_groups(stored: SchemeTensors) -> Along | None:
 def cut_transposed(
     stored: SchemeTensors, numbers: Sequence[Along], by_group: Along | None
 ) -> list[Axes]:
-    """Cut numbers whose rows are inputs; a group of these has a row of scales, and one of zeros.
+    """Cut a weight whose rows are inputs; a group of inputs has a row of scales and zero points.
 
-    Zeros are packed along the outputs.
+    Zero points are packed along the outputs.
     """
     outputs = stored.shape[0]
     made: list[Axes] = [numbers, (Along(1), by_group)]

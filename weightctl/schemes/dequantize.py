@@ -1,4 +1,4 @@
-"""Weights that are stored in several tensors, packed numbers and scales, as ordinary tensors."""
+"""Dequantization of weights that are stored in several tensors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ __all__ = ["dequantize_weights"]
 
 
 def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
-    """Return the tree with each weight that is stored in several tensors as a single one.
+    """Return the tree in which each weight that is stored in several tensors is a single tensor.
 
-    It is float32, the values that its own library computes, made where they are read. With
-    `in_blocks` it is in ggml's blocks where these hold exactly the same numbers: MXFP4, Q4_0, Q4_1
-    or Q8_0; small tensors of scales are read for that. What was only for activations is left out,
-    with a note. All else stays; where nothing is stored so, it is the same tree.
+    The weights are float32, with the values that their own libraries compute. They are computed
+    when they are read. With `in_blocks`, a weight is in ggml's blocks (MXFP4, Q4_0, Q4_1 or Q8_0)
+    if these hold the same values exactly; scales are read to determine this. Scales of activations
+    are omitted, with a note. Other tensors are unchanged; if no weight is stored in several
+    tensors, the same tree is returned.
 
-    gpt-oss's experts have the inputs of their layer as rows, as transformers has them, but in
-    blocks the outputs, as they are stored and as ggml has them.
+    For gpt-oss's experts, rows are the inputs of the layer, as in transformers; in blocks, rows are
+    the outputs, as they are stored and as in ggml.
 
-    Raises `ConversionError` if a weight is packed in a way that cannot be read, or its tensors do
-    not fit together.
+    Raises `ConversionError` if the packing of a weight is not supported, or if its tensors do not
+    match.
     """
     if not list_scheme_tensors(header_of(weights)):
         return weights
-    # A tree without any needs no NumPy.
+    # A tree without quantized weights needs no NumPy.
     from weightctl.schemes.decoding.trees import merge_scheme_tensors
 
     return merge_scheme_tensors(source_of(weights), in_blocks=in_blocks)

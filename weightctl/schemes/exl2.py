@@ -1,4 +1,4 @@
-"""ExLlamaV2: packed columns; the bit width varies from one group of inputs to the next."""
+"""ExLlamaV2: packed columns; the bit width varies between groups of inputs."""
 
 from __future__ import annotations
 

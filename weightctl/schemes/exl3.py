@@ -18,7 +18,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     inputs, outputs, words = candidate.numbers.shape
     if candidate.scales.shape != (16 * inputs,) or words not in range(8, 129, 8):
         return None
-    # Halves of bits are among them.
+    # Bit widths such as 2.5 are possible.
     return LogicalWeight((16 * outputs, 16 * inputs), element=f"{words / 16:g}-bit")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEME"]
 
-# Hugging Face's names, and those of the original.
+# The names of Hugging Face's checkpoint, and of the original one.
 _NAMES = (
     NameEndings("_scales", "_blocks", "", ("U8",)),
     NameEndings(".scales", ".blocks", "", ("U8",)),
@@ -30,10 +30,10 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode a weight whose experts have their outputs as rows.
+    """Decode a weight; for experts, the rows are outputs in the file, and inputs in the result.
 
-    Modules of Hugging Face, and transformers' own way to dequantize them
-    (`convert_moe_packed_tensors`), have the inputs as rows. Blocks stay as they are.
+    Hugging Face's modules and transformers' own dequantization (`convert_moe_packed_tensors`) have
+    the inputs as rows. Blocks keep the order of the file.
     """
     found = decode_mxfp4(stored)
     if not stored.numbers.name.endswith("_blocks") or len(found.shape) != 3:
@@ -43,7 +43,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
-    """Cut blocks and scales alike: an axis more, that of the bytes of a block, stays whole."""
+    """Cut blocks and scales in the same way; the axis of the bytes of a block stays whole."""
     return [cut_blocks(stored)] * len(stored.tensors)
 
 

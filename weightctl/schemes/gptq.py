@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEME"]
 
-# AutoRound writes zeros as they are, unless it says that it writes as AutoGPTQ does.
+# Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight whose numbers have the columns of its scales."""
+    """Return a weight whose packed values and scales have the same columns."""
     if not len(candidate.numbers.shape) == len(candidate.scales.shape) == 2:
         return None
     (rows, columns), (groups, outputs) = candidate.numbers.shape, candidate.scales.shape
     if columns != outputs:
         return None
     zeros, order = candidate.shape(".qzeros"), candidate.shape(".g_idx")
-    # Symmetric quantization may leave the zeros out.
+    # Symmetric quantization can omit the zero points.
     if zeros:
         bits = divide_exactly(32 * zeros[-1], outputs)
     elif order and order != (0,):
@@ -37,16 +37,16 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     inputs = divide_exactly(32 * rows, bits)
     if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
         return None
-    # An order may be of groups that are not runs.
+    # If inputs are assigned to groups in any order, the groups can have different sizes.
     if order != (inputs,) and (order not in {None, (0,)} or not tiles(groups, inputs)):
         return None
     return LogicalWeight((outputs, inputs), bits) if bits in BITS else None
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode a weight whose zeros are packed along the outputs.
+    """Decode a weight whose zero points are packed along the outputs.
 
-    In files of its first version zeros are stored less one (GPTQModel's `_shift_gptq_qzeros`).
+    Version 1 of the format stores zero points minus one (GPTQModel's `_shift_gptq_qzeros`).
     """
     stored.refuse_others(".qzeros", ".g_idx")
     bits, version = stored.bits, stored.settings.text("checkpoint_format") or "gptq"
@@ -78,7 +78,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
-    """Cut packed rows of inputs; a group of them has a row of scales and one of zeros."""
+    """Cut packed rows of inputs; each group of inputs has a row of scales and of zero points."""
     inputs, rows = stored.shape[1], stored.numbers.shape[0]
     by_group = None if is_ordered(stored, ".g_idx") else cut_groups(stored)
     return cut_transposed(stored, [Along(1), cut_in_ratio(0, inputs, rows)], by_group)

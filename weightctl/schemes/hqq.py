@@ -1,4 +1,4 @@
-"""HQQ: packed integers; two further tensors hold the original shape and the bit width."""
+"""HQQ: packed integers; two more tensors have the original shape and the bit width."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     shape, bits = candidate.integers(".shape"), candidate.integers(".nbits")
     if not shape or not bits or candidate.numbers.encoding.block != 1:
         return None
-    # 32 bits hold ten numbers of three.
+    # With 3 bits, 32 bits hold ten values.
     needed, held = prod(shape) * bits[0], 8 * candidate.numbers.nbytes
     if bits[0] not in BITS or not needed <= held < 2 * needed:
         return None

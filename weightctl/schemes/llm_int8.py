@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEME"]
 
 _NAMES = (NameEndings(".SCB", ".weight", ".weight", ("I8",), (".weight_format",)),)
-# What bitsandbytes' kernels multiply with, for 1 / 127.
+# The float32 that bitsandbytes' kernels use for 1 / 127.
 _PER_127 = 7.874015718698502e-3
 
 

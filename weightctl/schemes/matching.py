@@ -1,4 +1,4 @@
-"""Weights of a header that are stored in several tensors, by names and shapes alone."""
+"""Finding weights that are stored in several tensors, by names and shapes in a header."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ __all__ = [
     "read_entries",
 ]
 
-# How the names of scales end. Records of schemes are loaded where there are some.
+# Endings of the names of scales. A scheme's record is loaded if there is a name with its ending.
 MARKS = tuple(dict.fromkeys(ending for line in SCHEMES.values() for ending in line.scales))
-# No tensor that is read for what it says is larger.
+# The maximum size of a tensor whose content is read.
 _MAX_READ = 4096
 
 
 class Quantized(NamedTuple):
-    """A weight that is stored as several tensors: packed numbers, and what scales them.
+    """A weight that is stored as several tensors: packed values, scales, and others.
 
-    `name` and `shape` are those of the weight that they represent, outermost dimension first.
-    `label` is what people call the packing. `tensors` are the names of those that are stored, the
-    packed numbers first, and `nbytes` is what all of them fill. Each number is packed in
-    `number_bits`, which is 0 where the scheme says it.
+    `name` and `shape` are those of the weight. `label` is the name of the scheme for users.
+    `tensors` are the names of the stored tensors, the packed values first, and `nbytes` is their
+    total size. `number_bits` is the width of a packed value, 0 if the scheme determines it.
     """
 
     name: str
@@ -61,18 +60,18 @@ class Quantized(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Stored bits for each element, scales included."""
+        """The stored bits per element, including scales."""
         return 8 * self.nbytes / self.size
 
 
 def find_quantized(
     header: Header, config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> dict[str, Quantized]:
-    """Return the weights that are stored in several tensors, by name, in the order of their first.
+    """Return the weights that are stored in several tensors, by name, in the order of the file.
 
-    `config` is config.json's content, or empty. `read` gives the bytes of a small tensor in
-    little-endian order and may raise `WeightctlError`. Where tensors do not fit together, they
-    are not a weight; nothing is raised for it.
+    `config` is the content of config.json, or empty. `read` returns the bytes of a small tensor in
+    little-endian order, and can raise `WeightctlError`. Tensors that do not fit together are not
+    reported as a weight, without an error.
     """
     tensors, extents, content = header.tensors, header.extents, _Contents(read)
     found: dict[str, Quantized] = {}
@@ -104,10 +103,10 @@ def find_quantized(
 
 
 def list_scheme_tensors(header: Header) -> set[str]:
-    """Return the tensors that only have a meaning together: numbers, and what scales them.
+    """Return the tensors that are only meaningful together: stored values, and their scales.
 
-    Names and encodings alone decide, so that these may be tensors that `find_quantized` cannot
-    make a weight of; what it finds is always among them.
+    This is decided by names and encodings. The result includes all tensors of `find_quantized`, and
+    possibly others that do not form a weight.
     """
     tensors = header.tensors
     return {
@@ -120,7 +119,7 @@ def list_scheme_tensors(header: Header) -> set[str]:
 
 
 def load_schemes(ending: str = "") -> tuple[Scheme, ...]:
-    """Return the schemes whose scales have names that may end so, in the order of the table."""
+    """Return the schemes whose scales can have names with this ending, in table order."""
     return tuple(
         cast("Scheme", load(line.record))
         for line in SCHEMES.values()
@@ -129,14 +128,14 @@ def load_schemes(ending: str = "") -> tuple[Scheme, ...]:
 
 
 def _find_ways(mark: str) -> tuple[tuple[NameEndings, tuple[Scheme, ...]], ...]:
-    """Return how the tensors beside these scales may be called, each with the schemes that do so.
+    """Return the possible names of the tensors beside these scales, each with its schemes.
 
-    They are those for any name that ends like it after the last dot.
+    The result depends only on the last segment of the name.
     """
     return _find_ways_of(mark[mark.rfind(".") + 1 :])
 
 
-@lru_cache(maxsize=256)  # a model has few names of scales, each in many layers
+@lru_cache(maxsize=256)  # a model has few different names of scales, each in many layers
 def _find_ways_of(last: str) -> tuple[tuple[NameEndings, tuple[Scheme, ...]], ...]:
     ending = "." + last
     ways: dict[NameEndings, list[Scheme]] = {}
@@ -153,8 +152,8 @@ def _label(scheme: Scheme, bits: int, element: str) -> str:
 
 
 def _find_marks(names: Iterable[str]) -> list[str]:
-    """Return the names that may be those of scales."""
-    # Nearly all names end like this, and no scales do.
+    """Return the names that can be those of scales."""
+    # Nearly all names have this ending, and no scales do.
     return [name for name in names if not name.endswith(".weight") and name.endswith(MARKS)]
 
 
@@ -163,14 +162,14 @@ def _read_nothing(_info: TensorInfo, _numbers: TensorInfo) -> None:
 
 
 class _Contents:
-    """What small tensors hold; of layers that differ in numbers alone, the first is read."""
+    """Contents of small tensors; if names differ only in numbers, only the first tensor is read."""
 
     def __init__(self, read: Callable[[str], bytes]) -> None:
         self._read = read
         self._known: dict[object, bytes] = {}
 
     def __call__(self, info: TensorInfo, numbers: TensorInfo) -> bytes | None:
-        # Experts have tens of thousands of these, and the same in all of them.
+        # Experts have tens of thousands of these tensors, all with the same content.
         name = info.name.encode("utf-8", "surrogatepass").translate(None, b"0123456789")
         alike = (name, info.shape, info.encoding.name, numbers.shape)
         raw = self._known.get(alike)
@@ -191,10 +190,10 @@ Entry: TypeAlias = "TensorInfo | Quantized"
 
 
 class _Entries(NamedTuple):
-    """The entries of a checkpoint: a weight that is stored in several tensors is one of them.
+    """The entries of a checkpoint: tensors, and weights that are stored in several tensors.
 
-    `quantized` are the weights in several tensors, and `part_of` names the weight of each of their
-    tensors. `buffers` are the stored tensors that are not weights, `buffer` or `optimizer`.
+    `quantized` are the weights in several tensors, and `part_of` has the weight of each of their
+    tensors. `buffers` are the stored tensors that are not weights: `buffer` or `optimizer`.
     """
 
     entries: Mapping[str, Entry]
@@ -230,10 +229,10 @@ def read_entries(weights: Checkpoint) -> _Entries:
 def count_parameters(entries: Iterable[Entry], buffers: Container[str]) -> int:
     """Return the number of elements of all weights; buffers and scales are not parameters.
 
-    A tied tensor is one entry, so it counts once. A weight in several tensors counts with the
-    elements that it has when it is decoded.
+    A tied tensor is one entry, so it is counted once. A weight in several tensors is counted with
+    its decoded elements.
     """
-    # Many tensors have one of a few shapes.
+    # Many tensors have the same shape.
     sizes: dict[tuple[int, ...], int] = {}
     total = 0
     for entry in entries:

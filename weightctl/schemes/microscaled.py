@@ -1,7 +1,7 @@
-"""Floats in small blocks along an axis, with a scale for each: shapes, codes, and cuts.
+"""Floats in small blocks along an axis, each with a scale: shapes, codes, and cuts.
 
-They are the block formats of the Open Compute Project (MXFP) and of NVIDIA (NVFP4). Numbers are
-packed along the last axis; those of Llama 4's experts along the one before.
+These are the block formats of the Open Compute Project (MXFP) and of NVIDIA (NVFP4). Values are
+packed along the last axis; for Llama 4's experts, along the axis before it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 MICROSCALED_NAMES = (*SCALED, COMPRESSED, MLX)
-# How many numbers share a scale, and how that is encoded; MLX keeps NVIDIA's in U8.
+# Block sizes and encodings of the scales; MLX stores NVIDIA's scales as U8.
 MXFP_BLOCK, _MXFP_SCALES = 32, ("U8", "F8_E8M0")
 NVFP_BLOCK, _NVFP_SCALES = 16, ("F8_E4M3", "U8")
 
 
 def infer_mxfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
-    """Return a weight of MXFP with this many bits in a number."""
+    """Return a weight of MXFP with this bit width."""
     return _infer(candidate, bits, MXFP_BLOCK, _MXFP_SCALES)
 
 
 def infer_nvfp(candidate: Candidate, bits: int) -> LogicalWeight | None:
-    """Return a weight of NVIDIA's blocks with this many bits in a number."""
+    """Return a weight in NVIDIA's blocks with this bit width."""
     return _infer(candidate, bits, NVFP_BLOCK, _NVFP_SCALES)
 
 
@@ -53,14 +53,14 @@ def _infer(
 ) -> LogicalWeight | None:
     if candidate.scales.encoding.name not in encodings:
         return None
-    # With biases they are integers of MLX.
+    # Biases belong to MLX's integers.
     if (candidate.shape(".biases") or candidate.shape(".qbiases")) is not None:
         return None
     numbers, scales = candidate.numbers, candidate.scales
     return _infer_blocks(numbers.shape, numbers.encoding, scales.shape, bits, block)
 
 
-@lru_cache(maxsize=1024)  # a model has few shapes, each in many layers
+@lru_cache(maxsize=1024)  # a model has few different shapes, each in many layers
 def _infer_blocks(
     numbers: tuple[int, ...], packed: Encoding, scales: tuple[int, ...], bits: int, block: int
 ) -> LogicalWeight | None:
@@ -76,14 +76,14 @@ def _infer_blocks(
 
 
 def _holds(encoding: Encoding, bits: int) -> bool:
-    """Whether floats of this many bits are kept in this; bytes that are not floats are packed."""
+    """Whether an encoding can store floats of this bit width; packed floats are stored as bytes."""
     if encoding.name == "I32":
         return False  # compressed-tensors' integers
     return encoding.name == "U32" or (bits == 8) == encoding.name.startswith("F8")
 
 
 def read_float_codes(stored: SchemeTensors) -> tuple[PackedNumbers, int]:
-    """Return the codes of 4-bit floats, and the axis that they are packed along, 1 or 0."""
+    """Return the codes of 4-bit floats, and the axis along which they are packed, 1 or 0."""
     info, size = stored.numbers, stored.numbers.encoding.size
     per_word = 2 * size
     if prod(info.shape) // info.encoding.block * per_word != prod(stored.shape):
@@ -100,7 +100,7 @@ def read_float_codes(stored: SchemeTensors) -> tuple[PackedNumbers, int]:
 
 
 def make_block_grid(stored: SchemeTensors, block: int, axis: int) -> BlockGrid:
-    """Return the grid of blocks along an axis of the codes' table, 1 or 0."""
+    """Return the grid of blocks along an axis of the table of codes, 1 or 0."""
     shape = stored.shape
     counts = (*shape[:-1], shape[-1] // block)
     if axis == 0:
@@ -109,13 +109,13 @@ def make_block_grid(stored: SchemeTensors, block: int, axis: int) -> BlockGrid:
 
 
 def cut_microscaled(stored: SchemeTensors) -> list[Axes]:
-    """Cut floats in blocks whose size is always the same, and the scales of these."""
+    """Cut floats in blocks of a fixed size, and the scales of the blocks."""
     others = (cut_companion(stored, place) for place in range(2, len(stored.tensors)))
     return [cut_packed(stored.numbers, stored.shape), cut_blocks(stored), *others]
 
 
 def cut_blocks(stored: SchemeTensors) -> Axes:
-    """Return what scales have of the axes of a weight, one for each block."""
+    """Return how the axes of a weight map to those of its scales, one for each block."""
     shape, scales = stored.shape, stored.scales.shape
     return [
         Along(axis, length // count)

@@ -17,7 +17,7 @@ __all__ = ["SCHEME"]
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
-    """Return a weight in groups whose size only the config says."""
+    """Return a weight in groups; only the config states their size."""
     numbers, scales = candidate.numbers.shape, candidate.scales.shape
     biases = candidate.shape(".biases") or candidate.shape(".qbiases")
     if not numbers or not scales or numbers[:-1] != scales[:-1] or biases != scales:
@@ -28,7 +28,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode numbers as number * scale + bias."""
+    """Decode values as q * scale + bias."""
     stored.refuse_others(".biases", ".qbiases")
     place, bits, shape = stored.find(".biases", ".qbiases"), stored.bits, stored.shape
     if place is None:

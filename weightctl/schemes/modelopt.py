@@ -27,7 +27,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode signed numbers; inputs may have factors."""
+    """Decode signed values; there can be factors for the inputs."""
     stored.refuse_others(".pre_quant_scale")
     grid = stored.grid(stored.shape, stored.scales.shape)
     layout = decoding.PackingLayout(4, 8)

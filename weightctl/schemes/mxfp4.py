@@ -28,7 +28,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def decode(stored: SchemeTensors) -> Decoding:
-    """Decode codes of floats; blocks of ggml have the same."""
+    """Decode codes of floats, which ggml's blocks can hold too."""
     stored.refuse_others()
     codes, axis = read_float_codes(stored)
     grid = make_block_grid(stored, MXFP_BLOCK, axis)
@@ -40,7 +40,8 @@ def decode(stored: SchemeTensors) -> Decoding:
     table = stored.table(1, grid.counts[-1])
     scales, steps = stored.per_block(1, grid), decoding.E2M1
     if not has_nan:
-        # The greatest power is one of float32 when it is halved, as ggml does it.
+        # As in ggml, the powers are halved, so that float32 can hold the largest one, and the
+        # values of codes are doubled.
         scales = decoding.PerBlock(decoding.Powers(table, 128), grid)
         steps = tuple(2 * value for value in steps)
     values = decoding.Scaled(numbers=codes, scales=scales, codes=steps)

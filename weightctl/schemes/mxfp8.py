@@ -21,7 +21,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode numbers that are stored one by one."""
+    """Decode values that are stored separately."""
     stored.refuse_others()
     if stored.numbers.shape != stored.shape or stored.numbers.encoding.block != 1:
         raise stored.cannot_dequantize(

@@ -30,15 +30,15 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode codes of floats, with a scale for the tensor or the expert where there is one.
+    """Decode codes of floats; the tensor or each expert can have another scale.
 
-    ModelOpt multiplies with the latter, compressed-tensors divides by it.
+    ModelOpt multiplies by this scale, and compressed-tensors divides by it.
     """
     stored.refuse_others(*_ABOVE, ".pre_quant_scale")
     shape = stored.shape
     codes, axis = read_float_codes(stored)
     grid = make_block_grid(stored, NVFP_BLOCK, axis)
-    # MLX has the bytes of FP8 as plain ones.
+    # MLX stores the bytes of FP8 as U8.
     scales = decoding.PlainNumbers(stored.table(1), DType.float8_e4m3fn)
     place = stored.find(*_ABOVE)
     above, is_divided = None, False

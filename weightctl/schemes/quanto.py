@@ -15,7 +15,7 @@ _OTHERS = (".weight._shift", ".input_scale", ".output_scale")
 
 
 def _infer(_candidate: Candidate) -> None:
-    """Return None: no tensor says the shape of the weight."""
+    """Return None, because no tensor states the shape of the weight."""
 
 
 SCHEME = Scheme(

@@ -1,6 +1,7 @@
-"""8-bit numbers, with a scale per tensor, per row, per expert or per block.
+"""8-bit values, with a scale per tensor, per row, per expert or per block.
 
-compressed-tensors, DeepSeek, ModelOpt, FBGEMM, torchao, quanto and ComfyUI store FP8 and INT8 so.
+compressed-tensors, DeepSeek, ModelOpt, FBGEMM, torchao, quanto and ComfyUI store FP8 and INT8 in
+this way.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["SCHEME", "is_plain"]
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 _ZERO_ENDINGS = ("weight_zero_point", *_ZEROS)
-# ComfyUI's formats whose numbers are what their scales make of them, and nothing else.
+# ComfyUI's formats that need nothing but the scales.
 _COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
 
 
 def is_plain(candidate: Candidate) -> bool:
-    """Whether bytes are one number each: unsigned ones then have a zero point for each scale."""
+    """Whether each byte is a value; unsigned bytes then have a zero point for each scale."""
     scales = candidate.scales.shape
     is_unsigned = candidate.numbers.encoding.name == "U8"
     return not is_unsigned or any(candidate.shape(ending) == scales for ending in _ZEROS)
@@ -41,7 +42,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode numbers that are stored one by one."""
+    """Decode values that are stored separately."""
     numbers, shape = stored.numbers, stored.shape
     stored.refuse_others(*_ZERO_ENDINGS, ".comfy_quant")
     _check_comfy(stored)

@@ -1,7 +1,7 @@
-"""The record of a scheme: how its tensors are named, fitted together, decoded, and cut.
+"""The record of a scheme: how its tensors are named, matched, decoded, and cut.
 
-The endings of names are those that the tools themselves write, as their sources say: AutoAWQ,
-AutoGPTQ, compressed-tensors, DeepSeek, ModelOpt, transformers, torchao, MLX, quanto, ComfyUI.
+The endings of names are those in the sources of the tools that write them: AutoAWQ, AutoGPTQ,
+compressed-tensors, DeepSeek, ModelOpt, transformers, torchao, MLX, quanto, ComfyUI.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
     "tiles",
 ]
 
-# The usual ones first: a few small shapes fit several.
+# Usual widths first, because some small shapes fit several widths.
 BITS = (4, 8, 2, 3, 6, 5, 7, 1)
 _INTEGERS = {"I32": "i", "I64": "q"}
-# What MLX takes where the settings of a single layer leave it out.
+# MLX's default for settings of a single layer.
 _MLX_GROUP = {"group_size": 64}
 
 
 class LogicalWeight(NamedTuple):
-    """The weight that tensors represent: its shape, outermost dimension first.
+    """The weight that stored tensors represent: its shape, outermost dimension first.
 
-    A number has `bits` bits, where these differ from weight to weight; `element` is what people
-    call the numbers, where a scheme has several kinds.
+    `bits` is the width of a stored value, if it varies between weights. `element` is the name of
+    the stored values for users, if a scheme has several kinds.
     """
 
     shape: tuple[int, ...]
@@ -60,10 +60,10 @@ class LogicalWeight(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Tensors that may be one weight; `others` are known by the endings of their names.
+    """Tensors that can form a weight; `others` are by the endings of their names.
 
-    `config` is config.json's content. `content` gives the bytes of a small tensor that is beside
-    numbers, None if they cannot be had.
+    `config` is the content of config.json. `content` returns the bytes of a small tensor, given
+    also the tensor of the stored values; None if they cannot be read.
     """
 
     layer: str
@@ -75,21 +75,21 @@ class Candidate(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all of them, the numbers first."""
+        """The names of all tensors, the stored values first."""
         return (self.numbers.name, self.scales.name, *[info.name for info in self.others.values()])
 
     def shape(self, ending: str) -> tuple[int, ...] | None:
-        """Return the shape of another tensor, None if there is none."""
+        """Return the shape of another tensor; None if it is missing."""
         found = self.others.get(ending)
         return found.shape if found else None
 
     def bytes_of(self, ending: str) -> bytes | None:
-        """Return what a small tensor holds, None if there is none or it cannot be read."""
+        """Return the bytes of a small tensor; None if it is missing or cannot be read."""
         info = self.others.get(ending)
         return self.content(info, self.numbers) if info else None
 
     def integers(self, ending: str) -> tuple[int, ...] | None:
-        """Return the positive integers that a small tensor holds, None if it does not."""
+        """Return the positive integers of a small tensor; None if it is missing or invalid."""
         info = self.others.get(ending)
         code = _INTEGERS.get(info.encoding.name) if info else None
         raw = self.content(info, self.numbers) if info and code else None
@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
         return found if min(found) > 0 else None
 
     def setting(self, key: str) -> object:
-        """Return a setting of this layer's quantization in the config, None if it has none."""
+        """Return a quantization setting of this layer from the config; None if it is missing."""
         settings = self.config.get("quantization") or self.config.get("quantization_config")
         if not is_object(settings):
             return None
@@ -107,37 +107,37 @@ class Candidate(NamedTuple):
         return {**_MLX_GROUP, **own}.get(key) if is_object(own) else settings.get(key)
 
     def number(self, key: str) -> int:
-        """Return a setting of this layer that is a positive integer; 0 if there is none."""
+        """Return a setting of this layer that is a positive integer; 0 if it is missing."""
         found = self.setting(key)
         return found if type(found) is int and found > 0 else 0
 
 
 def read_shape(shape: object) -> tuple[int, ...] | None:
-    """Return a shape as a file gives it; None if it is not one, or has no elements."""
+    """Return a shape from untrusted JSON; None if it is invalid, or has no elements."""
     if not is_list(shape) or not all(type(length) is int and length > 0 for length in shape):
         return None
     return tuple(shape)
 
 
 def divide_exactly(whole: int, part: int) -> int:
-    """Return how often a part goes into a whole; 0 where it leaves a rest."""
+    """Return the quotient of a division; 0 if there is a remainder."""
     return whole // part if part > 0 and whole % part == 0 else 0
 
 
 def divide_up(whole: int, part: int) -> int:
-    """Return how many parts hold a whole."""
+    """Return the quotient of a division, rounded up."""
     return -(-whole // part)
 
 
-@lru_cache(maxsize=256)  # a model has few shapes, each in many layers
+@lru_cache(maxsize=256)  # a model has few different shapes, each in many layers
 def tiles(count: int, length: int) -> bool:
-    """Whether this many blocks of one size, the last perhaps cut off, are as long as that."""
+    """Whether `count` blocks of one size cover a length; the last block can be incomplete."""
     return 0 < count <= length and divide_up(length, divide_up(length, count)) == count
 
 
 @lru_cache(maxsize=256)
 def covers(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether there is a scale for the whole of a tensor, for each row, or for each block."""
+    """Whether there is a scale for the whole tensor, for each row, or for each block."""
     if prod(scales) == 1:
         return True
     if len(scales) > len(shape):
@@ -147,7 +147,7 @@ def covers(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def align_counts(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of scales with as many dimensions as what they are for."""
+    """Return the shape of scales with as many dimensions as the weight has."""
     if all(count == 1 for count in counts):
         return (1,) * len(shape)
     if len(counts) > len(shape):
@@ -156,10 +156,11 @@ def align_counts(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]
 
 
 class NameEndings(NamedTuple):
-    """How the names of a weight's tensors end, after the name of its layer.
+    """The endings of the names of a weight's tensors, after the name of the layer.
 
-    `scales` ends the one that a weight is found by. `numbers` are packed in one of `encodings`, any
-    where none is named. `weight` ends the name of what it represents.
+    `scales` is the ending by which a weight is found. The tensor with the ending `numbers` has the
+    stored values, in one of `encodings`; any if empty. `weight` is the ending of the weight's own
+    name.
     """
 
     scales: str
@@ -175,7 +176,7 @@ class NameEndings(NamedTuple):
         config: Mapping[str, Any],
         content: Callable[[TensorInfo, TensorInfo], bytes | None],
     ) -> Candidate | None:
-        """Return the tensors that belong to these scales, None if they do not match."""
+        """Return the tensors that belong to these scales; None if they do not match."""
         if not scales.name.endswith(self.scales):
             return None
         layer = scales.name[: -len(self.scales)]
@@ -190,7 +191,7 @@ class NameEndings(NamedTuple):
         return Candidate(layer, numbers, scales, others, config, content)
 
 
-# They are for activations: the weight is the same without them.
+# Tensors for activations, which do not change the weight.
 ACTIVATIONS = (
     "input_scale", "input_zero_point", "input_global_scale", "activation_scale", ".scale_input",
     ".input_scale_ub", ".output_scale",
@@ -198,11 +199,11 @@ ACTIVATIONS = (
 _F8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _BYTES = (*_F8, "I8", "U8", "F4")
 
-# GPTQ and AWQ differ in shapes alone.
+# GPTQ and AWQ differ only in shapes.
 QWEIGHT = NameEndings(".scales", ".qweight", ".weight", ("I32",), (".qzeros", ".g_idx"))
-# Integers have biases beside them, floats have none.
+# Integers have biases, floats do not.
 MLX = NameEndings(".scales", ".weight", ".weight", ("U32",), (".biases", ".qbiases"))
-# Integers are in words of I32, floats in bytes.
+# Integers are stored in words of I32, floats in bytes.
 COMPRESSED = NameEndings(
     ".weight_scale", ".weight_packed", ".weight", ("I32", "U8"),
     (
@@ -210,7 +211,7 @@ COMPRESSED = NameEndings(
         ".input_scale", ".input_zero_point", ".input_global_scale",
     ),
 )  # fmt: skip
-# Bytes, or pairs of floats of 4 bits: shapes and encodings say what the scales make of them.
+# Bytes, or pairs of 4-bit floats: shapes and encodings determine how scales apply.
 SCALED = (
     NameEndings(
         ".weight_scale", ".weight", ".weight", _BYTES,
@@ -243,19 +244,19 @@ SCALED = (
 class Scheme:
     """A way to store a weight in several tensors.
 
-    `label` is what people read, with the `{bits}` of a number, or what its `{element}` is called.
-    Nothing decides on it.
+    `label` is the name for users; it can contain the `{bits}` of a value, or the name of an
+    `{element}`. No code depends on it.
 
-    `names` are how tools name the tensors, the usual way first.
+    `names` are the names that tools give the tensors, the usual ones first.
 
     `infer` returns the weight that tensors of these names represent, by their shapes. It returns
-    None if they do not fit together: then they are something else, and stay what they are.
+    None if they do not fit together; they are then unrelated, and stay as they are.
 
-    `decode` returns how the values of a weight follow from its tensors, and raises
-    `ConversionError` if one cannot be decoded; None if none can.
+    `decode` returns how the values of a weight are computed from its tensors, and raises
+    `ConversionError` if a weight cannot be decoded. It is None if no weight can be decoded.
 
-    `cut` returns, for each tensor of a weight, what of it belongs to each axis of the weight, and
-    raises `ConversionError` if one cannot be split; None if none can.
+    `cut` returns, for each tensor of a weight, how the axes of the weight map to its axes, and
+    raises `ConversionError` if a weight cannot be split. It is None if no weight can be split.
     """
 
     label: str

@@ -116,7 +116,8 @@ def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
         own = ranges.get(place.group, nothing)
         experts = _of_experts(place, owners)
         length = place.weight.shape[place.axis] if place.runs else 0
-        alike = (id(own), place.strategy, place.axis, place.runs, length, experts, place.layers)
+        runs = (place.runs, place.order)
+        alike = (id(own), place.strategy, place.axis, runs, length, experts, place.layers)
         if alike not in made:
             made[alike] = _sharding(place, own, experts, model, grid)
         found[name] = made[alike]
@@ -152,7 +153,22 @@ def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
     if not place.runs:
         return ()
     own = ranges_of_rank(place.runs, ranges, number)
+    if place.order:
+        own = _ranges_in_order(place.order, own)
     return part_along(place.axis, place.weight.shape[place.axis], own)
+
+
+def _ranges_in_order(order: Sequence[int], own: Sequence[Range]) -> list[Range]:
+    """Return the ranges that some elements of an axis are, which stand in another order."""
+    found: list[Range] = []
+    for place, element in enumerate(order):
+        if not any(start <= element < stop for start, stop in own):
+            continue
+        if found and found[-1][1] == place:
+            found[-1] = (found[-1][0], place + 1)
+        else:
+            found.append((place, place + 1))
+    return found
 
 
 def keep_in_stages(

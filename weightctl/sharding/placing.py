@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
-from weightctl.families.changes import TRANSPOSED
+from weightctl.families.changes import TRANSPOSED, Rows
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.sharing import list_runs
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.family import TensorNames
-    from weightctl.families.parts import Extent, Role
+    from weightctl.families.family import Extent, TensorNames
+    from weightctl.families.parts import Role
     from weightctl.families.sharing import SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
@@ -31,8 +31,9 @@ class PlacedWeight(NamedTuple):
 
     `strategy` is the name of the way to cut. `layers` are the layers that need the weight; None if
     all do. `experts` is the range of its experts, if any; if `is_stacked`, they are along its first
-    axis. Weights with the same `group` are computed with together. `misfit` is the error if the
-    weight cannot be cut as the model requires.
+    axis. If `order` is not empty, the ranges count elements in this order: it has the position
+    in the model of each element of the axis. Weights with the same `group` are computed with
+    together. `misfit` is the error if the weight cannot be cut as the model requires.
     """
 
     weight: WeightFootprint
@@ -42,6 +43,7 @@ class PlacedWeight(NamedTuple):
     layers: tuple[int, ...] | None = None
     experts: Range | None = None
     is_stacked: bool = False
+    order: tuple[int, ...] = ()
     group: str = ""
     misfit: ShardingError | None = None
 
@@ -107,13 +109,17 @@ def _place_weight(
     """Return the place of a weight that consists of these tensors of the model."""
     first = members[0]
     roles = _roles(members)
-    is_stacked = _EXPERT in first.line.module and len(weight.shape) == 3
+    fusion = first.fusions.get(checkpoint.convention)
+    own = 2 if first.kind == "weight" else 1
+    is_stacked = _EXPERT in first.line.module and len(weight.shape) == own + 1
     experts = None
     if _EXPERT in first.line.module:
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
         axis ^= first.change is TRANSPOSED
+    if fusion is not None and fusion.is_transposed(first.kind):
+        axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     runs = _runs(checkpoint, weight, extents, axis + is_stacked)
     misfit = None
@@ -127,9 +133,20 @@ def _place_weight(
         layers=_layers(checkpoint, first, roles[0]),
         experts=experts,
         is_stacked=is_stacked,
+        order=_order(checkpoint, first) if runs else (),
         group=_group(first, experts if is_stacked else None),
         misfit=misfit,
     )
+
+
+def _order(checkpoint: RecognizedModel, names: TensorNames) -> tuple[int, ...]:
+    """Return which element of the parts each one of the axis is that a weight is cut along."""
+    fusion, change = names.fusions.get(checkpoint.convention), names.change
+    if fusion is not None and fusion.order is not None:
+        return tuple(fusion.order(checkpoint.config))
+    if isinstance(change, Rows) and checkpoint.convention == "hugging_face":
+        return tuple(change.order(checkpoint.config))
+    return ()
 
 
 def _roles(members: Sequence[TensorNames]) -> list[Role]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.sharded.record import Shard, SourceShard
+from weightctl.split import part_shape
+from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.split import Grid, Sharding
+    from weightctl.split import Grid, Part, Sharding
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
@@ -42,13 +44,36 @@ def ranks_of(
     source: Source, shardings: Mapping[str, Sharding], grid: Grid
 ) -> tuple[tuple[Shard, ...], ...]:
     """Return the tensors of each rank under their own names, with one piece each."""
-    return tuple(
-        tuple(
-            Shard(info._replace(shape=shape), (SourceShard(name, part),), sharding.strategy)
-            for name, sharding in shardings.items()
-            if (part := sharding.parts[rank]) is not None
-            for info in (source.header.tensors[name],)
-            for shape in (sharding.shape(info.shape, rank) or (),)
-        )
-        for rank in range(grid.ranks)
-    )
+    found: list[list[Shard]] = [[] for _ in range(grid.ranks)]
+    # Many tensors are split in the same way, and many ranks have the same part: the work is done
+    # once for each.
+    kinds: dict[object, list[_RankShape]] = {}
+    for name, sharding in shardings.items():
+        info = source.header.tensors[name]
+        kind = id(sharding), info.shape
+        if kind not in kinds:
+            kinds[kind] = _list_shapes(info.shape, sharding)
+        own = info
+        for part, shape, ranks in kinds[kind]:
+            if shape != own.shape:
+                own = TensorInfo(name, shape, info.encoding)
+            shard = Shard(own, (SourceShard(name, part),), sharding.strategy)
+            for rank in ranks:
+                found[rank].append(shard)
+    return tuple(map(tuple, found))
+
+
+class _RankShape(NamedTuple):
+    """A part of a tensor, its shape, and the ranks that have it."""
+
+    part: Part
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+def _list_shapes(whole: tuple[int, ...], sharding: Sharding) -> list[_RankShape]:
+    ranks: dict[Part, list[int]] = {}
+    for rank, part in enumerate(sharding.parts):
+        if part is not None:
+            ranks.setdefault(part, []).append(rank)
+    return [_RankShape(part, part_shape(whole, part), tuple(of)) for part, of in ranks.items()]

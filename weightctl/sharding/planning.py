@@ -12,6 +12,7 @@ from weightctl.sharding.footprints import plain
 from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Sharding, Whole
+from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
@@ -41,6 +42,7 @@ class CutRulesLike(Protocol):
         ...
 
 
+@without_collection()
 def shard_plan(
     weights: Checkpoint,
     grid: Grid,

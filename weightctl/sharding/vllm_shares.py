@@ -16,7 +16,7 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.families.parts import Extent
+    from weightctl.families.family import Extent
     from weightctl.families.sharing import SharedRun
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Heads, Part, Range

@@ -1,6 +1,7 @@
-"""Linux calls on files beyond reading and writing; on other systems they do nothing.
+"""File operations of Linux beyond reading and writing; on other systems they do nothing.
 
-Each call takes file descriptors and is optional: the caller reads and writes what it leaves.
+Each function takes file descriptors. All of them are optional: the caller reads and writes the
+bytes that they do not transfer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def copy_range_at(source: int, target: int, start: int, offset: int, count: int) -> int:
-    """Copy bytes at `start` of a file to `offset` of another, inside the kernel.
+    """Copy `count` bytes at `start` of a file to `offset` of another, inside the kernel.
 
     Returns the number of bytes copied; 0 if the kernel does not support it or the source ends.
     """
@@ -75,14 +76,14 @@ def start_writing_back(descriptor: int, start: int, nbytes: int) -> None:
 
 
 def read_ahead(descriptor: int, offset: int, nbytes: int) -> None:
-    """Let the system read bytes ahead that are needed soon."""
+    """Tell the operating system that a range of a file is needed soon."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 @cache
 def _call(name: str) -> Any:
-    """Return a function of the C library, None if the library does not have it."""
+    """Return a function of the C library; None if the library does not have it."""
     import ctypes
 
     if sys.platform != "linux":

@@ -8,7 +8,7 @@ __all__ = ["seconds_elapsed", "start_clock"]
 
 
 class _Clock:
-    """When the command began; without `start_clock`, when this module was imported."""
+    """The time when the command began: at `start_clock`, or else when this module was imported."""
 
     started = time.monotonic()
 

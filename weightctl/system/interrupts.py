@@ -17,8 +17,8 @@ __all__ = ["defer_signals"]
 def defer_signals() -> Generator[None, None, None]:
     """Delay signals that would raise an exception until the end of the block.
 
-    An exception would corrupt Python's locks and queues, and operations that take two steps on a
-    disk. The block must be short, or end by itself.
+    An exception would corrupt Python's locks and queues, and file operations that take two steps.
+    The block must be short, or end by itself.
     """
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
@@ -26,7 +26,7 @@ def defer_signals() -> Generator[None, None, None]:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 handler = signal.getsignal(number)
-                if callable(handler):  # which is not the case for the default action of the system
+                if callable(handler):  # not for the default action of the system
                     handlers[number] = handler
                     signal.signal(number, lambda number, _: came.append(number))
         yield

@@ -12,7 +12,7 @@ __all__ = ["begin_phase", "listening"]
 
 
 class _Listeners:
-    """The functions that are called with each phase; only the last one is called."""
+    """The functions that listen for phases; only the last one is called."""
 
     stack: tuple[Callable[[str], object], ...] = ()
 

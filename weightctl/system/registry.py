@@ -14,7 +14,7 @@ __all__ = ["load", "load_on_use"]
 def load(reference: str) -> Any:
     """Return the object that `package.module` or `package.module:name` refers to.
 
-    The module that has the table says which kind of object its references name.
+    The caller must know its type.
     """
     module, _, name = reference.partition(":")
     loaded = import_module(module)

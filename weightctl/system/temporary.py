@@ -1,4 +1,4 @@
-"""The temporary names of files and directories that are incomplete."""
+"""Temporary names of incomplete files and directories."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ __all__ = [
     "without_temporary",
 ]
 
-# Suffixes that loaders go by.
+# Suffixes that loaders check.
 _LOADABLE = (".safetensors", ".json")
 # Suffix of the journal, after the name of a temporary file or directory.
 JOURNAL = ".journal"
-# Behind the name of a journal in an object store: the number of one of its objects.
+# Suffix after the name of a journal in an object store: the number of one of its objects.
 JOURNAL_PART = rf"{re.escape(JOURNAL)}-\d{{8}}"
-# Behind the name of a temporary object: a batch of tasks, which left bytes of parts there.
+# Suffix after the name of a temporary object: the bytes of a part that a batch of tasks left.
 REST = ".rest-"
 _REST_PART = rf"{re.escape(REST)}[0-9a-f]{{8}}-\d+"
 # Suffix of the directory of the markers by which ranks share a run.
 RANKS = ".ranks"
-# Infix of a temporary name: after the final name, and before a suffix that loaders need.
+# Infix of a temporary name: after the final name, and before a suffix that loaders check.
 _SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new", RANKS)))
 TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES}|{JOURNAL_PART}|{_REST_PART})?"
-# Suffix of the record of a replacement that is not finished, after the name of the set.
+# Suffix of the record of an unfinished replacement, after the name of the set.
 SWITCH = ".weightctl-switch.partial"
 _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 
 
 def temporary_name(path: str, token: str = "") -> str:
-    """Return the temporary name of the output at a path; with a new token by default."""
+    """Return the temporary name of the output at a path, with `token` or a new token."""
     return f"{path}.weightctl-{token or new_token()}.partial"
 
 
@@ -57,7 +57,7 @@ def aside_name(path: str) -> str:
 
 
 def asides_of(path: str) -> list[str]:
-    """Return the paths of old files that were moved aside while a path is replaced."""
+    """Return the paths of old files that were moved aside to replace the file at a path."""
     directory, base = os.path.split(path)
     pattern = re.compile(rf"{re.escape(base)}\.old{TEMPORARY}")
     try:
@@ -83,10 +83,10 @@ def new_token() -> str:
 
 
 def without_temporary(name: str) -> str:
-    """Return the final name of a temporary file; any other name is unchanged."""
+    """Return the final name of a temporary file; other names are unchanged."""
     return _END.sub("", name)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is temporary: an output that is incomplete."""
+    """Whether a name is that of a temporary file: an incomplete output."""
     return without_temporary(name) not in {name, ""}

@@ -20,8 +20,8 @@ _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 _MOST = 16
-# The number of items that are begun for each thread before the first result is taken. A checkpoint
-# can have a million pieces, and other threads must not wait for a slow one.
+# The number of items that are submitted for each thread before the first result is taken. A
+# checkpoint can have a million pieces, and other threads must not wait for a slow one.
 _AHEAD = 64
 
 
@@ -49,7 +49,7 @@ def thread_count(threads: int | None) -> int:
 
 
 class Memory(local):
-    """Buffers of each thread, kept for all its work, because new memory is slow.
+    """Reusable buffers: allocating new memory for each chunk is slow.
 
     Each thread has its own buffers.
     """
@@ -66,7 +66,7 @@ class Memory(local):
         return memoryview(kept)[:nbytes]
 
     def room_in_turn(self, use: str, nbytes: int, count: int) -> memoryview:
-        """Return one of `count` buffers for a use, valid for `count` - 1 further calls."""
+        """Return one of `count` buffers for a use, valid during the next `count` - 1 calls."""
         self._turns = (self._turns + 1) % count
         return self.room(f"{use} {self._turns}", nbytes)
 
@@ -75,10 +75,10 @@ class Memory(local):
 def map_in_threads(
     make: Callable[[_Item, Event], _Made], items: Iterable[_Item], *, threads: int | None = None
 ) -> Generator[Iterator[_Made]]:
-    """Yield the result of `make` for each item, in order, with `threads` threads or one per core.
+    """Yield an iterator over `make(item, event)` for each item, in the order of the items.
 
-    `make` also gets an event, which is set when its result is not needed any more: after an error
-    or Ctrl-C.
+    The calls run in `threads` threads, by default one for each core, at most 16. The event is set
+    when the results are no longer needed: at the end of the block, after an error, or after Ctrl-C.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow, and few commands need it
 

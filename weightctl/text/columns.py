@@ -1,4 +1,4 @@
-"""Texts on lines of a given number of columns."""
+"""Wrapping of text to a number of columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrap_text(text: str, room: int, *, cuts_words: bool = False) -> list[str]:
     """Return a printable text in lines of at most `room` columns.
 
     Lines break between words. A word that is longer than a line, such as a path, has a line of its
-    own and stays whole, unless it is cut because of `cuts_words`.
+    own; it is split only if `cuts_words` is set.
     """
     lines: list[str] = []
     line = ""

@@ -1,4 +1,4 @@
-"""Patterns of names: globs, with ranges of numbers as in listings, and regular expressions."""
+"""Patterns of names: globs, number ranges as listings show them, and regular expressions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["regular_expression", "select_names"]
 
-# `[0-27]` or `[0-2,14]`. With single digits, it means one of these characters, as in a shell; so
-# does `[10]`, which a listing never shows.
+# `[0-27]` or `[0-2,14]`. With single digits, brackets match one of these characters, as in a shell;
+# so does `[10]`, which a listing never shows.
 _NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
 _MOST_NUMBERS = 100_000
 _LONGEST = 80
@@ -40,7 +40,7 @@ def select_names(
 
 
 def regular_expression(text: str) -> re.Pattern[str]:
-    """Compile the regular expression that a user has written.
+    """Compile a regular expression that a user has written.
 
     Raises `ConversionError` if it is invalid, nested too deeply, or too large.
     """

@@ -44,7 +44,7 @@ def list_first(lines: Sequence[str], most: int, what: str = "") -> list[str]:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number with this many significant digits; only very large ones use exponents."""
+    """Format a number with `digits` significant digits; only very large ones use exponents."""
     if isnan(value):
         return "NaN"
     if not isfinite(value):

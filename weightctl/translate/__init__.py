@@ -1,4 +1,4 @@
-"""A model in the other naming convention: llama.cpp's GGUF, or Hugging Face's directory."""
+"""Translation of models between the naming conventions of GGUF and Hugging Face."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that an output matrix is equal to the embedding if the config ties them."""
+"""A check that an output matrix equals the embedding, if the config ties them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check_copies", "is_same"]
 
-# Blocks of both that are read at a time.
+# The number of blocks of both tensors that are read at a time.
 _RUN = 1 << 18
 
 
 def check_copies(checkpoint: RecognizedModel) -> None:
-    """Raise `ArchitectureError` for an output that is stored beside the embedding and differs.
+    """Raise `ArchitectureError` if an output is stored beside the embedding and differs from it.
 
-    If the config ties them, some programs use one of them, and others the other. Both are read up
-    to the first difference.
+    If the config ties the two, some programs use one, and others the other. Both are read up to the
+    first difference.
     """
     family, original = checkpoint.family, checkpoint.tensors[EMBEDDING_WEIGHT]
     copies = {

@@ -20,6 +20,7 @@ from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.storage.files import exists
+from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
 from weightctl.weights.tree import header_of
 
@@ -51,6 +52,7 @@ class Names(Enum):
     GGUF = "gguf"
 
 
+@without_collection()
 def plan_of(
     weights: Checkpoint,
     format_name: str,

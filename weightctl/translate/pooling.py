@@ -1,4 +1,4 @@
-"""The pooling of sentence encoders: it computes one vector from those of all tokens."""
+"""The pooling of sentence encoders, which computes one vector from those of all tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pooling_keys"]
 
-# llama.cpp's `llama_pooling_type`, by the keys of a `Pooling` module's config.
+# llama.cpp's `llama_pooling_type`, by keys in the config of a `Pooling` module.
 _KINDS = {
     "pooling_mode_mean_tokens": 1,
     "pooling_mode_cls_token": 2,
@@ -29,10 +29,10 @@ _HINT = "move modules.json away to convert the model without its pooling"
 def pooling_keys(
     directory: str, architecture: str, tell: Callable[[str], object]
 ) -> dict[str, MetadataValue]:
-    """Return the key of GGUF's metadata for a directory's pooling; empty without one.
+    """Return the metadata key of GGUF for a directory's pooling; empty if it has none.
 
-    If the description is missing, `tell` gets a sentence. Raises `ArchitectureError` if it cannot
-    be read, or is of a kind that llama.cpp does not support.
+    If the config of the pooling is missing, `tell` is called with a sentence. Raises
+    `ArchitectureError` if it cannot be read, or if llama.cpp does not support the pooling.
     """
     modules = _content(os.path.join(directory, "modules.json"))
     if not is_list(modules):
@@ -54,7 +54,7 @@ def pooling_keys(
 
 
 def _below(path: object, directory: str) -> str:
-    """Return the path of a module, which must be inside the directory."""
+    """Return the path of a module; raises `ArchitectureError` if it is outside of the directory."""
     if (
         not isinstance(path, str)
         or os.path.isabs(path)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.families.conversions import convert_form, module_form
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
-from weightctl.weights.steps.stacked import Stacked
+from weightctl.weights.steps.rows import RowOrder
+from weightctl.weights.steps.stacked import Joined, Stacked
+from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from weightctl.families import RecognizedModel
     from weightctl.families.family import Family, TensorNames
+    from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
+
+    # A part of a tensor, and the tensor of the model.
+    Member = tuple[TensorNames, ReadableTensor]
 
 __all__ = ["translate_tensors"]
 
@@ -27,31 +34,22 @@ def translate_tensors(
     Raises `ConversionError` if the shape of a tensor does not fit its step.
     """
     family, config = checkpoint.family, checkpoint.config
-    found: dict[str, ReadableTensor] = {}
-    stacks: dict[str, list[ReadableTensor]] = {}
+    members: dict[str, list[Member]] = {}
     for names in family.tensors(config):
         name = names.name(convention)
-        if name is None:
-            continue
-        tensor = _change_tensor(names, checkpoint.tensors[names.module], config, convention)
-        if names.is_stacked(convention):
-            # A placeholder; the stack is made when all of its tensors are known.
-            stacks.setdefault(name, []).append(tensor)
-        found[name] = tensor
-    for name, parts in stacks.items():
-        found[name] = DerivedTensor(name, Stacked("experts", len(parts)), parts)
+        if name is not None:
+            tensor = _change_tensor(names, checkpoint, convention)
+            members.setdefault(name, []).append((names, tensor))
+    found = {name: _join(name, each, config, convention) for name, each in members.items()}
     return dict(_make_constants(family, config)) | found if convention == "gguf" else found
 
 
 def _change_tensor(
-    names: TensorNames, tensor: ReadableTensor, config: Config, convention: NamingConvention
+    names: TensorNames, checkpoint: RecognizedModel, convention: NamingConvention
 ) -> ReadableTensor:
-    name, change = names.module, names.change
-    if change is not None:
-        if not change.is_of_rows and tensor.info.encoding.block > 1:
-            tensor = DerivedTensor(name, AsFloat32(), [tensor])
-        step = change.to_gguf(config) if convention == "gguf" else change.to_hugging_face(config)
-        tensor = DerivedTensor(name, step, [tensor])
+    name, tensor = names.module, checkpoint.tensors[names.module]
+    form = module_form(names, checkpoint.convention)
+    tensor = convert_form(names, tensor, checkpoint.config, form, convention)
     # llama.cpp requires this type for vectors, and supports no wider matrices.
     is_float32 = names.is_float32 or len(tensor.info.shape) < 2
     is_wide = tensor.info.encoding.name == "F64"
@@ -60,10 +58,50 @@ def _change_tensor(
     return tensor
 
 
+def _join(
+    name: str, members: Sequence[Member], config: Config, convention: NamingConvention
+) -> ReadableTensor:
+    """Return the tensor of a name, which may hold several parts, of several experts each."""
+    first, tensor = members[0]
+    fusion = first.fusions.get(convention)
+    if fusion is None and not first.is_stacked(convention):
+        return tensor
+    experts: dict[int, list[Member]] = {}
+    for member in members:
+        experts.setdefault(member[0].expert, []).append(member)
+    entries = [
+        each[0][1] if fusion is None else _join_parts(name, each, fusion, config)
+        for each in experts.values()
+    ]
+    if not first.is_stacked(convention):
+        return entries[0]
+    return DerivedTensor(name, Stacked("experts", len(entries)), entries)
+
+
+def _join_parts(
+    name: str, members: Sequence[Member], fusion: Fusion, config: Config
+) -> ReadableTensor:
+    """Return the tensor with the parts of one fusion."""
+    place = {part: number for number, part in enumerate(fusion.parts)}
+    parts = [tensor for _, tensor in sorted(members, key=lambda each: place[each[0].line.module])]
+    if len({part.info.encoding for part in parts}) > 1:
+        parts = [DerivedTensor(name, AsFloat32(), [part]) for part in parts]
+    made: ReadableTensor = parts[0]
+    if len(parts) > 1:
+        made = DerivedTensor(name, Joined(len(parts)), parts)
+    if fusion.order is not None:
+        made = DerivedTensor(name, RowOrder(tuple(fusion.order(config))), [made])
+    if fusion.is_transposed(members[0][0].kind):
+        if made.info.encoding.block > 1:
+            made = DerivedTensor(name, AsFloat32(), [made])
+        made = DerivedTensor(name, Transposed(), [made])
+    return made
+
+
 def _make_constants(family: Family, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
     """Yield the tensors in which GGUF stores settings of config.json."""
     for line in family.names:
         numbers = None if line.made is None else line.made(config)
-        if numbers is not None and line.gguf is not None:
-            name = f"{line.gguf}.weight"
+        name = line.tensor("gguf", "weight", 0)
+        if numbers is not None and name is not None:
             yield name, DerivedTensor(name, Constant(numbers, "of the config"), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,15 @@ from weightctl.text.wording import join_names, pluralize
 from weightctl.verify import CHECKS
 from weightctl.verify.request import require_consistent
 from weightctl.verify.results import Problem, Report, Result
+from weightctl.verify.workers import Workers
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
+from weightctl.write.executors import hold_executor
+from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
+    from concurrent.futures import Executor
 
     from weightctl.verify.request import Request
 
@@ -27,12 +32,21 @@ _MOST_ENCODINGS = 3
 
 
 def verify(
-    request: Request, checks: Sequence[str] | None = None, skip: Sequence[str] = ()
+    request: Request,
+    checks: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    *,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
 ) -> Report:
     """Verify a checkpoint, alone or against a reference.
 
     All checks run, or those in `checks`, except those in `skip`. The report lists the problems of
     the checkpoint, or its differences from the reference if `Request.compare` is set.
+
+    `on` has workers read the values for the checks `structure`, `finite` and `values`: an executor,
+    or text such as "processes:4", as in `weightctl.convert`. Each has one thread, and takes at most
+    `task_size` bytes at a time. The report is that of a run without workers.
 
     Raises `ConversionError` for an unknown check, a check without its reference, no checks at all,
     a limit that no check applies, layers that do not exist, and tokens or a text that the model
@@ -40,6 +54,16 @@ def verify(
     reference is damaged; and `EncodingError` for tensors that cannot be read.
     """
     wanted = _choose_checks(request, checks, skip)
+    if on is None or request.subject.damage is not None:
+        return _run_checks(request, wanted)
+    with (
+        hold_executor(on) as executor,
+        closing(Workers(executor, request, task_size)) as workers,
+    ):
+        return _run_checks(replace(request, workers=workers), wanted)
+
+
+def _run_checks(request: Request, wanted: Sequence[str]) -> Report:
     subject, reference = request.subject, request.reference
     damage = subject.damage
     if reference is not None:

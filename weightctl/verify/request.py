@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.mismatch import Mismatch
     from weightctl.verify.compare.pairs import Pairing
     from weightctl.verify.run.prompt import Prompt
+    from weightctl.verify.workers import Workers
     from weightctl.weights.tree import Checkpoint
 
 
@@ -142,7 +143,8 @@ class Request:
     mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
     `max_rmse` are problems; without `max_rmse` the limit is the error that the encodings explain.
     With `compare`, differences from the reference are only listed. `progress` is called with the
-    name of the step and the part of it that is done, from 0 to 1.
+    name of the step and the part of it that is done, from 0 to 1. `workers`, if any, read the
+    values for the checks `structure`, `finite` and `values`.
     """
 
     subject: Subject
@@ -156,6 +158,7 @@ class Request:
     max_rmse: float | None = None
     compare: bool = False
     progress: Callable[[str, float], object] | None = None
+    workers: Workers | None = None
 
     @cached_property
     def prompt(self) -> Prompt:

@@ -1,4 +1,4 @@
-"""The tree of weights and what it is made of."""
+"""The tree of weights and the types it consists of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "as_checkpoint",
 ]
 
-# Loaded on first use: a listing needs only some of them.
+# Loaded on first use, because a listing needs only some of them.
 _NAMES = {
     "Buffer": "weightctl.weights.buffer:Buffer",
     "Extent": "weightctl.weights.info:Extent",

@@ -21,13 +21,13 @@ ResultT = TypeVar("ResultT")
 # The number of names that are compared with a missing one.
 _CANDIDATES = 1000
 
-# Usual methods of arrays and files, and what to use here.
+# Usual methods of arrays and files, each with a hint on what to use instead.
 _INSTEAD = {"close": "`with open_weights(path) as weights:` closes the files at its end"}
 _ARRAY = "use `np.asarray(node)` for its array; NumPy's functions take nodes too: `np.sum(node)`"
 
 
 class Addition(Generic[ResultT]):
-    """A property of `Checkpoint` beyond the specification: a child of the same name comes first.
+    """A property of `Checkpoint` beyond the specification; a child node with its name hides it.
 
     For example, `weights.header.weight` is the tensor of that name if the checkpoint has one. Code
     of this package calls `header_of` and similar functions instead, which do not depend on the
@@ -48,7 +48,7 @@ class Addition(Generic[ResultT]):
             # The docstring of the property, for `help`.
             return cast("ResultT", self)
         if self._name in node:
-            # If the checkpoint has such a tensor, the caller means the tensor.
+            # If a tensor or prefix has this name, the caller means the node.
             return cast("ResultT", node[self._name])
         return self.of(node)
 

@@ -1,4 +1,4 @@
-"""The tensors of a tree that graphs have allocated, and their requested form."""
+"""The weights that graphs have allocated from a tree, in their requested form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Allocation(NamedTuple):
 
 
 class Allocations:
-    """The weights allocated from a source's tensors, by name."""
+    """The weights that were allocated from a source, by name."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -53,9 +53,9 @@ class Allocations:
         quantization: QuantizationEncoding | str | None,
         device: DeviceRef,
     ) -> Weight:
-        """Return the weight of a name, for the tensor stored as `stored`, or declared for None.
+        """Return the weight of a name, for the tensor stored as `stored`; if None, declare it.
 
-        Raises what `Weights.allocate` does; then nothing is allocated.
+        Raises the same errors as `Weights.allocate`; then nothing is allocated.
         """
         dtype = None if dtype is None else as_dtype(dtype)
         if isinstance(quantization, str):
@@ -80,11 +80,11 @@ class Allocations:
         return before.weight
 
     def gave(self, weight: int) -> bool:
-        """Whether the weight that has this `id` was made here."""
+        """Whether the weight with this `id` was allocated here."""
         return weight in self._given
 
     def take(self, name: str, stored: str) -> WeightData:
-        """Return a tensor in the form that was requested for a name, or as it is stored."""
+        """Return the tensor of a name in its requested form, or as it is stored."""
         found = self._made.get(name)
         info = self._source.header.tensors[stored]
         encoding = info.encoding if found is None else found.request.encoding
@@ -92,7 +92,10 @@ class Allocations:
         return WeightData.of(info._replace(name=name, encoding=encoding), deferred)
 
     def data(self) -> Iterator[tuple[str, WeightData]]:
-        """Yield each name with data, in its requested form; several names can share a tensor."""
+        """Yield each allocated name with its data in the requested form; skip declared weights.
+
+        Names with the same tensor and encoding share their data.
+        """
         shared: dict[tuple[str, Encoding], WeightData] = {}
         for name, (request, stored, _) in self._made.items():
             if stored is not None:

@@ -1,4 +1,4 @@
-"""Arithmetic of data through NumPy, so that data behaves as an array does."""
+"""Arithmetic on tensor data through NumPy, so that data behaves like an array."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OUTLINES = {"ndim", "shape", "size"}
 
 
 class ArrayOperators:
-    """Operators and NumPy's functions, applied to an array of the elements.
+    """Operators and NumPy functions, applied to an array of the elements.
 
-    Here, unlike in `np.asarray`, values that are packed in blocks are refused, because their bytes
-    would be used as numbers.
+    Block-quantized data is refused here, unlike in `np.asarray`, because its bytes would be used as
+    values.
     """
 
     __slots__ = ()
@@ -39,14 +39,14 @@ class ArrayOperators:
         raise NotImplementedError
 
     def _sizes(self) -> tuple[int, ...]:
-        """Return the shape of what `np.asarray` gives; no element is read."""
+        """Return the shape of the array that `np.asarray` returns, without reading elements."""
         raise NotImplementedError
 
     def _array(self) -> NDArray[Any]:
         return self._buffer().to_numpy()
 
     def _with(self, other: Any) -> tuple[Any, Any]:
-        """Return the elements and another operand as types that can be combined."""
+        """Return the elements and another operand, as types that can be combined."""
         torch: Any = sys.modules.get("torch")
         if torch is not None and isinstance(other, torch.Tensor):
             # torch does not combine tensors with arrays, and has types that NumPy does not have.
@@ -169,14 +169,14 @@ class ArrayOperators:
 
 
 def _numbers(given: Any) -> Any:
-    """Return an array for data of this package; anything else unchanged."""
+    """Return the array of an object of this package; other objects unchanged."""
     if isinstance(given, ArrayOperators):
         return given._array()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
     return given
 
 
 def _outline(given: Any) -> Any:
-    """Return an array of the same shape, without memory, for data of this package."""
+    """Return an array with the shape of an object of this package, without its elements."""
     if isinstance(given, ArrayOperators):
         import numpy as np
 
@@ -185,7 +185,7 @@ def _outline(given: Any) -> Any:
 
 
 def _each(given: Any, leaf: _Leaf) -> Any:
-    """Return an argument of NumPy's functions, which may be a list of arrays, through `leaf`."""
+    """Return an argument of a NumPy function, with `leaf` applied to each item of its lists."""
     if type(given) in {list, tuple}:
         return type(given)(_each(value, leaf) for value in given)
     return leaf(given)
@@ -212,9 +212,9 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class ArrayMethods(ArrayOperators):
-    """Also indexing, length, iteration, equality and methods of arrays.
+    """`ArrayOperators` with indexing, length, iteration, equality and the methods of arrays.
 
-    It is hashed by identity, like torch's tensors.
+    Objects are hashed by identity, like torch tensors.
     """
 
     __slots__ = ()
@@ -248,12 +248,12 @@ class ArrayMethods(ArrayOperators):
 
     @property
     def size(self) -> int:
-        """The number of elements, bytes of blocks."""
+        """The number of elements; for blocks, the number of bytes."""
         return prod(self._sizes())
 
     @property
     def T(self) -> NDArray[Any]:  # noqa: N802  # as NumPy calls it
-        """The elements with their axes in the opposite order."""
+        """The elements with their axes in reverse order."""
         return self._array().T
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ __all__ = ["in_bytes", "in_elements"]
 
 
 def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
-    """Return the shape of the elements in rows of bytes.
+    """Return the shape in elements of an array of blocks, from its shape in bytes.
 
     Raises `EncodingError`, which names the tensor, if a row does not consist of whole blocks.
     """
@@ -32,7 +32,7 @@ def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
 
 
 def in_bytes(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
-    """Return the shape (rows, bytes per row) of this many elements.
+    """Return the shape (rows, bytes per row) of an array of blocks, from its shape in elements.
 
     Raises `EncodingError`, which names the tensor, if a row does not consist of whole blocks.
     """

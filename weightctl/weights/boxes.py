@@ -1,7 +1,7 @@
-"""The parts of a tensor in bytes: their places in the whole tensor and in the shard.
+"""Byte ranges of a tensor and of its shards: where the bytes of one are in the other.
 
-A tensor is cut into boxes, which are contiguous runs of its bytes. The intersection of a box and a
-part is contiguous in the part, and consists of columns in the box.
+A tensor is cut into boxes, which are contiguous ranges of its bytes. The intersection of a box and
+a part is contiguous in the part, and consists of columns in the box.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Box(NamedTuple):
-    """All bytes from `start` to `stop` of an axis, at one `place` in the axes before it."""
+    """The bytes from `start` to `stop` of an axis, at one index (`place`) of the axes before it."""
 
     place: tuple[int, ...]
     start: int
@@ -40,10 +40,11 @@ class Box(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """The intersection of a part and a box: `nbytes` from `offset` on, an array of `shape`.
+    """The intersection of a part and a box: `nbytes` at `offset` of the part, an array of `shape`.
 
-    If it `is_contiguous`, the bytes are also contiguous in the box, from `start` on. `places` are
-    the places of its pieces in the box's array and in its own.
+    If `is_contiguous`, the bytes are also contiguous in the box, and begin at its byte `start`.
+    `places` has a pair of indices for each piece: in the array of the box, and in the array of the
+    intersection.
     """
 
     offset: int
@@ -55,9 +56,9 @@ class Meeting(NamedTuple):
 
 
 def byte_shape(info: TensorInfo) -> tuple[int, ...]:
-    """Return the shape of a tensor as an array of bytes: its rows are as long as their blocks.
+    """Return the shape of a tensor as an array of bytes: the last dimension is the bytes of a row.
 
-    If blocks cross rows, it is one row; such a tensor is never split.
+    If rows are not whole blocks, all bytes are one row; such a tensor is never split.
     """
     encoding = info.encoding
     if not info.shape or info.shape[-1] % encoding.block:
@@ -66,7 +67,7 @@ def byte_shape(info: TensorInfo) -> tuple[int, ...]:
 
 
 def byte_part(info: TensorInfo, part: Part) -> Part:
-    """Return a part of a tensor as a part of its array of bytes; it has only whole blocks."""
+    """Return a part of a tensor, which has whole blocks, as a part of its array of bytes."""
     last, encoding = len(info.shape) - 1, info.encoding
 
     def scale_cut(cut: Cut) -> Cut:
@@ -78,9 +79,9 @@ def byte_part(info: TensorInfo, part: Part) -> Part:
 
 
 def boxes(shape: Sequence[int], limit: int) -> Iterator[Box]:
-    """Cut an array of bytes into boxes of up to `limit` bytes, in the order of its bytes.
+    """Cut an array of bytes into boxes of up to `limit` bytes, in the order of the bytes.
 
-    A box that exceeds the limit has a single entry of its axis.
+    A box exceeds the limit only if it is a single entry of its axis.
     """
     if not prod(shape):
         return
@@ -92,10 +93,7 @@ def boxes(shape: Sequence[int], limit: int) -> Iterator[Box]:
 
 
 def boxes_of_run(shape: Sequence[int], start: int, stop: int, limit: int) -> Iterator[Box]:
-    """Cut the bytes from `start` to `stop` of an array into boxes, in their order.
-
-    They have up to `limit` bytes each.
-    """
+    """Cut the bytes from `start` to `stop` of an array into boxes of up to `limit` bytes."""
     if start < stop:
         yield from _of_run(shape, (), start, stop, limit)
 
@@ -103,7 +101,7 @@ def boxes_of_run(shape: Sequence[int], start: int, stop: int, limit: int) -> Ite
 def _of_run(
     shape: Sequence[int], place: tuple[int, ...], start: int, stop: int, limit: int
 ) -> Iterator[Box]:
-    """Yield the boxes of a run that does not leave one place of the axes before."""
+    """Yield the boxes of a byte range that is within one index (`place`) of the first axes."""
     inner = prod(shape[len(place) + 1 :])
     (first, before), (last, behind) = divmod(start, inner), divmod(stop, inner)
     if first == last:
@@ -162,7 +160,10 @@ def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
 def scatter(
     shape: Sequence[int], box: Box, held: memoryview, met: Meeting, out: memoryview
 ) -> None:
-    """Fill `out` with the part's bytes from the box in `held`, bytes of a tensor of that shape."""
+    """Fill `out` with the part's bytes of a box, whose bytes are `held`.
+
+    `shape` is the shape of the whole tensor in bytes.
+    """
     import numpy as np  # not loaded by `ls`
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
@@ -174,7 +175,10 @@ def scatter(
 def collect(
     shape: Sequence[int], box: Box, held: memoryview, met: Meeting, own: memoryview
 ) -> None:
-    """Copy the part's `own` bytes to their places in the box, into `held`."""
+    """Copy the part's bytes, `own`, to their places in a box, whose bytes are `held`.
+
+    `shape` is the shape of the whole tensor in bytes.
+    """
     import numpy as np
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
@@ -188,7 +192,7 @@ def _box_shape(shape: Sequence[int], box: Box) -> tuple[int, ...]:
 
 
 def _index(at: int, ranges: Sequence[Range]) -> int | None:
-    """Return the position of an entry among those in some ranges, None if it is in no range."""
+    """Return the index of an entry among the entries of some ranges; None if it is in no range."""
     passed = 0
     for start, stop in ranges:
         if start <= at < stop:
@@ -198,7 +202,7 @@ def _index(at: int, ranges: Sequence[Range]) -> int | None:
 
 
 def _slices(ranges: Sequence[Range]) -> list[tuple[slice, slice]]:
-    """Return the slices of ranges in the whole, and in the part."""
+    """Return for each range its slice in the whole axis, and in the part."""
     found: list[tuple[slice, slice]] = []
     passed = 0
     for start, stop in ranges:

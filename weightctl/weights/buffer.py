@@ -1,4 +1,4 @@
-"""Contiguous numbers on a device."""
+"""Contiguous elements on a device."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Buffer"]
 
 
 class Buffer(ArrayMethods):
-    """Contiguous bytes in native order with a dtype and a shape.
+    """Contiguous bytes in native order, with a dtype and a shape.
 
-    It is an array: operators, indices, `len` and NumPy's functions take its numbers. Prints as
-    `Buffer([5, 10])`. Raises `EncodingError` if the bytes do not fit the shape.
+    A buffer is an array: operators, indices, `len` and NumPy functions use its elements. It prints
+    as `Buffer([5, 10])`. Raises `EncodingError` if the number of bytes does not match the shape.
     """
 
     __slots__ = ("_device", "_memory", "dtype", "shape")
@@ -46,10 +46,10 @@ class Buffer(ArrayMethods):
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Buffer:
-        """Wrap a NumPy array: without a copy if it is contiguous, writable and native.
+        """Wrap a NumPy array: without a copy if it is contiguous, writable and in native order.
 
-        Raises `EncodingError` for other arrays, for types that are not a `DType`, and for masked
-        arrays.
+        Raises `ArgumentTypeError` if the value is not a NumPy array, and `EncodingError` for masked
+        arrays and for arrays whose type is not a `DType`.
         """
         import numpy as np  # not loaded by `ls`
 
@@ -78,10 +78,11 @@ class Buffer(ArrayMethods):
 
     @classmethod
     def from_dlpack(cls, array: DLPackArray) -> Buffer:
-        """Wrap any array that supports DLPack: without a copy if it is contiguous.
+        """Wrap any array that supports DLPack: without a copy if it is contiguous and on the CPU.
 
-        torch's tensors are taken without their gradients, and copied from another device. Raises
-        `EncodingError` if the value is not an array, and `BufferError` if it cannot be taken.
+        Gradients of torch tensors are dropped, and arrays on other devices are copied to the CPU.
+        Raises `EncodingError` if the value is not an array, and `BufferError` if the array cannot
+        be used.
         """
         if isinstance(array, Buffer):
             return array
@@ -89,7 +90,7 @@ class Buffer(ArrayMethods):
 
         from weightctl.weights.dlpack import on_cpu, take
 
-        # NumPy offers neither read-only arrays nor the types of `ml_dtypes` through DLPack.
+        # NumPy does not export read-only arrays and the types of `ml_dtypes` through DLPack.
         if isinstance(array, np.ndarray | np.generic):
             return cls.from_numpy(np.asanyarray(cast("Any", array)))
         given: Any = array
@@ -102,7 +103,7 @@ class Buffer(ArrayMethods):
 
     @property
     def device(self) -> DeviceRef:
-        """The device of the bytes, with the number that a graph uses for it."""
+        """The device of the bytes, with the index that a graph uses for it."""
         return self._device
 
     @property
@@ -112,7 +113,7 @@ class Buffer(ArrayMethods):
 
     @property
     def address(self) -> int:
-        """The address of the first byte; no byte is read."""
+        """The memory address of the first byte; no byte is read."""
         import numpy as np
 
         return np.frombuffer(self._memory, np.uint8).ctypes.data
@@ -123,7 +124,7 @@ class Buffer(ArrayMethods):
         return self._memory
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the values as an array: a view, except for float4, which NumPy stores unpacked."""
+        """Return the elements as an array: a view, except for float4, which NumPy cannot pack."""
         import numpy as np
 
         from weightctl.codecs.scalar import unpack

@@ -1,4 +1,4 @@
-"""Conversion of bytes between encodings, and checks before any byte is read."""
+"""Conversion of tensors between encodings, and checks that read no bytes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["convert_bytes", "drops_fractions", "require_astype", "require_conver
 
 
 def drops_fractions(source: Encoding, target: Encoding) -> bool:
-    """Whether numbers would lose their fractions as integers or booleans."""
+    """Whether a conversion would drop fractions: from fractional values to integers or booleans."""
     after = target.dtype
     return after is not None and (after.is_integer or after is DType.bool) and source.is_real
 
 
 def require_astype(info: TensorInfo, target: Encoding) -> None:
-    """Raise `EncodingError` if `astype` cannot convert: that may drop fractions too."""
+    """Raise `EncodingError` if `astype` cannot convert a tensor; `astype` may drop fractions."""
     wide = DType.float64.encoding
     require_convertible(info, wide if drops_fractions(info.encoding, target) else target)
 
 
 def require_convertible(info: TensorInfo, target: Encoding) -> None:
-    """Raise `EncodingError` if a tensor's numbers cannot be stored in another encoding.
+    """Raise `EncodingError` if a tensor cannot be converted to another encoding.
 
-    Whether each value fits is known only when it is read.
+    Whether each value fits is only known when the values are read.
     """
     source = info.encoding
     if source == target:
@@ -83,7 +83,7 @@ def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memory
 
     require_convertible(info, target)
     source = info.encoding
-    # Without blocks, one row is equivalent to many.
+    # Without blocks, all rows can be converted as one.
     is_plain = source.dtype is not None and target.dtype is not None
     rows = 1 if is_plain else prod(info.shape[:-1])
     table = np.frombuffer(raw, np.uint8)

@@ -1,4 +1,4 @@
-"""A tensor's bytes, with their description."""
+"""A tensor's data, with its description."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ __all__ = ["WeightData", "dtype_of_stored"]
 class WeightData(ArrayMethods):
     """The data of a tensor with its name, dtype and shape.
 
-    It is an array: DLPack takes the elements without a copy, and `np.asarray`, indices, `len`,
-    operators and functions are NumPy's.
+    `WeightData` is an array: DLPack exports the elements without a copy, and `np.asarray`, indices,
+    `len`, operators and functions are NumPy's.
 
-    A block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
+    The data of a block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
     `quantization_encoding` is the type of the blocks; `info` has the logical shape. DLPack and
-    `np.asarray` give the bytes; arithmetic raises `EncodingError`.
+    `np.asarray` return the bytes; arithmetic raises `EncodingError`.
 
-    Raises `ArgumentTypeError` if the value is not an array or a name, and `EncodingError` for an
-    array of another dtype or shape.
+    Raises `ArgumentTypeError` if `data` is not an array or `name` is not a string, and
+    `EncodingError` if the array has another dtype or shape.
     """
 
     __slots__ = ("_dtype", "_quantization_encoding", "_shape", "data", "info")
@@ -71,7 +71,7 @@ class WeightData(ArrayMethods):
 
     @property
     def name(self) -> str:
-        """The name of the tensor, which may be set."""
+        """The name of the tensor; it can be set."""
         return self.info.name
 
     @name.setter
@@ -81,17 +81,17 @@ class WeightData(ArrayMethods):
 
     @property
     def dtype(self) -> DType:
-        """The type of the elements, uint8 for blocks; `astype` converts."""
+        """The type of the elements; uint8 for blocks. `astype` converts it."""
         return self._dtype
 
     @property
     def shape(self) -> Shape:
-        """The sizes as plain integers: of the elements, or (rows, bytes per row) of blocks."""
+        """The sizes as plain integers: of the elements, or (rows, bytes per row) for blocks."""
         return self._shape
 
     @property
     def quantization_encoding(self) -> QuantizationEncoding | None:
-        """The encoding of the blocks, None for plain elements."""
+        """The encoding of the blocks; None for plain elements."""
         return self._quantization_encoding
 
     @classmethod
@@ -100,8 +100,8 @@ class WeightData(ArrayMethods):
     ) -> WeightData:
         """Wrap the bytes of a tensor as its file stores them, in native byte order.
 
-        `source` is given if the memory is a mapping of a file that the source reads. Raises
-        `EncodingError` for an encoding that is not in the table.
+        `source` is given if the memory is a mapping of a file of this source. Raises
+        `EncodingError` for an unsupported encoding.
         """
         dtype, shape, _ = _as_bytes(info)
         if source is None:
@@ -110,9 +110,9 @@ class WeightData(ArrayMethods):
 
     @classmethod
     def of(cls, info: TensorInfo, data: DLPackArray) -> WeightData:
-        """Wrap a tensor's data by its logical description: numbers, or blocks as rows of bytes.
+        """Wrap a tensor's data (elements, or blocks as rows of bytes) by its logical description.
 
-        Raises `EncodingError` for an encoding that is not in the table.
+        Raises `EncodingError` for an unsupported encoding.
         """
         made = cls(data, info.name, *_as_bytes(info))
         made.info = info
@@ -133,17 +133,18 @@ class WeightData(ArrayMethods):
     def from_numpy(cls, arr: NDArray[Any], name: str) -> WeightData:
         """Wrap a NumPy array; dtype and shape are the array's.
 
-        Raises `ArgumentTypeError` for an invalid value: `from_dlpack` takes other arrays.
+        Raises `ArgumentTypeError` if the value is not a NumPy array; use `from_dlpack` for other
+        arrays.
         """
         buffer = Buffer.from_numpy(arr)
         return cls(buffer, name, buffer.dtype, buffer.shape)
 
     @classmethod
     def from_dlpack(cls, array: DLPackArray, name: str) -> WeightData:
-        """Wrap any array that offers DLPack; dtype and shape are the array's.
+        """Wrap any array that supports DLPack; dtype and shape are the array's.
 
-        Data keeps its own description under the new name. A tensor that requires a gradient is
-        taken without it, and one on another device is copied to the CPU.
+        `WeightData` keeps its own description under the new name. Gradients are dropped, and arrays
+        on other devices are copied to the CPU.
         """
         if isinstance(array, WeightData):
             return array if array.name == name else array.with_name(name)
@@ -164,8 +165,8 @@ class WeightData(ArrayMethods):
     def to_buffer(self) -> Buffer:
         """Turn the data into a `Buffer`, in place, and return it.
 
-        Raises `EncodingError` if the data is not of the dtype and shape that it came with, and
-        `MissingTensorError` if there is none.
+        Raises `EncodingError` if the data does not have the declared dtype and shape, and
+        `MissingTensorError` if the tensor was declared without data.
         """
         if self.is_declared:
             raise MissingTensorError(
@@ -181,16 +182,16 @@ class WeightData(ArrayMethods):
         return buffer
 
     def view(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return the bytes from `start` to `stop`; no copy where the data is contiguous."""
+        """Return the bytes from `start` to `stop`; without a copy if the data is contiguous."""
         return self.to_buffer().memory[start:stop]
 
     def astype(self, dtype: DTypeLike) -> WeightData:
-        """Return the data converted to another dtype; the data itself if the dtype is the same.
+        """Return the data converted to another dtype; the same object if the dtype is the same.
 
         Values are rounded once, to nearest even. Values that are too large become infinity in
-        float16, bfloat16 or float8_e5m2, and the largest value in the other float8 types, which
-        have no infinity. Quantized data is dequantized. A float that becomes an integer loses its
-        fraction, and one that becomes a bool is true unless it is 0, as in NumPy. Without data,
+        float16, bfloat16 and float8_e5m2, and the largest value in the other float8 types, which
+        have no infinity. Quantized data is dequantized. Floats lose their fraction when they become
+        integers; as booleans, all values except 0 are true, as in NumPy. For a declared tensor,
         only the description changes. Raises `EncodingError` for a value that does not fit an
         integer, including NaN, and if the conversion is not supported.
         """
@@ -217,7 +218,7 @@ class WeightData(ArrayMethods):
         return WeightData.from_numpy(numbers, self.name)
 
     def _require_fit(self) -> None:
-        """Raise `EncodingError` if the data states another dtype or shape."""
+        """Raise `EncodingError` if the data has another dtype or shape than declared."""
         data: Any = self.data
         try:
             dtype, shape = DType(data.dtype), tuple(data.shape)
@@ -247,7 +248,7 @@ class WeightData(ArrayMethods):
         return self.to_buffer()
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the numbers, or the bytes of a quantized tensor, as an array."""
+        """Return the elements, or the bytes of a quantized tensor, as an array."""
         return self.to_buffer().to_numpy()
 
     def __array__(
@@ -256,8 +257,8 @@ class WeightData(ArrayMethods):
         return self.to_buffer().__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        # Data on another device stays there; on the CPU, the buffer has types that NumPy does not
-        # have.
+        # Data on another device stays there. On the CPU, the buffer also exports types that NumPy
+        # does not have.
         is_here = self.is_declared or self.__dlpack_device__() == CPU
         array = self.to_buffer() if is_here else self.data
         return cast("Any", array).__dlpack__(**options)
@@ -272,7 +273,7 @@ class WeightData(ArrayMethods):
 
 
 def _require_array(data: object, name: object) -> None:
-    """Raise `ArgumentTypeError` if the value is not an array or a name."""
+    """Raise `ArgumentTypeError` if `data` is not an array or `name` is not a string."""
     _require_name(name)
     if not hasattr(data, "__dlpack__") and not hasattr(data, "__array__"):
         raise ArgumentTypeError(
@@ -287,16 +288,16 @@ def _require_name(name: object) -> None:
 
 
 def dtype_of_stored(info: TensorInfo) -> DType | QuantizationEncoding:
-    """Return the type of a tensor's elements, or the encoding of its blocks.
+    """Return the dtype of a tensor's elements, or the encoding of its blocks.
 
-    Raises `EncodingError` for an encoding that is not in the table.
+    Raises `EncodingError` for an unsupported encoding.
     """
     dtype, _, quantization = _as_bytes(info)
     return quantization or dtype
 
 
 def _as_bytes(info: TensorInfo) -> tuple[DType, tuple[int, ...], QuantizationEncoding | None]:
-    """Return the stored dtype, shape and block type of a tensor's data."""
+    """Return the dtype and shape of a tensor's data as stored, and the encoding of its blocks."""
     dtype, quantization = info.encoding.dtype, info.encoding.quantization
     if dtype is not None:
         return dtype, info.shape, None

@@ -1,4 +1,4 @@
-"""Data that is not loaded yet: read on demand, or only declared."""
+"""Data that is not loaded: read on first use, or only declared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Absent", "Assembled", "Deferred"]
 
 
 class Deferred:
-    """A tensor of a source in an encoding; read and converted on first use."""
+    """A tensor of a source, read and converted to an encoding on first use."""
 
     __slots__ = ("_buffer", "_encoding", "_name", "_source")
 
@@ -27,9 +27,9 @@ class Deferred:
         self._buffer: Buffer | None = None
 
     def to_buffer(self) -> Buffer:
-        """Return the numbers, or the bytes of blocks, always as the same `Buffer`.
+        """Return the elements, or the bytes of blocks; each call returns the same `Buffer`.
 
-        Raises `EncodingError` if a number cannot be held by the encoding.
+        Raises `EncodingError` if the encoding cannot hold a value.
         """
         if self._buffer is None:
             self._buffer = self._make_buffer()
@@ -37,7 +37,7 @@ class Deferred:
 
     def _make_buffer(self) -> Buffer:
         from weightctl.weights.conversion import convert_bytes, drops_fractions
-        from weightctl.weights.data import WeightData  # which knows this module
+        from weightctl.weights.data import WeightData  # imports this module
 
         data = self._source.data(self._name)
         if data.info.encoding == self._encoding:
@@ -64,9 +64,9 @@ class Deferred:
 
 
 class Assembled(Deferred):
-    """The bytes of a tensor that no file stores in this form, assembled on first use.
+    """A tensor that no file stores in this form; its bytes are assembled on first use.
 
-    The source has no other data for it.
+    Its source provides it only through `read_into`.
     """
 
     __slots__ = ()
@@ -84,7 +84,7 @@ class Assembled(Deferred):
 
 
 class Absent:
-    """The placeholder for data that was not given yet."""
+    """The placeholder for the data of a declared tensor."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Tensors that are computed from a source's by steps, a run of bytes at a time."""
+"""Tensors that steps compute from the tensors of a source, one byte range at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Derived", "DerivedTensor", "ReadableTensor", "Step", "StoredTensor",
 
 
 class ReadableTensor(Protocol):
-    """A tensor whose bytes can be read, in an encoding."""
+    """A tensor whose bytes can be read."""
 
     @property
     def info(self) -> TensorInfo:
@@ -31,24 +31,24 @@ class ReadableTensor(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """The stored tensors that it is made of, and the steps."""
+        """The stored tensors that it is computed from, and the steps."""
         ...
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Fill `buffer` with its bytes from `start` on; both on block boundaries."""
+        """Fill `buffer` with the bytes from `start`; both ends are on block boundaries."""
         ...
 
     def file_range(self) -> FileRange | None:
-        """The range of a file with the same bytes as `read_into` gives; None if there is none."""
+        """The range of a file with the same bytes as `read_into` returns; None if there is none."""
         ...
 
 
 class Step(Protocol):
-    """How a tensor is computed from others.
+    """The computation of a tensor from other tensors.
 
-    It reads little more than the requested run needs. Several threads call it at the same time, for
-    runs that begin and end on block boundaries. Its text describes it to users, such as
-    `transposed`; it is empty if the encodings already show the change.
+    A step reads little more than the requested byte range needs. Several threads call it at the
+    same time, for ranges that begin and end on block boundaries. Its `str` describes it to users,
+    such as `transposed`; it is empty if the encodings already show the change.
     """
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
@@ -58,39 +58,39 @@ class Step(Protocol):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Fill `buffer` with the bytes of the result, from `start` on."""
+        """Fill `buffer` with the bytes of the result from `start`."""
         ...
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a source, as it is stored there."""
+    """A tensor of a source, as the source has it."""
 
     source: Source
     name: str
 
     @property
     def info(self) -> TensorInfo:
-        """The description in the source."""
+        """The description in the source's header."""
         return self.source.header.tensors[self.name]
 
     @property
     def origin(self) -> Origin:
-        """The origin in the source; the tensor itself if it is in a file."""
+        """The origin that the source's header has; else the tensor itself."""
         return self.source.header.origins.get(self.name, Origin((self.info,), ()))
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Read its bytes."""
+        """Fill `buffer` with the tensor's bytes from `start`."""
         self.source.read_into(self.name, start, buffer)
 
     def file_range(self) -> FileRange | None:
-        """Return where they are."""
+        """Return the range of a file with the tensor's bytes; None if there is none."""
         return self.source.file_range(self.name)
 
 
 class DerivedTensor:
-    """A tensor that a step makes of others.
+    """A tensor that a step computes from other tensors.
 
-    Raises `ConversionError` if the step cannot make one of these.
+    Raises `ConversionError` if the step does not support them.
     """
 
     __slots__ = ("_info", "_inputs", "_step")
@@ -107,32 +107,32 @@ class DerivedTensor:
 
     @property
     def step(self) -> Step:
-        """What makes it."""
+        """The step that computes the tensor."""
         return self._step
 
     @property
     def origin(self) -> Origin:
-        """The stored tensors of all inputs, and the steps up to this one, each once."""
+        """The stored tensors of all inputs, and all steps in order, each once."""
         below = [each.origin for each in self._inputs]
         sources = dict.fromkeys(info for origin in below for info in origin.sources)
         steps = dict.fromkeys(step for origin in below for step in origin.steps)
         return Origin(tuple(sources), (*steps, *filter(None, [str(self._step)])))
 
     def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Compute a run of its bytes."""
+        """Compute the tensor's bytes from `start`."""
         if buffer.nbytes:
             self._step.read_into(self._inputs, start, buffer)
 
     def file_range(self) -> None:
-        """Return None: no file has it."""
+        """Return None: the tensor is not in a file."""
 
 
 class Derived:
-    """A source whose tensors are another source's, or are computed from them.
+    """A source whose tensors are taken or computed from another source.
 
-    Apart from metadata, everything else is the other source's. `tensors` are by their new names,
-    and `aliases` are further names of these. `notes` are added to the other's. `leaves` replace the
-    other's if given.
+    `tensors` are by their new names, `aliases` are further names of these, and `metadata` replaces
+    that of the other source. `notes` are added to the other's. `leaves` replace the other's if
+    given. The rest of the header, such as the files, is that of the other source.
     """
 
     def __init__(
@@ -163,33 +163,33 @@ class Derived:
 
     @property
     def header(self) -> Header:
-        """The header, with the files that the tensors are made of."""
+        """The header; its files are those of the other source."""
         return self._header
 
     @property
     def files(self) -> Sequence[Reader]:
-        """The open files that the tensors are made of."""
+        """The open files of the other source."""
         return self._base.files
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data, which is computed on use."""
+        """Return a tensor's data, which is computed on first use."""
         from weightctl.weights.data import WeightData
 
         return WeightData.of(self._header.tensors[name], Assembled(self, name))
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Compute a run of a tensor's bytes."""
+        """Compute a tensor's bytes from `start`."""
         self._tensors[name].read_into(start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None if it is computed."""
+        """Return the range of a file with the tensor's bytes; None if the tensor is computed."""
         return self._tensors[name].file_range()
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if a file has been written to since it was opened."""
+        """Raise `FormatError` if a file was changed after it was opened."""
         self._base.refuse_change()
 
 
 def tensor_of(source: Source, name: str) -> ReadableTensor:
-    """Return a tensor of a source; `name` may also be a tied one."""
+    """Return a tensor of a source; `name` can also be that of a tied tensor."""
     return StoredTensor(source, source.header.aliases.get(name, name))

@@ -1,7 +1,7 @@
-"""Import and export of DLPack for every type that it supports.
+"""Import and export of arrays through DLPack, for all types that DLPack supports.
 
-NumPy does not support the types of `ml_dtypes`, so capsules are read and changed here. Layouts and
-codes: dlpack.h 1.1.
+NumPy does not support the types of `ml_dtypes`, so capsules are read and changed here. The source
+of the structures and type codes is dlpack.h 1.1.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ _rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_ch
 def export(
     memory: memoryview, dtype: DType, shape: Sequence[int], options: Mapping[str, Any]
 ) -> Any:
-    """Return a DLPack capsule over contiguous memory, without a copy where it is writable.
+    """Return a DLPack capsule for contiguous memory, without a copy if it is writable.
 
-    `options` are those of `__dlpack__`. The memory is kept as long as a consumer holds it. Raises
-    `BufferError` for types that DLPack has no code for (float4 packs two numbers in a byte).
+    `options` are those of `__dlpack__`. The memory is kept alive while a consumer uses it. Raises
+    `BufferError` for types without a DLPack code (float4 packs two values in a byte).
     """
     import numpy as np  # not loaded by `ls`
 
     code, size = _code(dtype), dtype.encoding.size
     if code is None:
         raise BufferError(f"DLPack does not support {dtype.value}")
-    # NumPy makes, keeps and frees a capsule of integers; the actual type is set afterwards.
+    # NumPy creates, keeps and frees a capsule of integers; its type is changed afterwards.
     integers = np.frombuffer(memory, "c16" if size == 16 else f"u{size}").reshape(tuple(shape))
     if not integers.flags.writeable and options.get("copy") is not False:
         integers = integers.copy()
@@ -114,9 +114,10 @@ def export(
 
 
 def on_cpu(array: DLPackArray) -> DLPackArray:
-    """Return an array without its gradient, in this machine's memory; a copy from elsewhere.
+    """Return an array without its gradient and on the CPU; arrays on other devices are copied.
 
-    It asks a tensor of torch, or of a library that has torch's methods, for that.
+    Tensors are detached and copied with their own methods: torch's, or those of the same name in
+    other libraries.
     """
     given: Any = array
     if getattr(given, "requires_grad", False):
@@ -133,10 +134,9 @@ def on_cpu(array: DLPackArray) -> DLPackArray:
 
 
 def take(array: DLPackArray) -> NDArray[Any]:
-    """Return the numbers of another library's array, without a copy.
+    """Return another library's array as a NumPy array, without a copy.
 
-    Raises `BufferError` for an array that is not in this machine's own memory, or whose type has
-    no `DType`.
+    Raises `BufferError` if the array is not in CPU memory, or if its type is not a `DType`.
     """
     import numpy as np  # not loaded by `ls`
 
@@ -152,7 +152,7 @@ def take(array: DLPackArray) -> NDArray[Any]:
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = _strides(tensor, shape, kind.itemsize)
     spans = [] if 0 in shape else [s * (n - 1) for s, n in zip(strides, shape, strict=True)]
-    # Strides can be negative: the first number is not always the first in memory.
+    # Strides can be negative: the first element is not always the first in memory.
     before = -sum(min(span, 0) for span in spans)
     nbytes = 0 if 0 in shape else before + sum(max(span, 0) for span in spans) + kind.itemsize
     start = (tensor.data or 0) + tensor.byte_offset - before
@@ -160,7 +160,7 @@ def take(array: DLPackArray) -> NDArray[Any]:
     memory = (ctypes.c_uint8 * nbytes).from_address(start)
     # At exit, another library may still read the memory.
     weakref.finalize(memory, _give_back, address).atexit = False
-    # NumPy takes any buffer; its types do not say so.
+    # NumPy accepts any buffer; its type stubs do not.
     return np.ndarray(shape, kind, cast("Any", memory), before, strides)
 
 

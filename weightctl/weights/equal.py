@@ -14,9 +14,11 @@ __all__ = ["difference"]
 
 
 def difference(one: WeightData, other: WeightData) -> str:
-    """Return how two tensors differ, empty if they are equal; both are read unless identical.
+    """Return how two tensors differ; empty if they are equal.
 
-    Numbers of two dtypes are compared bit by bit in a dtype that holds those of both.
+    Values are compared bit by bit. If the dtypes differ, they are converted to a dtype that holds
+    the values of both. Nothing is read if the shapes differ, or if no dtype holds the values of
+    both.
     """
     first, second = one.info, other.info
     if first.shape != second.shape:
@@ -33,7 +35,7 @@ def difference(one: WeightData, other: WeightData) -> str:
 
 
 def _wide(one: Encoding, other: Encoding) -> DType | None:
-    """Return a dtype that holds every number of both encodings exactly, None if there is none."""
+    """Return a dtype that holds every value of both encodings exactly; None if there is none."""
     if one.dtype is None or other.dtype is None:
         return None
     from weightctl.codecs import holds_all

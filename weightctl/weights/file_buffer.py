@@ -1,4 +1,4 @@
-"""Numbers in a private mapping of the file that has them."""
+"""Elements in a private mapping of a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["FileBuffer"]
 
 
 class FileBuffer(Buffer):
-    """A `Buffer` over a mapping that records which tensor of a `source` it has.
+    """A `Buffer` over a mapping; it records the source and the name of its tensor.
 
-    As long as the memory is not `is_shared`, it cannot have changed, so its bytes can be read from
-    the source instead of the mapping.
+    Until the memory is handed out (`is_shared`), it cannot have been changed, so the bytes can be
+    read from the source instead of the mapping.
     """
 
     __slots__ = ("is_shared", "name", "source")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_checkpoint", "declare_weights", "loaded_checkpoint"]
 
-# The members of `Weights`, without those of every class.
+# The members of `Weights`, without those that every class has.
 _MEMBERS = (
     "name", "allocated_weights", "exists", "data", "items", "allocate", "__getattr__",
     "__getitem__",
@@ -27,13 +27,13 @@ _MEMBERS = (
 def as_checkpoint(
     given: Weights | Mapping[str, Any], metadata: Mapping[str, MetadataValue] | None = None
 ) -> Checkpoint:
-    """Return a tree, or arrays by name, as a tree.
+    """Return weights, or a mapping from names to arrays, as a `Checkpoint`.
 
-    A `Checkpoint` is returned as it is. For another implementation of `Weights`, every tensor is
-    described now, with `data()`, and its values are read when they are used. Arrays are NumPy
-    arrays, torch tensors, `WeightData`, nodes of trees and other objects that support DLPack;
-    contiguous arrays on the CPU are not copied. Raises `ConversionError` for anything else, with
-    its name.
+    A `Checkpoint` is returned as it is. For other implementations of `Weights`, `data()` is called
+    for the description of every tensor now, and its values are read when they are used. Arrays are
+    NumPy arrays, torch tensors, `WeightData`, nodes of trees and other objects that support DLPack;
+    contiguous arrays on the CPU are not copied. Raises `ConversionError` for other values, with
+    their names.
     """
     if isinstance(given, Checkpoint):
         return given
@@ -55,7 +55,7 @@ def as_checkpoint(
 
 
 def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
-    """Return a tree, or arrays by name, as a tree that can be stored.
+    """Return weights, or a mapping from names to arrays, as a `Checkpoint` that can be stored.
 
     Raises `ConversionError` as `as_checkpoint` does, and for weights that are only declared.
     """
@@ -70,7 +70,7 @@ def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
 
 
 def declare_weights() -> Checkpoint:
-    """Return a tree in which nothing is loaded: `allocate` declares weights of any name."""
+    """Return a tree without data, in which `allocate` declares weights of any name."""
     return Checkpoint(Declared())
 
 
@@ -86,7 +86,7 @@ def _hint_for(given: object) -> str:
 
 def _data_of(name: str, value: Any) -> WeightData:
     try:
-        # A node has a method of that name; the `data` of an array is its memory.
+        # A node has a method `data`; the attribute `data` of an array is its memory.
         kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]  # anything
         if not isinstance(value, WeightData) and callable(getattr(kind, "data", None)):
             value = value.data()
@@ -102,9 +102,10 @@ def _data_of(name: str, value: Any) -> WeightData:
 
 
 class _Adapted(Held):
-    """The tensors of a `Weights` of another class, each asked for when it is used.
+    """The tensors of another implementation of `Weights`; each is requested when it is used.
 
-    Its `data()` gives `WeightData` or an array, and `items()` nodes or these.
+    `data()` of its nodes returns `WeightData` or an array; `items()` yields nodes, `WeightData` or
+    arrays.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -115,5 +116,5 @@ class _Adapted(Held):
         super().__init__(described, {})
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data, as the tree gives it now."""
+        """Return a tensor's data, as the tree has it now."""
         return _data_of(name, self._nodes[name])

@@ -1,4 +1,4 @@
-"""The content of a checkpoint's header, without a byte of its tensors."""
+"""The description of a checkpoint: everything in its header, without the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class TensorInfo(NamedTuple):
 
     @property
     def row(self) -> int:
-        """The number of elements in a row, the contiguous dimension; 1 for a scalar."""
+        """The number of elements in a row (the last dimension); 1 for a scalar."""
         return self.shape[-1] if self.shape else 1
 
 
 class Extent(NamedTuple):
-    """The place of a tensor's bytes: the number of the file in `Header.files`, offset and length.
+    """Where a tensor's bytes are: index of the file in `Header.files`, offset and length.
 
     If the tensor is not contiguous, `strides` has the bytes from one element to the next in each
-    dimension, and `nbytes` is its size when contiguous. `held` has the bytes themselves if the file
-    stores them in another form.
+    dimension, and `nbytes` is the size of a contiguous copy. `held` has the bytes themselves if the
+    file stores them in another form.
     """
 
     file: int
@@ -65,28 +65,29 @@ class Leaf(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The stored tensors that a tensor is made of, and the steps as text."""
+    """The stored tensors that a tensor is computed from, and the text of each step."""
 
     sources: tuple[TensorInfo, ...]
     steps: tuple[str, ...]
 
 
-# The mappings of a header are never changed. A dataclass could copy them, but is slow to import.
+# The mappings of a header are never changed. A dataclass could copy the defaults, but is slow to
+# import.
 _NOTHING: Mapping[str, Any] = {}
 
 
 class Header(NamedTuple):
     """The header of a checkpoint: its tensors and metadata.
 
-    `tensors` and `extents` have the same names, in the order of the file. `aliases` are further
-    names of tensors (tied weights). `leaves` are the other entries of the tree, by name; plain
-    values are also metadata of that name. `metadata` keeps the types of the values in the file.
-    `alignment` is the boundary in bytes that tensors start on. `listing` is the path of the file
-    that lists the parts. `notes` are notes for the user on how it was opened. `warnings` are
-    dangers for other programs that load the files. `origins` list the sources of tensors that are
-    not stored in a file. `shardings` state how tensors are split for several ranks; each rank has
-    one of the `files`. `missing` are the names of parts that do not exist, in a checkpoint that was
-    opened with `partial`.
+    `tensors` and `extents` have the same names, in the order of the file. `aliases` map further
+    names of tensors to their stored names (tied weights). `leaves` are the other entries of the
+    tree, by name; plain values among them are also metadata of that name. `metadata` keeps the
+    types of the values in the file. `alignment` is the boundary in bytes that tensors start on.
+    `listing` is the path of the file that lists the parts. `notes` inform the user how the
+    checkpoint was opened. `warnings` describe dangers for other programs that load the files.
+    `origins` have the sources of tensors that are not stored in a file. `shardings` state how
+    tensors are split among several ranks; each rank has one of the `files`. `missing` are the names
+    of missing parts, in a checkpoint that was opened with `partial`.
     """
 
     format: str

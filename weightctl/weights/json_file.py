@@ -20,9 +20,10 @@ def read_json(
     most: int,
     pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None,
 ) -> Any:
-    """Return the content of a JSON file of at most this many bytes; `pairs` makes its objects.
+    """Return the content of a JSON file of at most `most` bytes.
 
-    Raises `FormatError` for a larger file, for invalid JSON, and if `pairs` raises `ValueError`.
+    `pairs` creates each JSON object from its list of keys and values. Raises `FormatError` for a
+    larger file, for invalid JSON, and if `pairs` raises `ValueError`.
     """
     if file.size > most:
         raise FormatError(

@@ -1,7 +1,7 @@
-"""Metadata values that keep the type their file gives them.
+"""Metadata values that keep the types they have in their file.
 
 A type is one of GGUF's (`u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool string`), `array[...]` of a
-type, or `text`: the plain string that safetensors keeps for every key.
+type, or `text`: the plain string that safetensors uses for all values.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ class MetadataValue(NamedTuple):
 
 
 def text(content: str) -> MetadataValue:
-    """Return a plain string as safetensors stores it."""
+    """Return a plain string as a value of safetensors metadata."""
     return MetadataValue(TEXT, content)
 
 
 def element_type(array_type: str) -> str | None:
-    """Return `u32` for `array[u32]`, None for what is not an array."""
+    """Return `u32` for `array[u32]`; None if the type is not an array."""
     if array_type.startswith("array[") and array_type.endswith("]"):
         return array_type[6:-1]
     return None
 
 
 def to_json(metadata: Mapping[str, MetadataValue]) -> str:
-    """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings."""
+    """Return `{"key": {"type": "u32", "value": 7}, ...}`; infinities and NaN become strings.
+
+    Raises `WeightctlError` if a value does not have its type.
+    """
     plain = {key: {"type": v.type, "value": as_json(v.content)} for key, v in metadata.items()}
     for key, entry in plain.items():
         try:
@@ -80,15 +83,15 @@ def to_json(metadata: Mapping[str, MetadataValue]) -> str:
 
 
 def is_type(name: str) -> bool:
-    """Whether values can be of a type of this name."""
+    """Whether a string is the name of a type."""
     return name == TEXT or _innermost(name) in _SCALARS
 
 
 def parse_value(kind: str, written: str) -> Any:
     """Parse the text of a value of a type: `5`, `0x10`, `true`, `[1, 2]`, `words`.
 
-    Arrays are JSON. Raises `ValueError` if the value is not of the type, `OverflowError` for a
-    float beyond its range.
+    Arrays are JSON. Raises `ValueError` if the value does not have the type, and `OverflowError`
+    for a float beyond its range.
     """
     if kind in {"string", TEXT}:
         content: Any = written
@@ -104,7 +107,7 @@ def parse_value(kind: str, written: str) -> Any:
 
 
 def as_json(content: Any) -> Any:
-    """Return the content of a value as JSON can hold it: infinities and NaN as strings."""
+    """Return the content of a value in a form that JSON supports: NaN and infinities as strings."""
     if isinstance(content, float) and not math.isfinite(content):
         return str(content)
     if is_sequence(content):
@@ -120,7 +123,7 @@ def as_json(content: Any) -> Any:
 def from_json(document: str) -> dict[str, MetadataValue]:
     """Return the metadata that `to_json` wrote.
 
-    Raises `WeightctlError` if a value is not of the type it claims.
+    Raises `WeightctlError` if a value does not have its type.
     """
     try:
         entries = json.loads(document)

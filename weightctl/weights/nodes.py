@@ -12,7 +12,7 @@ __all__ = ["TreeNode", "build_tree", "find", "is_number", "natural", "walk"]
 
 
 class TreeNode:
-    """A node of the tree: the tensor of exactly this name, if there is one, and the children."""
+    """A node of the tree: the tensor with exactly this name, if it exists, and the children."""
 
     __slots__ = ("_is_sorted", "below", "tensor")
 
@@ -22,7 +22,7 @@ class TreeNode:
         self._is_sorted = True
 
     def grow(self, segment: str) -> TreeNode:
-        """Return the child of this segment, which is created if it does not exist."""
+        """Return the child of a segment; create it if it does not exist."""
         found = self.below.get(segment)
         if found is not None:
             return found
@@ -32,9 +32,9 @@ class TreeNode:
         return made
 
     def children(self) -> dict[str, TreeNode]:
-        """The children by segment, in the order of the file; numbers in numeric order."""
+        """The children by segment: in natural order if any is a number, else in file order."""
         if not self._is_sorted:
-            # Thousands of experts are plain numbers, which sort without further parsing.
+            # Layers can have thousands of experts; plain numbers sort without further parsing.
             key = int if all(map(is_number, self.below)) else natural
             self.below = {segment: self.below[segment] for segment in sorted(self.below, key=key)}
             self._is_sorted = True
@@ -42,7 +42,7 @@ class TreeNode:
 
 
 def is_number(segment: str) -> bool:
-    """Whether a segment is a number of a layer: no leading zero, at most 9 digits."""
+    """Whether a segment is a layer number: at most 9 digits, without leading zeros."""
     return (
         segment.isdecimal()
         and len(segment) <= 9
@@ -51,12 +51,12 @@ def is_number(segment: str) -> bool:
     )
 
 
-# The rest of a longer name is one segment, which limits the depth of recursion.
+# The rest of a longer name is one segment, which limits the depth of the tree.
 _MAX_DEPTH = 32
 
 
 def build_tree(names: Iterable[str]) -> TreeNode:
-    """Return the tree of some names; the node of each has the full name as its tensor."""
+    """Return the tree of some names; `tensor` of each leaf is the full name."""
     root = TreeNode()
     for name in names:
         _plant(root, name, name)
@@ -71,9 +71,9 @@ def _plant(root: TreeNode, path: str, tensor: str) -> None:
 
 
 def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
-    """Return `deepest` with the entries that start with `prefix` below a node of their own."""
+    """Return a copy of `deepest`, with the entries that start with `prefix` below one node."""
     node = TreeNode()
-    # At this depth, each child is the rest of a name, and so has a tensor.
+    # At this depth, each child is the rest of a name, so it has a tensor.
     for rest, below in deepest.below.items():
         if rest == prefix:
             node.grow(prefix).tensor = below.tensor
@@ -83,7 +83,7 @@ def _beyond(deepest: TreeNode, prefix: str) -> TreeNode:
 
 
 def find(root: TreeNode, prefix: str) -> TreeNode | None:
-    """Return the node of a name or prefix, None if it does not exist."""
+    """Return the node of a name or prefix; None if it does not exist."""
     if not prefix:
         return root
     *segments, last = prefix.split(".", _MAX_DEPTH)
@@ -99,8 +99,8 @@ def find(root: TreeNode, prefix: str) -> TreeNode | None:
 
 
 def walk(node: TreeNode) -> Iterator[str]:
-    """Yield the names of all tensors at or below a node, in order."""
-    # A stack, because names can nest deeper than Python recurses.
+    """Yield the names of all tensors at and below a node, in order."""
+    # A stack instead of recursion, because names can be nested deeply.
     stack = [node]
     while stack:
         current = stack.pop()
@@ -110,7 +110,7 @@ def walk(node: TreeNode) -> Iterator[str]:
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that puts numbers in a name in numeric order."""
+    """Return a sort key that orders the numbers in names by value: 2 before 10."""
     return [
         (0, len(digits := part.lstrip("0")), digits) if part.isdecimal() else (1, 0, part)
         for part in re.split(r"(\d+)", name)

@@ -19,23 +19,23 @@ __all__ = ["Weights"]
 
 @runtime_checkable
 class Weights(Protocol):
-    """A node in a tree of weights; attributes and indices lead to the nodes below it.
+    """A node in a tree of weights; attributes and indices select the nodes below it.
 
-    `weights.model.layers[0].weight` is a node whether or not a tensor has that name: `exists` says
-    so. What `open_weights` returns is a `Checkpoint`; a class of your own that has these members
-    can be loaded into a `Module`, run by a session, and saved.
+    `weights.model.layers[0].weight` is a node whether or not the tensor exists; `exists` tests
+    this. `open_weights` returns a `Checkpoint`. Any class that has these members can be loaded into
+    a `Module`, run by a session, and saved.
     """
 
     __slots__ = ()
 
     @property
     def name(self) -> str:
-        """The name, or prefix of names, of this node."""
+        """The name of this node: the name of a tensor, or a prefix of names."""
         ...
 
     @property
     def allocated_weights(self) -> Mapping[str, DLPackArray]:
-        """The tensors of the whole tree that `allocate` was called for, by name."""
+        """The tensors of the whole tree that were allocated with `allocate`, by name."""
         ...
 
     def exists(self) -> bool:
@@ -47,13 +47,13 @@ class Weights(Protocol):
         ...
 
     def items(self) -> Iterator[tuple[str, Weights]]:
-        """Yield the full name and node of every tensor at or below this one."""
+        """Yield the full name and node of every tensor at or below this node."""
         ...
 
     def allocate(
         self,
-        # A documented class takes a `DType` and documented shapes, and one of ours takes every
-        # spelling. Both satisfy this protocol only if it does not restrict them.
+        # The documented class accepts a `DType` and documented shapes; ours accepts all spellings.
+        # Both satisfy this protocol only if it does not restrict the types.
         dtype: Any = None,
         shape: Any = None,
         quantization_encoding: Any = None,

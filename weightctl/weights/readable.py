@@ -1,4 +1,4 @@
-"""Checks before tensors are read, for tensors that can be listed but not read."""
+"""Checks that refuse tensors which can be listed but not read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_expanded", "refuse_unknown"]
 
-# Tensors can take this many times the bytes of their files: strides of 0 repeat elements, and views
-# of one storage can overlap. Below a size that any machine can handle, there is no limit.
+# The limit for the total size of the tensors, as a multiple of the size of their files: strides of
+# 0 repeat elements, and views of one storage can overlap. Below `_ALWAYS` bytes, which any machine
+# can handle, there is no limit.
 _TIMES = 16
 _ALWAYS = 1 << 30
 
@@ -33,7 +34,7 @@ def refuse_unknown(tensors: Iterable[TensorInfo]) -> None:
 
 
 def refuse_expanded(source: Source, tensors: Sequence[TensorInfo]) -> None:
-    """Raise `EncodingError` if stored tensors are far larger than the files that hold them."""
+    """Raise `EncodingError` if stored tensors are far larger than the files that contain them."""
     if not source.files:
         return
     total, held = sum(info.nbytes for info in tensors), sum(file.size for file in source.files)

@@ -1,4 +1,4 @@
-"""The requested form of a weight, checked against a checkpoint's tensor."""
+"""The requested form of a weight, checked against the stored tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AllocationRequest(NamedTuple):
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding of the numbers."""
+        """The encoding of the values: the quantization, or else that of the dtype."""
         return (self.quantization or self.dtype).encoding
 
     def __str__(self) -> str:
@@ -38,9 +38,9 @@ class AllocationRequest(NamedTuple):
 
 
 def require_words(dtype: object, quantization: object, device: object) -> None:
-    """Raise `GraphError` if the value is not a `DType`, `QuantizationEncoding` or `DeviceRef`.
+    """Raise `GraphError` unless the types are `DType`, `QuantizationEncoding` and `DeviceRef`.
 
-    The former two may be None.
+    `dtype` and `quantization` can also be None.
     """
     for word, given, kind, example in (
         ("dtype", dtype, DType, "DType.float16"),
@@ -63,8 +63,8 @@ def make_request(
 ) -> AllocationRequest:
     """Return the request for a weight without a stored tensor.
 
-    Raises `GraphError` if the request is incomplete, and `EncodingError` if the blocks are not
-    possible.
+    Raises `GraphError` if the request is incomplete, and `EncodingError` if the rows are not whole
+    blocks or blocks are requested with an integer dtype.
     """
     if not name:
         raise GraphError(
@@ -94,9 +94,9 @@ def of_stored(
     quantization: QuantizationEncoding | None,
     device: DeviceRef,
 ) -> AllocationRequest:
-    """Return the request for a stored tensor; missing attributes are as stored.
+    """Return the request for a stored tensor; for None, the stored form is used.
 
-    Raises `GraphError` for another shape than the tensor has, and `EncodingError` if the tensor
+    Raises `GraphError` if the shape differs from the tensor's, and `EncodingError` if the tensor
     cannot be converted.
     """
     source = info.encoding
@@ -109,13 +109,13 @@ def of_stored(
         # Blocks are kept unless another dtype is requested.
         quantization = source.quantization
     if quantization is None:
-        # Without blocks there is a dtype, as checked above.
+        # Without a quantization, the stored tensor has a dtype, as checked above.
         dtype = dtype or cast("DType", source.dtype)
     elif dtype is DType.uint8:
         dtype = DType.float32
         if shape is not None:
             shape = in_elements(info.name, shape, quantization.encoding)
-            # Bytes have the shape of rows, for any number of dimensions.
+            # A shape in bytes is (rows, bytes per row), for any number of dimensions.
             rows = (prod(info.shape[:-1]), info.row)
             shape = Shape(info.shape) if shape == rows else shape
     else:
@@ -139,7 +139,10 @@ def _require_fractions(name: str, dtype: DType, quantization: QuantizationEncodi
 
 
 def _require_match(info: TensorInfo, asked: Shape) -> None:
-    """Refuse a shape that differs from the tensor's; a name has the same size everywhere."""
+    """Raise `GraphError` if a requested shape differs from the tensor's.
+
+    A name in the shape must have the same size wherever it is used.
+    """
     own = Shape(info.shape)
     mismatch = GraphError(
         f"`{info.name}` has shape {own.text}, not {asked.text}",
@@ -147,7 +150,7 @@ def _require_match(info: TensorInfo, asked: Shape) -> None:
     )
     if len(asked) != len(own):
         raise mismatch
-    # Only a single name equals its own text; sizes and sums do not.
+    # Only a single name is equal to its own text; sizes and sums are not.
     sizes = {str(dim): size for dim, size in zip(asked, info.shape, strict=True) if dim == str(dim)}
     unknown = sorted(frozenset[str]().union(*(dim.symbols for dim in asked)) - sizes.keys())
     if unknown:

@@ -1,4 +1,4 @@
-"""The source of the bytes behind a tree: files, or memory."""
+"""Sources of tensor data: files, or memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Declared", "FileSource", "Held", "Source", "nothing_loaded"]
 
 
 class Source(Protocol):
-    """A header and the bytes that it describes, in native byte order."""
+    """A header, and access to the bytes that it describes, in native byte order."""
 
     @property
     def header(self) -> Header:
@@ -32,19 +32,19 @@ class Source(Protocol):
 
     @property
     def files(self) -> Sequence[Reader]:
-        """The files, in the order of the header's; empty if everything is in memory."""
+        """The files, in the order of `Header.files`; empty if everything is in memory."""
         ...
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data; bytes are read on use."""
+        """Return a tensor's data; its bytes are read on first use."""
         ...
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` with a tensor's bytes from `start` on; both on block boundaries."""
+        """Fill `buffer` with a tensor's bytes from `start`; both ends are on block boundaries."""
         ...
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """The range of a file with a tensor's bytes as `read_into` gives them; None without one."""
+        """The range of a file with the same bytes as `read_into` returns; None if there is none."""
         ...
 
     def refuse_change(self) -> None:
@@ -66,14 +66,15 @@ class FileSource:
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """The files, open."""
+        """The open files."""
         return self._files
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data as a private mapping of its part of the file.
+        """Return a tensor's data as a private mapping of its range of the file.
 
-        Data that needs a change of form is copied. Access to the mapping ends the process (SIGBUS)
-        if another program has made the file shorter; `read_into` raises an error instead.
+        Data that is not contiguous, not stored as such, or big-endian is copied. Access to the
+        mapping ends the process (SIGBUS) if another program has made the file shorter; `read_into`
+        raises an error instead.
         """
         from weightctl.weights.data import WeightData
 
@@ -102,14 +103,14 @@ class FileSource:
             buffer[:] = _swap_bytes(self._header.tensors[name], buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the tensor; None if reading changes its bytes."""
+        """Return the range of a file with the tensor's bytes; None if reading changes the bytes."""
         extent = self._header.extents[name]
         if extent.strides is not None or extent.held is not None or self._header.big_endian:
             return None
         return FileRange(self._files[extent.file], extent.offset, extent.nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if a file has been written to since it was opened."""
+        """Raise `FormatError` if a file was changed after it was opened."""
         for file in self._files:
             file.refuse_change()
 
@@ -122,7 +123,7 @@ class FileSource:
             data = HeldRange(memoryview(extent.held))
         width, shape = info.encoding.size, info.shape
         if info.encoding.block > 1:
-            # One element consists of several numbers of a row.
+            # An element of the array is a block of values.
             shape = (*shape[:-1], shape[-1] // info.encoding.block)
         if buffer.nbytes:
             strides = extent.strides or ()
@@ -165,7 +166,7 @@ class Held:
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """None."""
+        """Empty: everything is in memory."""
         return ()
 
     def data(self, name: str) -> WeightData:
@@ -173,27 +174,27 @@ class Held:
         return self._tensors[name]
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Copy a tensor's bytes."""
+        """Copy the tensor's bytes that begin at `start`."""
         buffer[:] = self.data(name).view(start, start + buffer.nbytes)
 
     def file_range(self, _: str, /) -> None:
-        """Return None: no file is known to have the bytes."""
+        """Return None: the bytes are in memory."""
 
     def refuse_change(self) -> None:
         """Do nothing: the arrays belong to the caller."""
 
 
 class Declared:
-    """No tensors: weights of the tree are only declared, and get their data elsewhere."""
+    """A source without tensors: its weights are only declared, and get their data elsewhere."""
 
     @property
     def header(self) -> Header:
-        """Nothing."""
+        """An empty header."""
         return Header(format="declared", files=(), tensors={}, extents={})
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """None."""
+        """Empty: there are no files."""
         return ()
 
     def data(self, name: str) -> WeightData:
@@ -208,7 +209,7 @@ class Declared:
         """Return None: there are no bytes."""
 
     def refuse_change(self) -> None:
-        """Do nothing: there is nothing to change."""
+        """Do nothing: there is no data."""
 
 
 def nothing_loaded(name: str) -> MissingTensorError:

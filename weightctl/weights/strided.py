@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["gather"]
 
 _LARGEST_READ = 1 << 20
-# Gaps of fewer bytes are read too, because that costs less than another read.
+# Gaps with fewer bytes are read too, because this costs less than another read.
 _LARGEST_GAP = 1 << 13
 
 
@@ -29,10 +29,10 @@ def gather(
     start: int,
     out: memoryview,
 ) -> None:
-    """Fill `out` with the elements from number `start` on, row after row.
+    """Fill `out` with elements in row-major order, beginning with number `start`.
 
-    `data` starts with the first element; elements are `width` bytes, and `strides` are in bytes.
-    Raises `FormatError` as `data.read` does.
+    `data` begins with the first element. `width` is the size of an element, and `strides` are in
+    bytes. Raises `FormatError` as `data.read` does.
     """
     import numpy as np  # not loaded by `ls`
 
@@ -42,7 +42,7 @@ def gather(
 
 
 class _Array:
-    """An array in a range of bytes: where its first element is, its shape and its strides."""
+    """A strided array in a byte range: offset of its first element, shape, and strides."""
 
     def __init__(
         self, data: ByteRange, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
@@ -58,14 +58,14 @@ class _Array:
         return _Array(self.data, offset, self.shape[1:], self.strides[1:])
 
     def entries(self, axis: int, start: int, stop: int) -> _Array:
-        """Return the entries of an axis from `start` to `stop`."""
+        """Return the entries from `start` to `stop` of an axis."""
         offset = self.offset + start * self.strides[axis]
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return _Array(self.data, offset, shape, self.strides)
 
 
 def _copy(array: _Array, start: int, stop: int, out: NDArray[np.void]) -> None:
-    """Copy the elements of an array from number `start` to `stop`."""
+    """Copy the elements from number `start` to `stop` of an array."""
     row = prod(array.shape[1:])
     # Partial rows at the start and at the end, and whole rows between them.
     first, last = -(-start // row), stop // row
@@ -83,7 +83,7 @@ def _copy(array: _Array, start: int, stop: int, out: NDArray[np.void]) -> None:
 
 
 def _copy_all(array: _Array, out: NDArray[Any]) -> None:
-    """Copy an array; each read is limited, for any strides."""
+    """Copy an array with reads of limited size, for any strides."""
     import numpy as np
 
     width: int = out.itemsize
@@ -91,7 +91,7 @@ def _copy_all(array: _Array, out: NDArray[Any]) -> None:
     span = sum(reaches) + width
     axis = max(range(len(reaches)), key=lambda axis: (reaches[axis] > 0, array.strides[axis]))
     step, count = array.strides[axis], array.shape[axis]
-    # The bytes that one entry of that axis spans.
+    # The number of bytes that one entry of this axis spans.
     inner = span - reaches[axis]
     is_close = step - inner <= _LARGEST_GAP
     if not reaches[axis] or (is_close and span <= _LARGEST_READ):

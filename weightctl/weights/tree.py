@@ -45,9 +45,9 @@ __all__ = [
 
 
 class _Tree:
-    """The names of a source as nodes, made on first use, and the allocated weights.
+    """The nodes of a source's names, created on first use, and the allocated weights.
 
-    A copy or an unpickled tree has the same names, and no allocated weights.
+    A copied or unpickled tree has the same names, and no allocated weights.
     """
 
     def __init__(self, source: Source) -> None:
@@ -68,7 +68,7 @@ class _Tree:
 
     @cached_property
     def first_segments(self) -> frozenset[str]:
-        """The segments that names begin with, which are found sooner than the nodes."""
+        """The first segments of all names; finding them is faster than building the tree."""
         names = chain(self.source.header.tensors, self.source.header.aliases)
         return frozenset(name.partition(".")[0] for name in names)
 
@@ -80,7 +80,7 @@ class _Tree:
 
 
 class Checkpoint(ArrayOperators, Weights):
-    """A node in a checkpoint's tree of names; a tensor where one has exactly this name.
+    """A node in a checkpoint's tree of names, and a tensor if one has exactly this name.
 
     `weights.model.layers[0].weight`, `weights["model.layers.0.weight"]` and
     `weights.model["layers"][0].weight` are the same node, and `weights.model.layers[-1]` is the
@@ -88,14 +88,14 @@ class Checkpoint(ArrayOperators, Weights):
 
     Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` use
     the next segments of names, numbers in order; only `items` yields the tensors at and below the
-    node, by full name. A node is true if a tensor exists at or below it, and equal to the same
-    place in the same tree. The node of a tensor is an array too: it has `shape` and `dtype`, and
-    supports `np.asarray`, DLPack, operators and NumPy's functions; blocks are dequantized.
+    node, by full name. A node is true if a tensor exists at or below it. Nodes of the same name in
+    the same tree are equal. The node of a tensor is an array too: it has `shape` and `dtype`, and
+    supports `np.asarray`, DLPack, operators and NumPy functions; blocks are dequantized.
 
-    A child hides a property that is not part of `Weights` (`info`, `shape`, `header`, ...); use an
-    index to reach a child that a method hides: `weights["layer.keys"]`.
+    A child hides a property that is not part of `Weights` (`info`, `shape`, `header`, ...). To
+    reach a child that a method hides, use an index: `weights["layer.keys"]`.
 
-    As a context manager the tree closes its files at the end.
+    As a context manager, the tree closes its files at the end of the block.
     """
 
     __slots__ = ("_prefix", "_tree")
@@ -106,12 +106,12 @@ class Checkpoint(ArrayOperators, Weights):
 
     @property
     def name(self) -> str:
-        """The name, or prefix of names, of this node."""
+        """The name of this node: the name of a tensor, or a prefix of names."""
         return self._prefix
 
     @Addition
     def source(self) -> Source:
-        """The source of the bytes of the whole tree."""
+        """The source of the data of the whole tree."""
         return self._tree.source
 
     @Addition
@@ -126,27 +126,27 @@ class Checkpoint(ArrayOperators, Weights):
 
     @Addition
     def info(self) -> TensorInfo:
-        """Shape and encoding of the tensor of this name; raises `MissingTensorError` if none is."""
+        """The description of the node's tensor; raises `MissingTensorError` if there is none."""
         return info_of(self)
 
     @Addition
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the tensor of this name, in elements, also where it is quantized."""
+        """The sizes of the node's tensor in elements, also if it is quantized."""
         return info_of(self).shape
 
     @Addition
     def ndim(self) -> int:
-        """The number of dimensions of the tensor of this name."""
+        """The number of dimensions of the node's tensor."""
         return len(info_of(self).shape)
 
     @Addition
     def size(self) -> int:
-        """The number of elements of the tensor of this name."""
+        """The number of elements of the node's tensor."""
         return info_of(self).size
 
     @Addition
     def dtype(self) -> DType | QuantizationEncoding:
-        """The type of the tensor's elements, or the encoding of its blocks.
+        """The dtype of the tensor's elements, or the encoding of its blocks.
 
         Raises `EncodingError` for an encoding that weightctl does not support.
         """
@@ -165,7 +165,7 @@ class Checkpoint(ArrayOperators, Weights):
         If its bytes can be used in place, the data is a private mapping of the file. Access to a
         mapping ends the process (SIGBUS) if another program made the file shorter. Use
         `source.read_into` to read the file instead, which raises `FormatError` in this case. Raises
-        `MissingTensorError`, a `KeyError`, if there is none.
+        `MissingTensorError`, a `KeyError`, if there is no tensor of this name.
         """
         found = self._tree.source.data(find_stored_name(self))
         return found if found.name == self._prefix else found.with_name(self._prefix)
@@ -179,11 +179,11 @@ class Checkpoint(ArrayOperators, Weights):
     ) -> Weight:
         """Return a graph's `Weight` for the tensor of this name; nothing is read.
 
-        Attributes that are not given are as stored. Another dtype converts the values as
-        `WeightData.astype` does. An encoding packs them into blocks; `dtype` is then the dtype of
-        the dequantized values, or uint8 if `shape` is given in bytes. A name in `shape` matches any
-        size, the same for each use of the name, and the weight has the actual sizes. The same
-        request for the same name returns the same weight.
+        Arguments that are not given are as stored. Another dtype converts the values as
+        `WeightData.astype` does. `quantization_encoding` packs them into blocks; `dtype` is then
+        the dtype of the dequantized values, or uint8 if `shape` is given in bytes. A name in
+        `shape` matches any size, the same for each use of the name; the weight has the actual
+        sizes. The same request for the same name returns the same weight.
 
         In the tree of `Graph.weights`, dtype and shape must be given. Raises `MissingTensorError`
         if the checkpoint does not have the tensor, `EncodingError` if the conversion is not
@@ -209,7 +209,7 @@ class Checkpoint(ArrayOperators, Weights):
         return dict(self._tree.allocations.data())
 
     def items(self) -> Iterator[tuple[str, Checkpoint]]:
-        """Yield the full name and node of every tensor at or below this one, layer 2 before 10."""
+        """Yield the full name and node of every tensor at or below this node, layer 2 before 10."""
         node = self._tree.find(self._prefix)
         if node is not None:
             for name in walk(node):
@@ -224,7 +224,7 @@ class Checkpoint(ArrayOperators, Weights):
         return [self[segment] for segment in self]
 
     def get(self, key: str | int, default: Any = None) -> Any:
-        """Return the node of a name below this one; `default` where nothing exists there."""
+        """Return the node of a name below this one; `default` if nothing exists there."""
         try:
             return self[key] or default
         except MissingIndexError:
@@ -257,7 +257,7 @@ class Checkpoint(ArrayOperators, Weights):
         return self._at(f"{self._prefix}.{segment}" if self._prefix else segment)
 
     def _segment(self, key: object) -> str:
-        """Return the segment of a number; one below 0 counts from the last numbered child."""
+        """Return the segment of an index; a negative index counts from the last numbered child."""
         if isinstance(key, bool) or not hasattr(key, "__index__"):
             raise wrong_index(key)
         place = index(cast("SupportsIndex", key))
@@ -310,7 +310,7 @@ class Checkpoint(ArrayOperators, Weights):
         return self.data().__dlpack_device__()
 
     def _elements(self) -> WeightData:
-        """Return the data with a number for each element: blocks are dequantized to float32."""
+        """Return the data as one value for each element: blocks are dequantized to float32."""
         from weightctl.dtype import DType
 
         data = self.data()
@@ -356,27 +356,27 @@ class Checkpoint(ArrayOperators, Weights):
 
 
 def source_of(weights: Checkpoint) -> Source:
-    """Return the source of a whole tree, for any names of its tensors."""
+    """Return the source of a whole tree, whatever the names of its tensors."""
     return weights._tree.source  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def header_of(weights: Checkpoint) -> Header:
-    """Return the header of a checkpoint, for any names of its tensors."""
+    """Return the header of a checkpoint, whatever the names of its tensors."""
     return weights._tree.source.header  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def info_of(node: Checkpoint) -> TensorInfo:
-    """Return shape and encoding of a node's tensor; raises `MissingTensorError` if missing."""
+    """Return the description of a node's tensor; raises `MissingTensorError` if there is none."""
     return header_of(node).tensors[find_stored_name(node)]._replace(name=node.name)
 
 
 def root_of(weights: Checkpoint) -> TreeNode:
-    """Return the names of a whole tree as nodes."""
+    """Return the root node of a whole tree of names."""
     return weights._tree.root  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
 def allocations_of(weights: Checkpoint) -> Allocations:
-    """Return the allocated tensors of a whole tree, in their requested forms."""
+    """Return the allocated weights of a whole tree."""
     return weights._tree.allocations  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
 
 
@@ -385,9 +385,9 @@ def _is_declaring(weights: Checkpoint) -> bool:
 
 
 def find_stored_name(node: Checkpoint) -> str:
-    """Return the name under which a node's tensor is stored: for a tied name, the other one.
+    """Return the name under which a node's tensor is stored; it differs for a tied name.
 
-    Raises `MissingTensorError`, with near names, if there is none.
+    Raises `MissingTensorError`, which suggests similar names, if there is no tensor.
     """
     header, name = header_of(node), node.name
     name = header.aliases.get(name, name)

@@ -18,14 +18,21 @@ from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
-from weightctl.write.tasks import MAX_COPY, KeyedTask, count_work, cut_chunks, cut_tasks
+from weightctl.write.tasks import (
+    MAX_COPY,
+    KeyedTask,
+    count_read,
+    cut_chunks,
+    cut_tasks,
+    estimate_encoding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Layout
-    from weightctl.plan.plan import Plan
+    from weightctl.plan.plan import Item, Plan
     from weightctl.storage.base import Writer
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, Portion, Task
@@ -100,6 +107,7 @@ class ConversionWork:
         self._tasks: Sequence[Task] = ()
         self._all: Mapping[int, Task] = {}
         self._numbers: Mapping[int, int] = {}
+        self._stored: dict[str, int] = {}
         self._remote: RemoteReads | None = None
         self._lock = Lock()
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
@@ -142,10 +150,22 @@ class ConversionWork:
         return list(self._tasks)
 
     def measure(self, task: Task) -> KeyedTask:
-        """Return the number of a task, with its bytes."""
-        made = sum(map(_count_made, task.portions))
-        place = (task.file, task.number)
-        return KeyedTask(task.number, sum(map(count_work, task.portions)), made, place)
+        """Return the number of a task, with its bytes and its expected time."""
+        portions = task.portions
+        return KeyedTask(
+            task.number,
+            sum(count_read(each, self._count_stored(each.item)) for each in portions),
+            sum(map(_count_made, portions)),
+            (task.file, task.number),
+            sum(map(estimate_encoding, portions)),
+        )
+
+    def _count_stored(self, item: Item) -> int:
+        """Return the bytes of the stored tensors that an item is made of, which can be hundreds."""
+        name = item.info.name
+        if name not in self._stored:
+            self._stored[name] = sum(info.nbytes for info in item.sources)
+        return self._stored[name]
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
         """Return the tasks with these numbers, which are the next to be done."""

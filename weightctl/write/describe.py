@@ -13,7 +13,7 @@ from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.detection import MANIFEST
-from weightctl.formats.sharded.manifest import manifest_bytes
+from weightctl.formats.sharded.manifest import format_manifest
 from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
@@ -149,7 +149,8 @@ def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
         for row in (*_describe_rows(plan), beside):
             found.update(json.dumps(row, default=repr).encode() + b"\n")
     else:
-        found.update(manifest_bytes(outcome.manifest(_NO_SOURCE)))
+        for text in format_manifest(outcome.manifest(_NO_SOURCE)):
+            found.update(text)
     for name, layout in outcome.parts.items():
         found.update(json.dumps([name, layout.nbytes, len(layout.header)]).encode())
         found.update(layout.header)

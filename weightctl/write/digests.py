@@ -13,7 +13,7 @@ from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from threading import Event
 
     from weightctl.weights.source import Source
@@ -82,14 +82,17 @@ def find_altered(
     *,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> list[Altered]:
     """Read all files of a sharded checkpoint; return the tensors with another SHA-256, by rank.
 
-    `progress` is called with the bytes of each piece. Raises `FormatError` where a file cannot be
-    read.
+    `progress` is called with the bytes of each piece. Where `digests` has the SHA-256 of all
+    tensors, nothing is read. Raises `FormatError` where a file cannot be read.
     """
     manifest = gathered.manifest
-    found = compute_digests(gathered.shards, threads=threads, progress=progress)
+    found = digests
+    if found is None:
+        found = compute_digests(gathered.shards, threads=threads, progress=progress)
     return [
         Altered(rank, gathered.header.files[rank], shard.info.name)
         for rank, file in enumerate(manifest.files)

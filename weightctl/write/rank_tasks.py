@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,9 +14,11 @@ from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import part_shape
 from weightctl.storage.location import is_remote
+from weightctl.system.collection import without_collection
 from weightctl.system.threads import Memory
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
-from weightctl.weights.steps.sliced import runs
+from weightctl.weights.info import TensorInfo
+from weightctl.weights.steps.sliced import runs, shortest_run
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
 from weightctl.write.tasks import KeyedTask
@@ -23,6 +26,7 @@ from weightctl.write.tasks import KeyedTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from weightctl.dtype import Encoding
     from weightctl.formats.base import Layout
     from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
     from weightctl.sharding.plan import ShardPlan
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Writer
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.boxes import Box, Meeting
-    from weightctl.weights.info import Header, TensorInfo
+    from weightctl.weights.info import Header
     from weightctl.write.outcome import Outcome
 
 __all__ = ["RankWork"]
@@ -39,10 +43,14 @@ __all__ = ["RankWork"]
 _LEAST_RUN = 1 << 16
 # Passes this long start first, so that no thread is still busy alone at the end.
 _LARGE = 1 << 26
+# Contents of the same tensors are made in one pass if they have no more bytes together.
+_JOINED = 1 << 24
 # So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
 # for each other more often.
 _CHUNK = 1 << 20
 _ZEROS = bytes(1 << 20)
+# Nanoseconds in which one core hashes a byte.
+_SHA256_NS = 0.7
 
 
 class RankOffset(NamedTuple):
@@ -64,7 +72,7 @@ class Content(NamedTuple):
 class Pass(NamedTuple):
     """Contents that are made while some tensors of the source are read once.
 
-    `by_itself` is True for a single tensor whose long byte ranges are read one by one.
+    `by_itself` is True for contents whose long byte ranges are read one by one.
     """
 
     sources: tuple[str, ...]
@@ -77,6 +85,7 @@ class Pass(NamedTuple):
         return sum(content.nbytes for content in self.contents)
 
 
+@without_collection()
 def _list_passes(
     header: Header,
     ranks: Sequence[Sequence[Shard]],
@@ -89,24 +98,39 @@ def _list_passes(
     """
     places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
     for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
-        offsets = {
-            info.name: offset for info, offset in zip(layout.tensors, layout.offsets, strict=True)
-        }
+        names = (info.name for info in layout.tensors)
+        offsets = dict(zip(names, layout.offsets, strict=True))
         for info, pieces, *_ in shards:
-            if (rank, info.name) not in done:
+            if not done or (rank, info.name) not in done:
                 place = RankOffset(rank, info.name, offsets[info.name])
                 places.setdefault((pieces, info.nbytes), []).append(place)
-    found: list[Pass] = []
+    long: dict[tuple[str, ...], list[Content]] = {}
     together: dict[tuple[str, ...], list[Content]] = {}
     for (pieces, nbytes), at in places.items():
         content = Content(pieces, nbytes, tuple(at))
-        sources = tuple(piece.source for piece in pieces)
-        if all(_is_long(header.tensors, piece) for piece in pieces):
-            found.append(Pass(sources, (content,), by_itself=True))
-        else:
-            together.setdefault(sources, []).append(content)
+        sources = tuple([piece.source for piece in pieces])
+        is_long = all(_is_long(header.tensors, piece) for piece in pieces)
+        (long if is_long else together).setdefault(sources, []).append(content)
+    found = [
+        Pass(sources, contents, by_itself=True)
+        for sources, of in long.items()
+        for contents in _join_small(of)
+    ]
     found += [Pass(sources, tuple(of), by_itself=False) for sources, of in together.items()]
     return sorted(found, key=lambda each: _turn(header, each))
+
+
+def _join_small(contents: Sequence[Content]) -> Iterator[tuple[Content, ...]]:
+    """Yield contents for one pass each: small ones together, so that passes are fewer."""
+    joined: list[Content] = []
+    size = 0
+    for content in contents:
+        if joined and size + content.nbytes > _JOINED:
+            yield tuple(joined)
+            joined, size = [], 0
+        joined.append(content)
+        size += content.nbytes
+    yield tuple(joined)
 
 
 def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
@@ -121,12 +145,12 @@ def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
     if not piece.part:
         return True
     info = tensors[piece.source]
-    shape, part = byte_shape(info), byte_part(info, piece.part)
-    axis, ranges = max(part)
-    inner = prod(shape[axis + 1 :])
-    # A tensor without elements has no ranges.
-    shortest = min((stop - start for start, stop in ranges), default=0)
-    return shortest * inner >= _LEAST_RUN
+    return _is_part_long(info.shape, info.encoding, piece.part)
+
+
+@lru_cache(maxsize=1024)  # a model has few kinds of tensors, each in many layers
+def _is_part_long(whole: tuple[int, ...], encoding: Encoding, part: Part) -> bool:
+    return shortest_run(TensorInfo("", whole, encoding), part) >= _LEAST_RUN
 
 
 class RankWork:
@@ -171,10 +195,16 @@ class RankWork:
         return [*self.assign(passes)]
 
     def measure(self, task: Pass) -> KeyedTask:
-        """Return the pass itself, which has no bytes of tensors, with the bytes that it writes."""
-        made = sum(content.nbytes * len(content.places) for content in task.contents)
-        rank, _, offset = task.contents[0].places[0]
-        return KeyedTask(task, made, made, (rank, offset))
+        """Return the pass itself, which has no bytes of tensors, with its bytes and its time."""
+        contents = task.contents
+        made = sum(content.nbytes * len(content.places) for content in contents)
+        # Tensors of which ranks have short pieces are read whole, and once for all ranks.
+        read = task.nbytes if task.by_itself else sum(map(self._count_bytes, task.sources))
+        rank, _, offset = contents[0].places[0]
+        return KeyedTask(task, read, made, (rank, offset), task.nbytes * _SHA256_NS * 1e-9)
+
+    def _count_bytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
 
     def assign(self, keys: Sequence[Pass]) -> Sequence[Pass]:
         """Return the passes that a worker does next."""
@@ -234,15 +264,16 @@ class RankWork:
         return found
 
     def _by_runs(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
-        """Yield the chunks of the only content."""
-        for name, part in task.contents[0].pieces:
-            info, step = self._tensors[name], self._step(name)
-            for start, nbytes in runs(info, part):
-                stop = start + nbytes
-                for at in range(start, stop, step):
-                    held = self._memory.room("chunk", min(step, stop - at))
-                    self._source.read_into(name, at, held)
-                    yield 0, held
+        """Yield the chunks of one content after the other, with its index."""
+        for number, content in enumerate(task.contents):
+            for name, part in content.pieces:
+                info, step = self._tensors[name], self._step(name)
+                for start, nbytes in runs(info, part):
+                    stop = start + nbytes
+                    for at in range(start, stop, step):
+                        held = self._memory.room("chunk", min(step, stop - at))
+                        self._source.read_into(name, at, held)
+                        yield number, held
 
     def _list_boxes(
         self, name: str, parts: Sequence[Part]
@@ -258,15 +289,18 @@ class RankWork:
 
     def _list_reads(self, task: Pass) -> Iterator[FileRange]:
         """Yield the ranges of files that a pass will read."""
+        if task.by_itself:
+            for name, part in (piece for content in task.contents for piece in content.pieces):
+                source = self._source.file_range(name)
+                if source is not None:
+                    for start, nbytes in runs(self._tensors[name], part):
+                        yield source.part(start, start + nbytes)
+            return
         for number, name in enumerate(task.sources):
             source = self._source.file_range(name)
             if source is None:
                 continue
             info = self._tensors[name]
-            if task.by_itself:
-                for start, nbytes in runs(info, task.contents[0].pieces[number].part):
-                    yield source.part(start, start + nbytes)
-                continue
             parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
             for box, _ in self._list_boxes(name, parts):
                 start, nbytes = _range(byte_shape(info), box)

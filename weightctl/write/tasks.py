@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
 
 __all__ = [
+    "BANDWIDTH",
     "MAX_COPY",
     "Chunk",
     "KeyedTask",
     "Portion",
     "Task",
-    "count_work",
+    "count_read",
     "cut_chunks",
     "cut_tasks",
+    "estimate_encoding",
 ]
 
 # Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
@@ -34,10 +36,12 @@ MAX_COPY = 1 << 20
 _MIN_ELEMENTS = 1 << 12
 _MIN_COPY = 1 << 16
 # A task is recorded when all of it is on the disk. It is small enough that a crash loses little
-# work and that all threads are busy, and large enough that records are few.
-_LEAST_TASK = 1 << 20
-_LARGEST_TASK = 64 << 20
-_TASKS = 1024
+# work and that all threads are busy, and large enough that records are few and that the
+# interpreter's overhead, 0.4 ms for each task, is small.
+_LEAST_TASK, _USUAL_TASK, _LARGEST_TASK = 1 << 20, 4 << 20, 64 << 20
+_FEWEST_TASKS, _TASKS = 256, 1024
+# Bytes that a worker reads and writes in a second, if no measured rate is given.
+BANDWIDTH = 1e9
 
 
 class Portion(NamedTuple):
@@ -63,14 +67,25 @@ class Task(NamedTuple):
 class KeyedTask(NamedTuple):
     """A task, by a key that each worker knows it by.
 
-    `cost` is the bytes that it reads or writes, whichever is more, and `made` those that it writes.
-    `place` is a file and an offset that it writes to, which tasks of a batch should have in common.
+    It reads `read` bytes and writes `made` bytes. `place` is a file and an offset that it writes
+    to, which tasks of a batch should have in common. `computing` is the time in seconds that one
+    core takes to encode or hash, in addition to reading and writing.
     """
 
     key: Any
-    cost: int
+    read: int
     made: int
     place: tuple[int, int]
+    computing: float = 0.0
+
+    @property
+    def cost(self) -> int:
+        """The bytes that it reads or writes, whichever is more."""
+        return max(self.read, self.made)
+
+    def estimate_seconds(self, bandwidth: float = BANDWIDTH) -> float:
+        """Return the expected time on one core that reads and writes so many bytes a second."""
+        return (self.read + self.made) / bandwidth + self.computing
 
 
 class Chunk(NamedTuple):
@@ -102,7 +117,8 @@ def cut_tasks(
     by_name = {item.info.name: item for item in plan.items}
     if nbytes is None:
         total = sum(map(_count_work, plan.items))
-        nbytes = min(max(total // _TASKS, _LEAST_TASK), _LARGEST_TASK)
+        least = max(min(total // _FEWEST_TASKS, _USUAL_TASK), _LEAST_TASK)
+        nbytes = min(max(total // _TASKS, least), _LARGEST_TASK)
     number = 0
     for file, layout in enumerate(layouts):
         portions: list[Portion] = []
@@ -117,7 +133,7 @@ def cut_tasks(
             for start in range(0, whole, step):
                 stop = min(start + step, whole)
                 portions.append(Portion(item, start, stop, offset))
-                size += count_work(portions[-1])
+                size += _count_portion(portions[-1])
                 if size >= nbytes or layout.between is not None:
                     yield Task(number, file, tuple(portions))
                     number, portions, size = number + 1, [], 0
@@ -131,9 +147,23 @@ def _count_work(item: Item) -> int:
     return max(item.source.nbytes, item.info.nbytes)
 
 
-def count_work(portion: Portion) -> int:
+def _count_portion(portion: Portion) -> int:
     """Return the bytes that are read or written for a portion, whichever is more."""
     return _count_work(portion.item) * (portion.stop - portion.start) // _count_units(portion.item)
+
+
+def count_read(portion: Portion, stored: int) -> int:
+    """Return the bytes that are read for a portion of an item with so many stored bytes."""
+    return stored * (portion.stop - portion.start) // _count_units(portion.item)
+
+
+def estimate_encoding(portion: Portion) -> float:
+    """Return the seconds in which one core encodes a portion; copies take none."""
+    item = portion.item
+    if item.is_copy:
+        return 0.0
+    nanoseconds = item.info.encoding.encode_ns[item.importance is not None]
+    return (portion.stop - portion.start) * nanoseconds * 1e-9
 
 
 def _count_units(item: Item) -> int:

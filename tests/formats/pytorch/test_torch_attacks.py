@@ -1,4 +1,4 @@
-"""Opening a pickle does nothing that it asks for, whatever it asks for and wherever it stands."""
+"""Opening a pickle does nothing that the pickle asks for, in any form and at any place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TEN_TIMES = 10
 
 
 def _zips() -> dict[str, bytes]:
-    """Return what a zip can do besides its pickle."""
+    """Return zip files with attacks outside of the pickle."""
     good = whole(mapping(text("a") + tensor(storage())))
     outside = [
         "../../../../tmp/attacked", "/tmp/attacked", "m/../../attacked", "C:\\attacked", "m/\0a",
@@ -99,7 +99,7 @@ def _written(folder: Path, contents: Mapping[Any, bytes]) -> dict[Any, Path]:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Files of every form, sound ones and others: what they need is imported once they are read."""
+    """Valid and invalid files of every form; opening them first imports the needed modules."""
     good = whole(mapping(text("a") + tensor(storage()), text("b") + call("pathlib.PosixPath", "a")))
     plain = whole(mapping(text("a") + integer(1)))
     versions = mapping(
@@ -117,7 +117,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory, warm: list[str]) -> dict[Any, dict[str, Any]]:
-    """What was seen while each attack was opened, all in one process."""
+    """The audit events while each attack was opened, all in one process."""
     contents = {(form, name): FORMS[form][name] for form, name in CASES}
     files = _written(tmp_path_factory.mktemp("attacks"), contents)
     return _run_probe("open", files, str(len(warm)), *warm)
@@ -125,7 +125,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, warm: list[str]) -> dict[An
 
 @pytest.fixture(scope="module")
 def unpickled(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, Any]]:
-    """What was seen, and stopped, while Python unpickled each attack."""
+    """The audit events, which are stopped, while Python unpickled each attack."""
     return _run_probe("unpickle", _written(tmp_path_factory.mktemp("live"), LIVE))
 
 
@@ -199,7 +199,7 @@ def test_what_amplifies_is_read_in_a_time_that_grows_as_the_file_does(
         for n in (_OPCODES // _TEN_TIMES, _OPCODES)
     }
     outcome = _run_probe("open", _written(tmp_path, contents), str(len(warm)), *warm)
-    # Where it takes long, it must not take much more than ten times as long for ten times as much.
+    # If it takes long, ten times the opcodes must take about ten times as long.
     slow = {
         name: (outcome[name, _OPCODES // _TEN_TIMES]["seconds"], outcome[name, _OPCODES]["seconds"])
         for name in AMPLIFYING

@@ -1,4 +1,4 @@
-"""What weightctl writes, torch and transformers load; nothing is lost on the way."""
+"""torch and transformers load what weightctl writes, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees of what torch loads are the same, tensors byte for byte."""
+    """Whether two trees loaded by torch are the same, with tensors equal byte for byte."""
     if isinstance(one, torch.Tensor):
         return (
             isinstance(other, torch.Tensor)
@@ -121,7 +121,7 @@ def test_blocks_are_refused_with_what_helps(
 def test_transformers_loads_a_split_checkpoint(
     weightctl: Run, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # transformers would ask the hub for a safetensors twin of what is not a repository.
+    # Otherwise, transformers would search the Hub for a safetensors version of the directory.
     monkeypatch.setenv("DISABLE_SAFETENSORS_CONVERSION", "1")
     from transformers import AutoModelForCausalLM
 

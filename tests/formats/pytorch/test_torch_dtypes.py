@@ -1,4 +1,4 @@
-"""Tensors of every dtype, and views of every kind of them, are to the byte what torch has."""
+"""Tensors of every dtype, and all kinds of views of them, have the same bytes as in torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def numbers(name: str, count: int) -> torch.Tensor:
-    """Return numbers of all kinds, made from bytes."""
+    """Return values of all kinds, created from bytes."""
     dtype: torch.dtype = getattr(torch, name)
     random = torch.Generator().manual_seed(count)
     top = 2 if dtype is torch.bool else 256
@@ -67,7 +67,7 @@ def test_views_of_every_dtype_are_read_as_torch_reads_them(
 ) -> None:
     path = tmp_path / "views.pt"
     weights = saved(path, views(name), form)
-    # Streams with types that are younger than streams torch writes, and cannot read.
+    # torch writes streams with dtypes that are newer than streams, but cannot read them.
     is_young = form == "stream" and getattr(torch, name) in torch.storage._new_dtypes()
     assert_same(weights, views(name) if is_young else torch.load(path, weights_only=True))
     assert weights.header.notes == ()

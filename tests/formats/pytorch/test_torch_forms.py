@@ -1,4 +1,4 @@
-"""Checkpoints in every form that torch has written are read as torch reads them."""
+"""Checkpoints in every format that torch has written are read as torch reads them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_numbers_are_in_the_byte_order_that_the_zip_says(tmp_path: Path, order: 
 
 
 class Scripted(nn.Module):
-    """What TorchScript keeps: modules, parameters, buffers, plain tensors, other attributes."""
+    """A TorchScript module with all that it can store: modules, parameters, buffers, attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_a_torchscript_archive_has_the_names_of_its_state_dict(tmp_path: Path, h
     assert weights.header.notes == ("a TorchScript archive: its weights are read, its code is not",)
 
 
-# Where a tensor was.
+# Devices.
 
 
 @pytest.mark.parametrize("place", ["cuda:0", "cuda:13", "mps", "xpu:1", "privateuseone:0", "hpu"])
@@ -149,7 +149,7 @@ def test_the_device_that_a_tensor_was_on_does_not_matter(
     saved(path, state(), form, pickle_protocol=protocol)
 
     def moved(raw: bytes) -> bytes:
-        # What a frame says of its length is read by nobody.
+        # The length in a frame is not updated, because no reader uses it.
         short, long = b"\x8c\x03cpu", b"X\x03\x00\x00\x00cpu"
         name = place.encode()
         raw = raw.replace(short, b"\x8c" + bytes([len(name)]) + name)

@@ -1,4 +1,4 @@
-"""Every file in `fixtures/hostile-pickles` is refused: cheaply, and by an error that says why."""
+"""Every file in `fixtures/hostile-pickles` is refused quickly, with an error that says why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = FIXTURES / "hostile-pickles"
 
 
 class Case(NamedTuple):
-    """What is said of a file, and the byte of the file where the fault is."""
+    """The expected message for a file, and the byte offset of the fault."""
 
     message: str
     offset: int | None = None
@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """What `ls` said of every file, all in one process, and what each cost."""
+    """The output of `ls` for every file, all in one process, with time and memory."""
     return measured(HOSTILE, CASES)
 
 

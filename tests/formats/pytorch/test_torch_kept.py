@@ -1,4 +1,4 @@
-"""What a conversion of a PyTorch checkpoint cannot keep it refuses or names; the rest is there."""
+"""What a conversion of a PyTorch checkpoint cannot keep is refused or named; the rest is kept."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_library_refuses_tensors_that_cannot_be_read(
 
 
 class Unknown:
-    """Of a module that nobody else has."""
+    """A class that weightctl does not know."""
 
     def __init__(self) -> None:
         self.kernel = torch.ones(2)
@@ -173,7 +173,7 @@ def test_values_stand_in_the_tree_of_every_format(
 
 
 def written(path: Path, metadata: dict[str, str]) -> Path:
-    """Write a safetensors file that has one tensor, `w`, and nothing else but this."""
+    """Write a safetensors file with one tensor, `w`, and this metadata."""
     header: dict[str, Any] = {"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
     raw = json.dumps({"__metadata__": metadata, **header}).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"\0")
@@ -212,7 +212,7 @@ def test_parts_keep_the_whole_suffix(
     assert {each.name for each in tmp_path.iterdir()} == {"a.pt", *parts, index}
     for name in (*parts, index):
         assert list(open_weights(tmp_path / name).header.tensors) == ["a", "b"]
-    # Whoever asks for the whole is told of its parts, and none of them is left beside a new one.
+    # The error for the whole name refers to the parts, and a new output replaces all of them.
     assert parts[0] in weightctl("ls", out).stderr
     assert weightctl("convert", path, out).returncode == 2
     assert weightctl("convert", path, out, "--force").returncode == 0

@@ -1,4 +1,4 @@
-"""Whole modules and optimizers that were pickled have the names of their `state_dict()`."""
+"""Tensors of pickled modules and optimizers have the names of their `state_dict()`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_whole_optimizer_and_its_schedule_are_read(tmp_path: Path) -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     weights = saved(tmp_path / "optimizer.pt", {"optimizer": optimizer, "model": model})
     shapes = sorted(info.shape for info in weights.header.tensors.values())
-    # Two parameters, and two averages and a step of each.
+    # Two parameters, and for each of them two averages and a step.
     assert shapes == [(), (), (2,), (2,), (2,), (2, 3), (2, 3), (2, 3)]
     assert weights.header.aliases["model.weight"] == "optimizer.param_groups.0.params.0"
     weights = saved(tmp_path / "schedule.pt", schedule.state_dict())

@@ -1,4 +1,4 @@
-"""Whatever is in a PyTorch file, it gives a tree or an error of weightctl's own, soon."""
+"""Any changed PyTorch file gives a tree or an error of weightctl, within a short time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _state() -> dict[str, Any]:
     shared = torch.arange(6.0).reshape(2, 3)
     layer = torch.nn.Linear(2, 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch is about to give them up
+        warnings.simplefilter("ignore")  # torch has deprecated them
         quantized = torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8)
     return {
         "model": {"a.weight": shared, "tied": shared, "turned": shared.t(), "half": shared.half()},
@@ -79,7 +79,7 @@ def _tar() -> bytes:
 
 @pytest.fixture(scope="session")
 def seeds() -> dict[str, bytes]:
-    """Files of every form and protocol, all sound."""
+    """Valid files of every form and protocol."""
     plain = {"a": np.arange(3.0), "b": {"c": [1, "d", 2.5, None], "e": b"bytes" * 60}, "f": 1 << 80}
     return {
         "zip": _saved(_state()),
@@ -95,7 +95,7 @@ SEEDS = ["zip", "zip of a module", "stream", "tar", *(f"pickle of protocol {n}" 
 
 @pytest.fixture(autouse=True)
 def cheaply() -> Iterator[None]:
-    """See to it that a test takes no more than 100 MB."""
+    """Assert that a test takes at most 100 MB."""
     forget_peak()
     before = peak()
     yield
@@ -103,7 +103,7 @@ def cheaply() -> Iterator[None]:
 
 
 def use(path: Path, raw: bytes) -> str:
-    """Open and list a file, within a second."""
+    """Open and list a file, within a second; return the result."""
     path.write_bytes(raw)
     started = time.process_time()
     message = opened(str(path))
@@ -144,7 +144,7 @@ def test_changed_opcodes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> 
         first = next(iter(members))
         pickled = members.pop(first)
     elif name == "stream":
-        # The object comes after a number, a version, and what machine wrote it.
+        # The object follows a magic number, a version, and a description of the machine.
         rest = io.BytesIO(raw)
         for _ in range(3):
             pickle.load(rest)
@@ -190,7 +190,7 @@ def test_any_bytes(head: bytes, tmp_path: Path) -> None:
     holds()
 
 
-# Numbers as zip files and tensors have them: sound, beyond, and at the edge of both.
+# Numbers in zip files and tensors: valid, too large, and at the limits.
 numbers = st.one_of(
     st.integers(0, 9), st.integers(0, 600),
     st.sampled_from([0xFFFF, 0xFFFFFFFE, 0xFFFFFFFF, 0x7FFFFFFF]),
@@ -264,7 +264,7 @@ def test_many_dimensions_of_few_elements_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_pickle_costs_what_its_own_length_allows_however_long_the_file_is(tmp_path: Path) -> None:
-    # An array, that it cannot be told in a word what is in all those places.
+    # An array, so that it cannot be a simple value at all these places.
     array = pickle.dumps(np.arange(2), 2)[2:-1]
     pushed = array + b"".join(b"q%c(h%cNh%cl" % (n, n, n) for n in range(100, 160))
     path = tmp_path / "sparse"
@@ -291,7 +291,7 @@ def test_a_line_that_never_ends_takes_no_memory(line: bytes, tmp_path: Path) -> 
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    """Run weightctl in this process, and return its exit code and what it printed."""
+    """Run weightctl in this process; return its exit code and output."""
     message, argv = io.StringIO(), sys.argv
     sys.argv = ["weightctl", *arguments]
     try:

@@ -1,4 +1,4 @@
-"""Objects of any class are named and never made; the tensors in them are read."""
+"""Objects of any class are named and never created; the tensors in them are read."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, pro
         name: ONES[count] for name, count in EXPECTED.items() if name.partition(".")[0] in content
     }
     if protocol < 2:
-        # There the tuple that an object is, is not an argument of its own.
+        # In these protocols, the contents of a tuple subclass are not nested in an argument.
         expected["pair.0"] = expected.pop("pair.0.0")
     assert_same(weights, expected)
     assert look(weights, "enum")[0] == here(Color)
@@ -232,7 +232,7 @@ def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, pro
 
 
 def test_one_object_in_many_places_is_reported_once(tmp_path: Path) -> None:
-    """What a few bytes refer to a thousand times is not walked a thousand times."""
+    """An object with a thousand references is not visited a thousand times."""
     shared = Settings(tensor=None, inner={str(n): n for n in range(1000)})
     weights = saved(
         tmp_path / "shared.pt", {str(n): Settings(0.1, ONES[1], shared) for n in range(1000)}
@@ -269,7 +269,7 @@ def test_objects_that_refer_to_one_another_end(tmp_path: Path) -> None:
     assert look(weights, "one.inner.inner")[0] == "reference"
 
 
-# Tensors that are more than tensors.
+# Tensor subclasses.
 
 
 class Marked(torch.Tensor):
@@ -277,7 +277,7 @@ class Marked(torch.Tensor):
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that has no storage of its own, as torchao and DTensor have them."""
+    """A tensor without a storage of its own, as in torchao and DTensor."""
 
     @staticmethod
     def __new__(cls: type[Self], inner: torch.Tensor, _scale: torch.Tensor) -> Self:

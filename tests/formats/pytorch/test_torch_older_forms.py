@@ -1,4 +1,4 @@
-"""Streams, and the tar before them, are read as torch reads them."""
+"""Streams, and the older tar files, are read as torch reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_numbers_of_a_stream_are_where_it_says_however_many_storages_there_are(
 
 
 def test_a_stream_with_views_of_storages_as_torch_0_3_wrote_them_is_read(tmp_path: Path) -> None:
-    """A storage that is a part of another was written with its place in that."""
+    """A storage that is a part of another was written with its offset there."""
     whole = torch.arange(10.0)
     stream = io.BytesIO()
     pickle.dump(0x1950A86A20F9469CFC6C, stream, 2)
@@ -87,11 +87,11 @@ def test_a_stream_that_holds_the_classes_of_its_modules_is_read(
     assert_same(weights, net.state_dict())
 
 
-# The tar of torch 0.1.
+# The tar format of torch 0.1.
 
 
 def tar_of(tensors: dict[str, torch.Tensor], views: list[tuple[int, int, int, int]]) -> bytes:
-    """Write the form of before streams by hand, after `legacy_load` in torch/serialization.py."""
+    """Write the tar file of early torch versions, after `legacy_load` in torch/serialization.py."""
     storages, rows, keys = io.BytesIO(), io.BytesIO(), {}
     pickle.dump(len(tensors), storages, 2)
     pickle.dump(len(tensors), rows, 2)
@@ -154,11 +154,11 @@ def test_a_storage_of_the_tar_that_is_part_of_another_is_read(tmp_path: Path) ->
     assert_same(open_weights(path), loaded)
 
 
-# The tar that other tools write: without tensors, which its object makes itself.
+# The tar format of other tools: without `tensors`, which the object creates itself.
 
 
 def tar_without_tensors(tensors: Mapping[str, torch.Tensor], views: bytes = b"") -> bytes:
-    """Write storages and an object that makes tensors of them, and names them by tuples."""
+    """Write storages, and an object that creates tensors from them and names them by tuples."""
     storages, pairs = io.BytesIO(), []
     pickle.dump(len(tensors), storages, 2)
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -231,7 +231,7 @@ def test_a_tar_that_names_a_storage_of_another_length_is_refused(tmp_path: Path)
 
 
 def zip_of_two(first: bytes, second: bytes, *members: Entry) -> bytes:
-    """Return a zip whose object is two tensors over storages."""
+    """Return a zip file whose object is two tensors over storages."""
     return torch_zip(
         whole(mapping(text("a") + tensor_over(first), text("b") + tensor_over(second))),
         data(),

@@ -1,4 +1,4 @@
-"""Arrays and tensors that `pickle` itself wrote, in checkpoints and without one."""
+"""Arrays and tensors written by `pickle` itself, within checkpoints and alone."""
 
 from __future__ import annotations
 

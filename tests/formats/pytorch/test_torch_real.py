@@ -1,4 +1,4 @@
-"""Checkpoints as people publish them, in the forms of their time, read as torch reads them."""
+"""Published checkpoints in the formats of their time are read as torch reads them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_published_torchscript_archive_has_the_names_of_its_state_dict() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         state = torch.jit.load(path, map_location="cpu").state_dict()
-    # Of its attributes these are tensors, and neither parameters nor buffers.
+    # These two attributes are tensors, but neither parameters nor buffers.
     assert_same(weights, {**state, "_state": torch.zeros(0), "_context": torch.zeros(0)})
     assert weights.header.notes[0].startswith("a TorchScript archive")
 

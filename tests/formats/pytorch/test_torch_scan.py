@@ -1,4 +1,4 @@
-"""No file that makes a program run something passes a scan, however it hides what it names."""
+"""No file that runs code in a program passes a scan, however it hides what it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from build import Gguf, safetensors_of
 from weightctl.cli.scanned import ScanChoices, scan_paths
 from zips import Entry, zip_of
 
-# What it calls is there, and says that it was called.
+# The global that attacks call exists, and records the call here.
 RAN: list[str] = []
 ATTACK_TAIL = call(f"{__name__}.run", "hidden") + b"."
 ATTACK = b"\x80\x02" + ATTACK_TAIL
@@ -56,7 +56,7 @@ def by_pickle_twice(path: Path) -> Any:
 
 
 def by_pickle_of_bytes(path: Path) -> Any:
-    # Such a reader cannot look ahead, and drops what is left of a frame.
+    # This reader cannot look ahead, and drops the rest of a frame.
     return pickle.load(io.BytesIO(path.read_bytes()))
 
 
@@ -94,7 +94,7 @@ IN_TAR = (("storages", ATTACK), *REST)
 
 
 def without_ustar(raw: bytes) -> bytes:
-    """Return a tar of 1979."""
+    """Return a tar file of the format before ustar (1979)."""
     made = bytearray(raw)
     at = 0
     while at < len(made) and made[at]:
@@ -119,14 +119,14 @@ def stream_and_tar() -> bytes:
 
 
 def behind_numbers(length: int, *, behind: bytes = b"") -> bytes:
-    """Return storages whose entry names two types; the numbers are of the first."""
+    """Return storages whose entry names two types; the data has the length of the first."""
     entry = b"\x80\x02(X\x01\0\0\x001X\x03\0\0\0cpuctorch\nFloatStorage\nctorch\nDoubleStorage\n0t."
     numbers = struct.pack("<q", length) + bytes(4 * length)
     return tar_of(("storages", pickle.dumps(1, 2) + entry + numbers + ATTACK + behind), *REST)
 
 
 def two_places() -> bytes:
-    """Return a zip with two 64-bit places for its pickle; torch takes the first."""
+    """Return a zip file with two 64-bit offsets for its pickle; torch uses the first."""
     benign = NOTHING.ljust(len(ATTACK), b"\0")
     version = Entry("archive/version", b"3\n")
     first = 30 + len(version.name) + len(version.content)
@@ -134,7 +134,7 @@ def two_places() -> bytes:
     extra = b"".join(struct.pack("<2HQ", 1, 8, place) for place in (first, second))
     hidden = Entry("archive/data.pkl", ATTACK, at=0xFFFFFFFF, extra=extra)
     raw = zip_of(version, hidden)
-    # The benign one is in the file, between the attack and the directory, and only there.
+    # The harmless pickle is between the attack and the directory.
     local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 33, 0, *[len(benign)] * 2, 16, 0)
     added = local + b"archive/data.pkl" + benign
     end = raw.rindex(b"PK\5\6")
@@ -144,7 +144,7 @@ def two_places() -> bytes:
 
 
 def crossed_frame() -> bytes:
-    """Return a pickle of which an opcode crosses a frame: what follows is read in two ways."""
+    """Return a pickle with an opcode that crosses a frame, so that the rest is read in two ways."""
     hidden = ATTACK_TAIL
     pushed = b"X" + struct.pack("<I", len(hidden)) + hidden
     frame = b"\x95" + struct.pack("<Q", 7)
@@ -201,7 +201,7 @@ def test_what_runs_does_not_pass(
     path = tmp_path / name
     path.write_bytes(raw)
     RAN.clear()
-    with suppress(Exception):  # what it has done before it fails is done
+    with suppress(Exception):  # errors after the attack do not matter
         load(path)
     assert RAN
     RAN.clear()

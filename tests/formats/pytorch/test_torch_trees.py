@@ -1,4 +1,4 @@
-"""What a checkpoint holds stands in the tree by its keys, tensors and values alike."""
+"""The tensors and values of a checkpoint are in the tree, by their keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def flattened(name: str, value: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors below dicts, lists and tuples by dotted names."""
+    """Return the tensors in dicts, lists and tuples by dotted names."""
     if isinstance(value, torch.Tensor):
         return {name: value}
     if isinstance(value, np.ndarray):

@@ -1,6 +1,6 @@
-"""Files that make a program run something, each with the program, do not pass a scan.
+"""Files that run code in a program do not pass a scan; each is tested with its program.
 
-Every payload does run here: what a file hides from a scan is worth nothing if nobody runs it.
+Every payload does run here: an attack only counts if it works.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NAMED, UNREAD = {"named"}, {"unread"}
 VERDICTS = {"named": re.compile("  (?:dangerous|unknown)  "), "unread": re.compile("  unread  ")}
-# Of these the scan says as well that it cannot know what all programs do with them.
+# For these files, the scan also reports that programs read them in different ways.
 UNSURE = {
     "a frame in a frame", "frames that cross", "a frame that a line crosses",
     "a frame that is dropped", "a late protocol later", "an unknown opcode later", "cut off",
@@ -90,7 +90,7 @@ def by_gzip(path: Path) -> object:
 
 
 def by_zlib(path: Path) -> object:
-    """Load as joblib does: its file object unpacks a block at a time."""
+    """Load as joblib does: its file object decompresses a block at a time."""
     unpacked = zlib.decompressobj().decompress(path.read_bytes())
     return pickle.loads(unpacked)
 
@@ -130,7 +130,7 @@ def tar_of(**members: bytes) -> bytes:
         for name, raw in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(raw)
-            # Bytes above 127, so that the two sums over a header are not the same.
+            # A byte above 127, so that the signed and the unsigned checksum of a header differ.
             entry.uname = "\u00e9"
             tar.addfile(entry, io.BytesIO(raw))
     return file.getvalue()
@@ -157,7 +157,7 @@ NUMBERS = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", bytes
 
 
 def with_array(raw: bytes, dtype: bytes = b"", *, aligned: bool = True) -> bytes:
-    """Return a pickle of joblib: the bytes of an array are between opcodes."""
+    """Return a pickle of joblib, with the bytes of an array between opcodes."""
     kind = dtype or (
         named("numpy.dtype") + many(text("u1"), b"\x89", b"\x88") + b"R"
         + b"(K\x03" + text("|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0tb"
@@ -173,7 +173,7 @@ def with_array(raw: bytes, dtype: bytes = b"", *, aligned: bool = True) -> bytes
 
 
 class _Wrapper:
-    """What joblib has under this name, as far as its own unpickler needs it."""
+    """The class of this name in joblib, as far as joblib's unpickler needs it."""
 
     def __init__(self) -> None:
         self.shape: tuple[int, ...] = ()
@@ -189,7 +189,7 @@ class _Wrapper:
 
 
 class _JoblibUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
-    """`NumpyUnpickler` of joblib, without what reads other files."""
+    """`NumpyUnpickler` of joblib, without the code that reads other files."""
 
     dispatch = pickle._Unpickler.dispatch.copy()  # type: ignore[attr-defined]
 
@@ -223,7 +223,7 @@ def by_pickle_with_joblib(path: Path) -> object:
 OBJECTS = named("numpy.dtype") + many(text("O8"), b"\x89", b"\x88") + b"R"
 IN_TAR = tar_of(storages=PAYLOAD, tensors=NOTHING, pickle=NOTHING)
 _END = b"0N."
-# The files of which the first scan said that no pickle is in them, and others like them.
+# Files in which the first version of the scan found no pickle, and similar ones.
 FILES: dict[str, tuple[bytes, Load, set[str]]] = {
     **{
         f"{name}.dat": (

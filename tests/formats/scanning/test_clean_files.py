@@ -1,4 +1,4 @@
-"""What no program loads as a pickle passes a scan, whatever its bytes are."""
+"""Files that no program loads as a pickle pass a scan, whatever their bytes are."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_torchscript_archive_passes(tmp_path: Path) -> None:
 def test_storages_of_random_bytes_pass(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     state = {str(n): torch.from_numpy(generator.integers(0, 256, 64, "u1")) for n in range(500)}
-    # As protocols and compressions begin.
+    # The starts of protocols and compressions.
     starts = (b"\x80\2", b"\x80\5", b"\x78\x9c", b"(S", b"\x5d\0\0", b"c12\n", b"\x8c\2os\x93R")
     state |= {repr(raw): torch.tensor([*raw, *bytes(60)], dtype=torch.uint8) for raw in starts}
     torch.save(state, tmp_path / "a.pt")

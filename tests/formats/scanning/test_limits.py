@@ -1,4 +1,4 @@
-"""Small files do not keep a scan busy, nor take much memory: past a limit they are not judged."""
+"""Small files keep a scan busy only up to a limit of time and memory; then they are unread."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_numpy_file_may_have_many_arrays(tmp_path: Path) -> None:
 
 def test_an_archive_that_contains_itself_ends(tmp_path: Path) -> None:
     raw = bytearray(CONTAINERS["zip"].wrap(PAYLOAD))
-    # The directory says that the member is all of the file.
+    # The directory states that the member is the whole file.
     at = raw.index(b"PK\1\2") + 20
     raw[at : at + 8] = len(raw).to_bytes(4, "little") * 2
     assert problems(tmp_path / "a.zip", bytes(raw))

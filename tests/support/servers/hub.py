@@ -77,7 +77,7 @@ class HubServer(Server):
         self.users = dict(users)
         self.page_size = page_size
         self.repositories = dict[str, HubRepository]()
-        self.links = LinkServer()
+        self.links = LinkServer(**options)
         self.xet = XetStore(xet_directory) if xet_directory else None
         self.uploads = dict[str, Blob]()
 

@@ -1,4 +1,4 @@
-"""The identification of files that no format recognizes; loaded only when one is met."""
+"""Identification of non-checkpoint files; imported only when there is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NonCheckpointFile", "identify_file"]
 
 _HEAD = 512
 _LEAST = 9
-# Each recognizes one kind of file, and returns None for other files.
+# Each function identifies some kinds of files, and returns None for other files.
 _LOOKS = (
     binaries.zeros,
     binaries.recognize_zip,
@@ -33,7 +33,7 @@ _LOOKS = (
 
 
 def identify_file(file: Reader) -> NonCheckpointFile:
-    """Identify a file that is not a checkpoint; only a few pages of it are read."""
+    """Identify a non-checkpoint file; only small parts of it are read."""
     found = _kind(file)
     going = describe_unfinished(file.path)
     return found._replace(hint=f"check that the download is complete; {going}") if going else found

@@ -1,4 +1,4 @@
-"""Binary files that a fixed start does not give away: archives, zeros, protobuf, and a few more."""
+"""Identification of binary files without a fixed start: archives, zeros, protobuf, and others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LOCAL, _CENTRAL, _END = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 _END64, _LOCATOR64 = b"PK\6\6", b"PK\6\7"
 _BLOCK = 512
 
-# The end of a member's name, what an archive with such a member is, and what to do.
+# The end of a member's name, what an archive with this member is, and what to do.
 _ZIPS = (
     ("model.weights.h5", "a Keras model (.keras)", ELSEWHERE),
     ("[Content_Types].xml", "an office document", NO_MODEL),
@@ -57,14 +57,15 @@ _SAMPLE = 1 << 20
 _SAMPLES = 64
 _PAGE = 4096
 _HEAD = 4096
-# The last eight bytes of LevelDB's tables, in which TensorFlow stores names of tensors.
+# The last eight bytes of LevelDB's tables, in which TensorFlow stores the names of tensors.
 _TABLE = bytes.fromhex("57fb808b247547db")
-# The fields of ONNX's ModelProto by number: those that are one number, those with a length.
+# The numbers of fields of ONNX's ModelProto: fields with one integer, and fields with a length.
 _NUMBERS = {1, 5}
 _LENGTHS = {2, 3, 4, 6, 7, 8, 14, 20, 25}
 _PRODUCER = 2
 _TEXTS = {_PRODUCER, 3, 4}
-# Protobuf files that only the name distinguishes: suffix, first field, and what it is.
+# Protobuf files that only the suffix distinguishes: suffix, type of the first field, and what it
+# is.
 _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
     (".mlmodel", int, "a Core ML model"),
     (".pb", int, "a TensorFlow SavedModel"),
@@ -73,7 +74,7 @@ _PROTOBUFS: tuple[tuple[str, type, str], ...] = (
 
 
 def recognize_zip(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a zip by its members; without its end, it is truncated."""
+    """Identify a zip file by its members; a zip file without an end is truncated."""
     if file.read(0, 4) not in {_LOCAL, _END}:
         return None
     end = _end(file)
@@ -108,7 +109,7 @@ def _cut_zip(file: Reader) -> NonCheckpointFile:
 
 
 def _end(file: Reader) -> tuple[int, int] | None:
-    """Return where a zip's directory starts, and its length; None if it has no end."""
+    """Return the offset and length of a zip file's directory; None if it has no end record."""
     start = max(file.size - (1 << 16) - 22, 0)
     tail = file.read(start, file.size)
     at = tail.rfind(_END)
@@ -121,7 +122,7 @@ def _end(file: Reader) -> tuple[int, int] | None:
         if len(record) == 56 and record.startswith(_END64):
             size, offset = struct.unpack_from("<QQ", record, 40)
     if offset >= file.size or file.read(offset, 4) != _CENTRAL:
-        offset = start + at - size  # there are bytes before the zip
+        offset = start + at - size  # bytes precede the zip file
     return max(offset, 0), size
 
 
@@ -137,7 +138,7 @@ def _members(file: Reader, offset: int, size: int) -> Iterator[str]:
 
 
 def recognize_tar(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a tar by its members."""
+    """Identify a tar file by its members."""
     if file.read(257, 5) != b"ustar":
         return None
     names = list(_entries(file))
@@ -171,7 +172,7 @@ def _name(raw: bytes) -> str:
 
 
 def _weights(names: Sequence[str]) -> str:
-    """Return the first member that has the name of a checkpoint."""
+    """Return the first name that is that of a checkpoint; empty if there is none."""
     return next((show_line(name) for name in names if format_by_suffix(name)), "")
 
 
@@ -181,7 +182,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def zeros(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a file of zeros, or one that begins with zeros; large files by samples."""
+    """Identify a file that begins with zeros, or has only zeros; large files are sampled."""
     start = file.read(0, _SAMPLE)
     count = len(start) - len(start.lstrip(b"\0"))
     if count < min(_LEAST_ZEROS, file.size):
@@ -204,7 +205,7 @@ def zeros(file: Reader) -> NonCheckpointFile | None:
 
 
 def protobuf(file: Reader) -> NonCheckpointFile | None:
-    """Recognize files that begin like ONNX, Core ML or a TensorFlow graph."""
+    """Identify files that begin like ONNX, Core ML or a TensorFlow graph."""
     head = file.read(0, _HEAD)
     base = os.path.basename(file.path).lower()
     fields = list(_fields(head, file.size))
@@ -223,7 +224,7 @@ def protobuf(file: Reader) -> NonCheckpointFile | None:
 
 
 def _is_onnx(fields: Sequence[tuple[int, int | bytes]]) -> bool:
-    """Whether these are fields of a ModelProto: a version, the producer, then the graph."""
+    """Whether these are fields of a ModelProto: the version first, then known fields."""
     version = fields[0][1]
     return (
         len(fields) > 1
@@ -244,7 +245,10 @@ def _is_line(value: int | bytes) -> bool:
 
 
 def _fields(raw: bytes, size: int) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the protobuf fields that a file begins with, up to the first that `raw` cuts off."""
+    """Yield the protobuf fields at the start of a file, up to the first that `raw` truncates.
+
+    `size` is that of the file. Invalid fields yield (0, 0).
+    """
     at = 0
     while at < len(raw):
         number, kind = raw[at] >> 3, raw[at] & 7
@@ -260,7 +264,7 @@ def _fields(raw: bytes, size: int) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Return a protobuf number and its end, which is beyond any file if the number has no end."""
+    """Return a protobuf integer and its end; an unterminated integer is too large for any file."""
     value = 0
     for shift in range(0, 63, 7):
         if at >= len(raw):
@@ -273,7 +277,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def translator(file: Reader) -> NonCheckpointFile | None:
-    """Recognize CTranslate2's model.bin: a version, then the name of a specification."""
+    """Identify CTranslate2's model.bin by its start: a version and the name of a specification."""
     head = file.read(0, 128)
     version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
     name = head[6 : 6 + length].removesuffix(b"\0")
@@ -286,7 +290,7 @@ def translator(file: Reader) -> NonCheckpointFile | None:
 
 
 def engine(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a TensorRT engine after the JSON that Ultralytics puts before it."""
+    """Identify a TensorRT engine that follows Ultralytics' JSON."""
     length = int.from_bytes(file.read(0, 4), "little")
     if length > _SAMPLE or file.read(4 + length, 4) != b"ftrt":
         return None
@@ -294,14 +298,14 @@ def engine(file: Reader) -> NonCheckpointFile | None:
 
 
 def table(file: Reader) -> NonCheckpointFile | None:
-    """Recognize the index of a TensorFlow checkpoint by its end."""
+    """Identify the index of a TensorFlow checkpoint by its last bytes."""
     if file.read_end(8) != _TABLE:
         return None
     return NonCheckpointFile("the index of a TensorFlow checkpoint", ELSEWHERE)
 
 
 def openvino(file: Reader) -> NonCheckpointFile | None:
-    """Recognize OpenVINO's weights, which have no header, by the graph beside them."""
+    """Identify OpenVINO's weights, which have no header, by the graph in the file beside them."""
     stem, suffix = os.path.splitext(file.path)
     if suffix.lower() != ".bin":
         return None

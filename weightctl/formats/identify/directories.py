@@ -1,4 +1,4 @@
-"""The description of a directory without a checkpoint."""
+"""Descriptions of directories without a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["nothing_in", "reason"]
 _MOST_FILES = 50
 _MOST_DIRECTORIES = 100
 _MOST_LINES = 4
-# Files beside weights that are not weights, except TensorFlow.js's model.json.
+# Suffixes of files that are beside weights but are not weights; `_GRAPHS` has the exceptions.
 _BESIDE = (
     ".json", ".txt", ".md", ".py", ".jinja", ".model", ".yaml", ".yml", ".tiktoken", ".html",
     ".png", ".jpg", ".gif", ".ipynb", ".toml", ".log", ".csv", ".jsonl",
@@ -32,7 +32,7 @@ _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
 
 
 def reason(path: str) -> NonCheckpointFile:
-    """Say what a file is, or why it cannot be read."""
+    """Describe what a file is, or why it cannot be read."""
     if os.path.islink(path) and not os.path.exists(path):
         target = os.readlink(path)
         return NonCheckpointFile(
@@ -51,7 +51,10 @@ def nothing_in(
     by_format: Mapping[str, Sequence[str]],
     format_name: str | None,
 ) -> FormatError:
-    """Return the error for a directory without a checkpoint, with what it contains instead."""
+    """Return the error for a directory without a checkpoint; it describes the contents.
+
+    `format_name` is the only format that is looked for, or None for all.
+    """
     what = f"no {format_name} file" if format_name else "no checkpoint"
     lines, hint = _describe_contents(
         directory, [name for name in names if name[0] != "."], by_format
@@ -95,7 +98,7 @@ def _describe_contents(
 
 
 def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Describe each file that may be meant; similar files share a sentence."""
+    """Return a sentence for each kind of file that could be meant as a checkpoint, and hints."""
     groups: dict[str, tuple[list[str], NonCheckpointFile]] = {}
     looked_at = 0
     for name in sorted(names, key=lambda name: format_by_suffix(name) is None):
@@ -121,7 +124,7 @@ def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _downloads(directory: str) -> int:
-    """Count the incomplete downloads of huggingface_hub into a directory."""
+    """Return the number of incomplete downloads of huggingface_hub into a directory."""
     try:
         names = os.listdir(os.path.join(directory, _DOWNLOADS))
     except OSError:
@@ -130,7 +133,7 @@ def _downloads(directory: str) -> int:
 
 
 def _below(directory: str, names: Sequence[str]) -> Iterator[str]:
-    """Find directories with files named like checkpoints; in a cache, its snapshots."""
+    """Yield the subdirectories with files named like checkpoints; for a cache, its snapshots."""
     for name in names[:_MOST_DIRECTORIES]:
         path = os.path.join(directory, name)
         if not is_directory(path):
@@ -144,7 +147,7 @@ def _below(directory: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _snapshots(cache: str) -> list[str]:
-    """Return the snapshots of a cached model that contain weights, that of `main` first."""
+    """Return the snapshots of a cached model that contain weights, the one of `main` first."""
     directory = os.path.join(cache, "snapshots")
     try:
         with open(os.path.join(cache, "refs", "main"), encoding="utf-8", errors="replace") as ref:

@@ -1,4 +1,4 @@
-"""Files that their first bytes or their names identify: a line each."""
+"""Tables of non-checkpoint files that are identified by their first bytes or their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class NonCheckpointFile(NamedTuple):
-    """What a file is that no format recognizes, what to do, and details of this file."""
+    """The kind of a non-checkpoint file, a hint on what to do, and details of this file."""
 
     what: str
     hint: str
@@ -53,8 +53,9 @@ NO_MODEL = "use a checkpoint, or the directory that contains it"
 NUMPY = "convert it with numpy.load and safetensors.numpy.save_file"
 _ENGINE = "it is built for one GPU and has no plain weights; use the model that it was built from"
 
-# The offset, the bytes there, what the file is, and what to do. The bytes are those of `file` and
-# of the formats' documents. ggml's magics are numbers, so their letters are in reverse order.
+# Offset, bytes at the offset, what the file is, and what to do. The bytes are from the database of
+# `file` and from the specifications of the formats. ggml's magics are integers, so their letters
+# are in reverse order.
 STARTS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"lmgg", "a ggml file, a format older than GGUF", _OLD_GGML),
     (0, b"fmgg", "a ggml file (ggmf), a format older than GGUF", _OLD_GGML),
@@ -90,7 +91,7 @@ STARTS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3\0", "an SQLite database", NO_MODEL),
 )  # fmt: skip
 
-# Files that only the name identifies: a part of the name, what it is, and what to do.
+# Files that only the name identifies: a pattern of the name, what it is, and what to do.
 NAMES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"group\d+-shard\d+of\d+(\.bin)?"), "a shard of a TensorFlow.js model", ELSEWHERE),
     (re.compile(r".+\.data-\d{5}-of-\d{5}"), "a part of a TensorFlow checkpoint", ELSEWHERE),

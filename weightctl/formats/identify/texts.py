@@ -1,4 +1,4 @@
-"""Text instead of a checkpoint: pointers, web pages, error messages, other JSON."""
+"""Identification of text files: Git LFS pointers, web pages, error messages, other JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{1,2000})", re.IGNORECASE)
 _MESSAGE = re.compile(r"<message>([^<]{1,2000})", re.IGNORECASE)
 _KEY = re.compile(r'"([^"\\]{1,40})"\s{0,9}:')
-# Keys in which servers state the reason, the most informative first.
+# Keys that servers use for error messages, the most informative first.
 _REASONS = ("error", "message", "detail", "msg", "errors")
 
 _DIRECTORY = "use the directory that contains it"
-# Keys of a JSON file, what the file is, and what to do.
+# Keys of a JSON file, what a file with these keys is, and what to do.
 _JSON: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"weightsManifest"}), "a TensorFlow.js model", ELSEWHERE),
     (frozenset({"modelTopology"}), "a TensorFlow.js model", ELSEWHERE),
@@ -41,7 +41,7 @@ _JSON: tuple[tuple[frozenset[str], str, str], ...] = (
 
 
 def show_line(text: str, width: int = 60) -> str:
-    """Return a text of unknown origin on one line: printable, and no longer than `width`."""
+    """Return text of unknown origin as one printable line of at most `width` characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 40 * width])
     line = " ".join(line.split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
@@ -54,7 +54,7 @@ def _text(file: Reader) -> str:
     try:
         text = head.decode(encoding)
     except UnicodeDecodeError as error:
-        # The last character may be incomplete.
+        # The last character can be incomplete.
         if len(head) == file.size or error.start < len(head) - 4:
             return ""
         text = head[: error.start].decode(encoding, "ignore")
@@ -63,7 +63,7 @@ def _text(file: Reader) -> str:
 
 
 def pointer(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a Git LFS pointer, and say how large the file it points to is."""
+    """Identify a Git LFS pointer, and report the size of the file that it refers to."""
     head = file.read(0, 1024)
     if not head.startswith(b"version https://git-lfs"):
         return None
@@ -78,7 +78,7 @@ def pointer(file: Reader) -> NonCheckpointFile | None:
 
 
 def page(file: Reader) -> NonCheckpointFile | None:
-    """Recognize a web page by its title, and XML by the error message in it."""
+    """Identify a web page, quoting its title, and XML, quoting its error message."""
     text = _text(file)
     start = text.lstrip()[:1024].lower()
     if not start.startswith("<"):
@@ -107,7 +107,7 @@ def _quote_title(match: re.Match[str] | None) -> str:
 
 
 def document(file: Reader) -> NonCheckpointFile | None:
-    """Recognize JSON, and its purpose by its keys."""
+    """Identify JSON by its keys."""
     text = _text(file)
     if not text.lstrip().startswith(("{", "[")):
         return None
@@ -128,7 +128,7 @@ def document(file: Reader) -> NonCheckpointFile | None:
 
 
 def _reason(content: Any) -> str:
-    """Return the error message in JSON, at any depth."""
+    """Return the error message in a JSON document, at most four levels deep; empty if none."""
     is_reason = False
     for _ in range(4):
         if is_list(content) and content:
@@ -141,7 +141,7 @@ def _reason(content: Any) -> str:
 
 
 def plain(file: Reader) -> NonCheckpointFile | None:
-    """Recognize other text, and quote its beginning."""
+    """Identify other text, quoting its beginning."""
     text = show_line(_text(file))
     if not text:
         return None

@@ -1,8 +1,8 @@
 """Importance matrices of llama.cpp: how much an error in each column of a matrix matters.
 
-For a text, `llama-imatrix` measures the squares of the inputs that each column of each matrix is
-multiplied by. Names and sizes are read first; the values stay in the file until a matrix is
-quantized with them.
+`llama-imatrix` runs a model on a text, and sums the squares of the inputs that each column of each
+matrix is multiplied with. Names and sizes are read first; the values stay in the file until a
+matrix is quantized with them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _HINT = "create an importance matrix with llama-imatrix from a model and a text"
 
 
 class Importance(NamedTuple):
-    """The importance of the columns of matrices, by the matrices' names.
+    """The importance of the columns of matrices, by the names of the tensors.
 
-    `values` are flat, shape (matrices * n,): a row of n values for each matrix of a tensor. They
-    can be arrays of finite numbers that are not negative. `dataset` is the text that they were
-    measured on, empty if unknown; `chunks` is how much of it, 0 if unknown.
+    `values` are flat, shape (matrices * n,): n values for each matrix of a tensor. They can also be
+    arrays of finite values that are not negative. `dataset` is the text that was used, empty if
+    unknown; `chunks` is the number of its chunks, 0 if unknown.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Importance(NamedTuple):
 
 
 def read_importance(path: str) -> Importance:
-    """Read the header of an importance matrix, as GGUF or in the older form (`.dat`).
+    """Read the header of an importance matrix, in GGUF or in the older format (`.dat`).
 
     Raises `FormatError` if it is invalid; values are checked only when they are read.
     """

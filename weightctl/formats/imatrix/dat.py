@@ -1,9 +1,9 @@
-"""Importance matrices in the form before GGUF, as llama.cpp wrote them until 2025 (`.dat`).
+"""Importance matrices in llama.cpp's format before GGUF, used until 2025 (`.dat`).
 
-All numbers have 32 bits, little endian. The file starts with the number of entries. Each entry has
-the length of its name, the name, the number of evaluations, the number of values, and the values,
-which are sums over the evaluations. The number of chunks, and the length and name of their text,
-can follow.
+All numbers have 32 bits and are little-endian. The file begins with the number of entries. Each
+entry has the length of its name, the name, the number of evaluations, the number of values, and the
+values, which are sums over the evaluations. Optionally, the number of chunks follows, and then the
+length and the name of the text.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["read", "sniff"]
 
 _INTEGER = struct.Struct("<i")
-# Two lengths, the number of evaluations, one letter and one value.
+# The size of the smallest entry: three integers, a name of one byte, and one value.
 _SMALLEST = 17
-# The longest name. A file that is not an importance matrix usually states a greater length.
+# The maximum length of a name. Other files usually have a greater integer in this place.
 _LONGEST = 1024
-# The longest name of the text, which is a path.
+# The maximum length of the name of the text, which is a path.
 _LONGEST_TEXT = 1 << 16
-# Far more matrices than any model has.
+# The maximum number of entries, which is more matrices than any model has.
 _MOST = 1 << 16
 _DAMAGED = "the file is damaged; create it again"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts like this form: with a count above 0 and a printable name."""
+    """Whether a file begins like this format: with a positive count and a printable name."""
     if file.size < 2 * _INTEGER.size + 1:
         return False
     count, length = struct.unpack("<ii", file.read(0, 8))
@@ -46,7 +46,10 @@ def sniff(file: Reader) -> bool:
 
 
 def read(file: Reader) -> Recorded:
-    """Read all entries; raises `FormatError` with the byte offset if the file is invalid."""
+    """Read the names and sizes of all entries; the values are read on demand.
+
+    Raises `FormatError` with the byte offset if the file is invalid.
+    """
     cursor = _Cursor(file)
     count = cursor.integer("the number of entries")
     if count * _SMALLEST > file.size:
@@ -78,7 +81,7 @@ def read(file: Reader) -> Recorded:
     if cursor.offset == file.size:
         return Recorded(found, chunks=chunks)
     raw = cursor.text("the name of the text", least=0, most=_LONGEST_TEXT)
-    # It is a path, which can contain any bytes.
+    # The name is a path, which can contain any bytes.
     return Recorded(found, str(raw, "utf-8", "surrogateescape").partition("\0")[0], chunks)
 
 
@@ -96,7 +99,7 @@ def _entry(cursor: _Cursor) -> ImportanceEntry:
 
 
 class _Sums(NamedTuple):
-    """Numbers at an offset of a file."""
+    """Values at an offset of a file."""
 
     file: Reader
     offset: int
@@ -126,7 +129,7 @@ class _Divisor(NamedTuple):
 
 
 class _Cursor:
-    """A position in the file; each method reads a value there and moves after it."""
+    """A position in the file; each method reads a value there and moves past it."""
 
     def __init__(self, file: Reader) -> None:
         self.file = file
@@ -161,7 +164,7 @@ class _Cursor:
         return self.file.read(at, length)
 
     def skip(self, nbytes: int, what: str) -> int:
-        """Return where this many bytes start, and move after them."""
+        """Move past this many bytes, and return the offset where they begin."""
         left = self.file.size - self.offset
         if nbytes > left:
             raise FormatError(

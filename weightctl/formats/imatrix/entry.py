@@ -1,4 +1,4 @@
-"""Entries of an importance matrix: sums of squares and their counts, as weights of columns."""
+"""Entries of an importance matrix: sums of squares and their counts, used as weights of columns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ColumnValues", "ColumnWeights", "ImportanceEntry", "Recorded"]
 
 
 class ColumnWeights(Protocol):
-    """One weight for each column of each matrix; a two-dimensional array is one, too."""
+    """A weight for each column of each matrix; two-dimensional arrays have this interface."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of matrices, and of their columns."""
+        """The number of matrices, and the number of columns of each."""
         ...
 
     def __getitem__(self, matrix: int, /) -> F32:
@@ -29,33 +29,36 @@ class ColumnWeights(Protocol):
 
 
 class ColumnValues(Protocol):
-    """Values for a tensor whose shape is not known yet; a flat array is one, too."""
+    """Values for a tensor whose shape is not known yet; flat arrays have this interface."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of values."""
         ...
 
     def reshape(self, matrices: int, columns: int, /) -> ColumnWeights:
-        """Return the values as weights of matrices, of this shape."""
+        """Return the values as weights of this many matrices and columns."""
         ...
 
 
 class _ImportanceNumbers(Protocol):
-    """Numbers that are read from a file on demand."""
+    """Values that are read from a file on demand."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of values."""
         ...
 
     def read(self, start: int, stop: int) -> F32:
-        """Return the numbers from `start` on; raises `FormatError` if the file is now shorter."""
+        """Return the values from `start` to `stop`.
+
+        Raises `FormatError` if the file is shorter than when it was opened.
+        """
         ...
 
 
 class ImportanceEntry(NamedTuple):
-    """The `size` sums of a tensor's columns, and their place in a file.
+    """The sums of squares of a tensor's columns, and their offset in a file.
 
     `counts` has the divisor of the sums for each matrix, or one for all matrices.
     """
@@ -72,12 +75,15 @@ class ImportanceEntry(NamedTuple):
         return self.sums.size
 
     def reshape(self, matrices: int, columns: int, /) -> _MeanSquares:
-        """Return the mean squares for a tensor of this many matrices."""
+        """Return the mean squares for a tensor of this many matrices and columns."""
         return _MeanSquares(self, (matrices, columns))
 
 
 class Recorded(NamedTuple):
-    """The entries of a file, their text and its number of chunks: empty and 0 if unknown."""
+    """The entries of a file, the name of the text, and the number of its chunks.
+
+    The name is empty and the number 0 if they are unknown.
+    """
 
     entries: Sequence[ImportanceEntry]
     dataset: str = ""
@@ -86,19 +92,19 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _MeanSquares:
-    """The mean square for each column of each matrix; 1 for a matrix that was never used.
+    """The mean square of each column of each matrix; 1 for a matrix that was never used.
 
-    They are computed as llama.cpp's quantize does. They are read and checked on demand, and only
-    one row is in memory.
+    Values are computed as llama.cpp's quantize does. They are read and checked on demand, one
+    matrix at a time.
     """
 
     entry: ImportanceEntry
     shape: tuple[int, int]
 
     def __getitem__(self, matrix: int, /) -> F32:
-        """Return those of a matrix.
+        """Return the mean squares of a matrix.
 
-        Raises `FormatError` for numbers that cannot be a sum of squares or a count.
+        Raises `FormatError` for values that cannot be sums of squares or counts.
         """
         matrices, columns = self.shape
         if not 0 <= matrix < matrices:

@@ -1,4 +1,4 @@
-"""Importance matrices as GGUF: `NAME.in_sum2` and `NAME.counts` for each matrix of a model."""
+"""Importance matrices in GGUF: `NAME.in_sum2` and `NAME.counts` for each matrix of a model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FAULTY = "the file is damaged or a faulty tool wrote it"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file starts as GGUF does."""
+    """Whether a file begins with the magic bytes of GGUF."""
     return file.read(0, len(_MAGIC)) == _MAGIC
 
 
 def read(path: str) -> Recorded:
-    """Read all entries.
+    """Read the names and sizes of all entries; the values are read on demand.
 
-    Raises `FormatError` if the value is not an importance matrix, or is invalid.
+    Raises `FormatError` if the file is not an importance matrix, or is invalid.
     """
     header, files = open_files(path, "gguf")
     source = FileSource(header, files)
@@ -65,7 +65,7 @@ def _nothing(header: Header) -> str:
 
 
 def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
-    """Return an entry, None for an empty one, which llama.cpp skips."""
+    """Return an entry; None if it is empty, because llama.cpp skips empty entries."""
     header = source.header
     if name + _COUNTS not in header.tensors:
         raise _error(header, name + _SUMS, f"the tensor `{name}{_COUNTS}` for it is missing")
@@ -83,7 +83,7 @@ def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
 
 
 class _Numbers(NamedTuple):
-    """The numbers of a tensor of a file."""
+    """The values of a tensor in a file."""
 
     source: FileSource
     name: str

@@ -1,1 +1,1 @@
-"""The files that a checkpoint consists of."""
+"""Opening of checkpoints: which files they consist of."""

@@ -1,4 +1,4 @@
-"""The checkpoint that a directory holds."""
+"""Finding the checkpoint in a directory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["find_in_directory"]
 
-# Nobody keeps a checkpoint under such a name, and a directory may hold megabytes of them.
+# Suffixes that checkpoints do not have; a directory can contain megabytes of such files.
 _TEXTS = (".json", ".txt", ".md", ".py", ".jinja")
-# What trainers leave beside the weights, in the very form of a checkpoint.
+# Files that trainers write beside the weights, in the format of a checkpoint.
 _LEFT_BESIDE = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.\w+"
 )
@@ -34,14 +34,15 @@ _LEFT_BESIDE = re.compile(
 def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     """Choose the checkpoint in a directory; raises `FormatError` if there is none, or several.
 
-    The first format of the table that is there; of that, the one index, else `model` with the
-    format's suffix, else the only file or the only set of parts.
+    The format is `format_name`, or the first of `FORMATS` that the directory contains. The
+    checkpoint is the only index of this format; else the only file or set of parts; else the file
+    with the usual name, such as `model.safetensors`.
     """
     try:
         there = list_names(directory)
     except OSError as error:
         raise FormatError(directory, None, error.strerror or str(error)) from error
-    # A set that takes the place of another stands for all the files that this is about.
+    # The record of an unfinished replacement represents all the files that it names.
     switches = [name for name in there if is_switch(name)]
     gone = {each for name in switches for each in _switch_in(directory, name).names}
     names = [name for name in there if not is_temporary(name) and name not in gone]
@@ -77,7 +78,7 @@ def _switch_in(directory: str, name: str) -> Switch:
 def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
     by_format: dict[str, list[str]] = {}
     if is_remote(directory):
-        # Other files would be a request each; they are looked at if there is nothing else.
+        # Each other file would need a request, so it is only examined if there is nothing else.
         names = [name for name in names if _is_named_so(name)] or names
     prepare([os.path.join(directory, name) for name in names if format_by_suffix(name)])
     for name in names:
@@ -93,7 +94,7 @@ def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _is_named_so(name: str) -> bool:
-    """Whether a name is that of a checkpoint, or of an index."""
+    """Whether a file has the name of a checkpoint, of an index, or of a record of a replacement."""
     is_checkpoint = format_by_suffix(name) is not None or format_by_index(name) is not None
     return is_checkpoint or is_switch(name)
 
@@ -109,7 +110,7 @@ def _format_of(path: str) -> str | None:
     try:
         return sniff(open_reader(path))
     except FormatError:
-        # If access to one file of a model is denied, it is denied to all.
+        # If access to one remote file is denied, it is denied to all files of the model.
         if is_remote(path):
             raise
         return None
@@ -122,7 +123,7 @@ def _describe_passed_over(
     chosen: str,
     format_name: str | None,
 ) -> tuple[str, ...]:
-    """Say which files would have been chosen instead, had they been what their names say."""
+    """Return a note on files that would have been chosen if they had the format of their suffix."""
     order = list(FORMATS)
     before = {format_name} if format_name else set(order[: order.index(chosen) + 1])
     known = {name for group in by_format.values() for name in group}

@@ -1,4 +1,4 @@
-"""The JSON file that says which part of a split checkpoint holds which tensor."""
+"""The index of a split checkpoint: a JSON file that lists the part of each tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINT = "check that this is the index of a split checkpoint, and that the downlo
 
 
 class Index(NamedTuple):
-    """An index as Hugging Face writes it: the part of each tensor, and strings as metadata."""
+    """An index in Hugging Face's format: the part of each tensor, and strings as metadata."""
 
     path: str
     weight_map: Mapping[str, str]
@@ -37,12 +37,15 @@ class Index(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the parts, each once, in the order in which they are first named."""
+        """The names of the parts, each once, in the order of their first tensor."""
         return tuple(dict.fromkeys(self.weight_map.values()))
 
 
 def read_index(path: str) -> Index:
-    """Read an index; raises `FormatError` if it is none, or names a file outside its directory."""
+    """Read an index; raises `FormatError` if it is invalid.
+
+    An index is also invalid if it names a file outside its directory.
+    """
     file = open_reader(path)
     if file.size > _MAX_SIZE:
         raise FormatError(
@@ -61,7 +64,7 @@ def read_index(path: str) -> Index:
     if not is_text_map(weight_map) or not weight_map:
         message = "the index has no `weight_map` from tensor names to file names"
         raise FormatError(path, None, message, hint=_HINT)
-    # The sizes in its metadata are not carried on: they are of these parts.
+    # The total size in the metadata is not kept, because it applies only to these parts.
     entries = metadata.items() if is_object(metadata) else ()
     strings = {
         key: text(value) for key, value in entries if isinstance(value, str) and key != _TOTAL
@@ -78,7 +81,10 @@ def read_index(path: str) -> Index:
 
 
 def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
-    """Return what an index is instead, and what to do; where it begins as one, what is wrong."""
+    """Return what is wrong with an index that is not JSON, and a hint.
+
+    If the file is not an index at all, the first value says what it is instead.
+    """
     if file.read(0, 64).lstrip().startswith((b"{", b"[")):
         return str(error), _HINT
     from weightctl.formats.identify import identify_file
@@ -88,7 +94,7 @@ def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
 
 
 def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:
-    """Return the contradictions between an index and the headers of its readable parts."""
+    """Return the contradictions between an index and the headers of the readable parts."""
     holders: dict[str, list[str]] = {}
     for part, header in headers.items():
         for name in header.tensors:
@@ -116,7 +122,7 @@ def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:
 def _is_tied(
     name: str, index: Index, headers: Mapping[str, Header], holders: Mapping[str, object]
 ) -> bool:
-    """Whether the index says that a name is that of a tensor, and no part says otherwise."""
+    """Whether the index records a name as tied to a tensor, and no part contradicts it."""
     value = index.metadata.get(name)
     if value is None or name in holders or value.content not in holders:
         return False
@@ -125,7 +131,7 @@ def _is_tied(
 
 
 def merge_index(header: Header, index: Index) -> Header:
-    """Return the header of all parts with what their index adds: tied names and texts."""
+    """Return the header of all parts with the tied names and metadata of their index."""
     tied = {
         name: tensor
         for name, tensor in tied_names(index.metadata, header.tensors).items()
@@ -139,9 +145,9 @@ def merge_index(header: Header, index: Index) -> Header:
 
 
 def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
-    """Return the index of parts by file name, as huggingface_hub writes it.
+    """Return the index of parts, by file name, in the format of huggingface_hub.
 
-    `tied` are further names of tensors; they stand in the metadata beside the size of all tensors.
+    `tied` are further names of tensors; they are stored in the metadata, beside the total size.
     """
     weight_map = {info.name: name for name, layout in parts.items() for info in layout.tensors}
     total = sum(info.nbytes for layout in parts.values() for info in layout.tensors)
@@ -150,7 +156,7 @@ def index_of(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
 
 
 def few(names: Iterable[str]) -> str:
-    """Name the first three, and say whether there are more."""
+    """Return the first three names, and `...` if there are more."""
     found = list(names)
     some = (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in found[:3])
     return ", ".join(f"`{name}`" for name in some) + (", ..." if len(found) > 3 else "")

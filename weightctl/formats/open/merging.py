@@ -1,4 +1,4 @@
-"""One header of several: what the parts of a checkpoint say together."""
+"""Merging of the headers of the parts of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _UNRELATED = "the parts belong to different checkpoints"
 
 
 def merge_headers(headers: Sequence[Header], missing: Collection[int] = ()) -> Header:
-    """Merge the headers of all parts, in order; `FormatError` where they contradict each other.
+    """Merge the headers of all parts, in order; raises `FormatError` if they contradict each other.
 
-    `missing` are the numbers of parts, from 0, that have no header here.
+    `missing` are the indices of missing parts, which have no header here.
     """
     header = headers[0] if len(headers) == 1 else _merge_several(headers)
     if header.format == "gguf" and any(map(_is_place, header.metadata.items())):
@@ -49,7 +49,7 @@ def _merge_several(headers: Sequence[Header]) -> Header:
             raise FormatError(
                 header.files[0], None, "the parts have different byte orders", hint=_UNRELATED
             )
-        # The first says it in its order; a later one only adds.
+        # The metadata of the first part determines the order; later parts only add keys.
         for key, value in header.metadata.items():
             metadata.setdefault(key, value)
         for name, other in header.aliases.items():
@@ -62,7 +62,7 @@ def _merge_several(headers: Sequence[Header]) -> Header:
         tensors=tensors,
         extents=extents,
         metadata=metadata,
-        # What is a tensor of one part is nothing less in the whole.
+        # A name that is a tensor in one part is a tensor in the whole checkpoint.
         aliases={name: other for name, other in aliases.items() if name not in tensors},
         leaves={
             name: leaf
@@ -75,12 +75,12 @@ def _merge_several(headers: Sequence[Header]) -> Header:
 
 
 def _is_place(entry: tuple[str, MetadataValue]) -> bool:
-    # A text of that name is from a safetensors header, and says nothing of this file.
+    # A text with such a key is from a safetensors header, and does not describe this file.
     return entry[0] in SPLIT_KEYS and entry[1].type != TEXT
 
 
 def _check_split(headers: Sequence[Header], whole: Header, missing: Collection[int]) -> Header:
-    """Compare what each part of a split GGUF says of its place; drop those keys from the whole."""
+    """Check the positions that parts of a split GGUF state; return `whole` without these keys."""
     count = len(headers) + len(missing)
     numbers = (number for number in range(count) if number not in missing)
     for number, header in zip(numbers, headers, strict=True):

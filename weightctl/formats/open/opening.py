@@ -20,14 +20,15 @@ __all__ = ["open_weights"]
 def open_weights(
     path: str | os.PathLike[str], format_name: str | None = None, *, partial: bool = False
 ) -> Checkpoint:
-    """Open the checkpoint at a path as a tree; headers are parsed, no tensor is read.
+    """Open the checkpoint at a path as a tree; headers are parsed, and no tensor is read.
 
     The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
     checkpoint, which is opened with whole tensors. The format is detected by content. If a
-    directory has several formats, `format_name` chooses one; by default safetensors is read before
-    GGUF, and `header.notes` reports it. With `partial`, parts of a set may be missing: the tree has
-    the tensors of those that exist, and `header.missing` names the others. Raises `FormatError`,
-    and `ConversionError` if the format is not supported.
+    directory contains several formats, `format_name` chooses one; by default the first of
+    safetensors, GGUF and PyTorch is read, and `header.notes` reports it. With `partial`, parts of a
+    set can be missing: the tree has the tensors of the parts that exist, and `header.missing` names
+    the others. Raises `FormatError` if the checkpoint is invalid, and `ConversionError` if the
+    format is not supported.
     """
     if format_name is not None:
         format_module(format_name)

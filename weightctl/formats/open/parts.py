@@ -1,4 +1,4 @@
-"""Checkpoints that are one file or several: what is at a path, and whether it is whole."""
+"""Checkpoints of one or several files: which files are at a path, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from weightctl.formats.open.sets import (
 from weightctl.formats.recognition import recognize_format
 from weightctl.formats.switch import switch_of
 from weightctl.storage.files import exists, is_directory, list_names, open_reader, prepare
+from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
@@ -53,18 +54,19 @@ _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Pyth
 _VERSIONS = "check that the download is complete and that all parts belong to the same version"
 
 
+@without_collection()
 def open_files(
     path: str, format_name: str | None = None, *, partial: bool = False
 ) -> tuple[Header, tuple[Reader, ...]]:
     """Open the checkpoint at a path: a file, any part of a set, an index, or a directory.
 
-    With `partial`, parts may be missing; a note says which. Raises `FormatError` where there is no
-    checkpoint, or that says all of what is wrong with its parts.
+    With `partial`, parts can be missing; a note lists them. Raises `FormatError` if there is no
+    checkpoint; the error lists all problems of the parts.
     """
     parts = _find(path, format_name)
     prepare(parts.paths)
     missing = _missing(parts.paths)
-    # Where a run that replaces the set was stopped, its files are in two places.
+    # If a run that replaces the set was stopped, its files are in two places.
     is_partial = (
         partial
         and len(missing) < len(parts.paths)
@@ -95,7 +97,7 @@ def _find(path: str, format_name: str | None) -> PartSet:
 
 
 def _find_unsettled(path: str, format_name: str | None) -> PartSet | None:
-    """Return what a path leads to where a run replaces it, or was stopped while it did."""
+    """Return the files at a path whose replacement is running or was stopped; else None."""
     if (switch := switch_of(path)) is not None:
         parts = switch.parts()
         recognize_format(open_reader(parts.paths[0]), format_name)
@@ -156,7 +158,7 @@ def _require_there(path: str) -> None:
 
 
 def _describe_missing(paths: Sequence[str], absent: Collection[int]) -> str:
-    """Say which parts of a set do not exist, by their numbers from 0."""
+    """Return a note that lists the missing parts of a set; `absent` are their indices."""
     names = few(os.path.basename(paths[number]) for number in sorted(absent))
     if len(paths) - len(absent) > 1:
         verb = "is" if len(absent) == 1 else "are"
@@ -171,7 +173,7 @@ def _describe_missing(paths: Sequence[str], absent: Collection[int]) -> str:
 def _read(
     path: str, parts: PartSet, missing: Sequence[str], *, is_partial: bool
 ) -> tuple[tuple[Reader, ...], list[Header]]:
-    """Open all parts and read their headers; one error says all that is wrong with them."""
+    """Open all parts and read their headers; one error lists all problems."""
     opened: list[Reader] = []
     headers: dict[str, Header] = {}
     failures: list[FormatError] = []
@@ -206,8 +208,8 @@ def _read(
 
 
 def _missing(paths: Sequence[str]) -> list[str]:
-    """Return those of the files of one directory that are known not to be there."""
-    if len(paths) > _MANY:  # a name may claim 99999 parts, and each question takes its time
+    """Return the paths of missing files; all paths are in one directory."""
+    if len(paths) > _MANY:  # a name can claim 99999 parts, and each check takes time
         there = set(list_names(os.path.dirname(paths[0])))
         return [path for path in paths if os.path.basename(path) not in there]
     return [path for path in paths if not exists(path)]
@@ -243,13 +245,13 @@ def _error(
 
 
 def _reasons(failures: Sequence[FormatError], format_name: str) -> list[str]:
-    """Say why parts cannot be read; those of which the same is true together."""
+    """Return why parts cannot be read, one line for all parts with the same reason."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for failure in failures:
         reason = failure.message.removeprefix(failure.path)
         reason = reason.replace(f": not a {format_name} file: ", ": ", 1)
         base = os.path.basename(failure.path)
-        # What is behind the comma is of one file, as its size.
+        # The text after the comma is specific to one file, such as its size.
         alike.setdefault(reason.split(",")[0] or f"{base}{reason}", []).append((base, reason))
     reasons = [
         f"{few(base for base, _ in group)} ({len(group)} parts){kind}"
@@ -268,7 +270,7 @@ def _short(reason: str) -> str:
 
 
 def _odd_names(parts: PartSet) -> Iterator[str]:
-    """Say that suffixes belong to another format, and that a download goes on."""
+    """Yield notes on suffixes of another format, and on unfinished downloads."""
     odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
     if odd:
         base = os.path.basename(odd[0])

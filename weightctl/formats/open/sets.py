@@ -1,4 +1,4 @@
-"""Sets of files that make one checkpoint, and the names of their parts."""
+"""Names of the parts of a checkpoint, and the sets that they form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "split_suffix",
 ]
 
-# Suffixes with a dot inside, as `.pth.tar`.
+# Suffixes that contain a dot, such as `.pth.tar`.
 _LONG = "|".join(
     re.escape(suffix) for line in FORMATS.values() for suffix in line.suffixes if "." in suffix[1:]
 )
@@ -37,7 +37,7 @@ _LONG_SUFFIX = re.compile(rf"(?s:.+)(?P<suffix>(?i:{_LONG}))")
 
 
 class PartSet(NamedTuple):
-    """The files of one checkpoint, in order, and the index that lists them, if one does."""
+    """The files of one checkpoint, in order, and the index that lists them, if there is one."""
 
     format: str
     paths: tuple[str, ...]
@@ -46,7 +46,7 @@ class PartSet(NamedTuple):
 
 
 def part_of(name: str) -> re.Match[str] | None:
-    """Match the name of a part; one that counts beyond its set is a name like any other."""
+    """Match the name of a part; None for other names, and if the number exceeds the count."""
     part = _PART.fullmatch(name)
     return part if part and 0 < int(part["number"]) <= int(part["count"]) else None
 
@@ -57,7 +57,7 @@ def is_part(path: str) -> bool:
 
 
 def split_suffix(name: str) -> tuple[str, str]:
-    """Return the name of a file without its suffix, and the suffix: `.pth.tar` is one."""
+    """Split the name of a file into stem and suffix; `.pth.tar` is one suffix."""
     long = _LONG_SUFFIX.fullmatch(name)
     return (
         os.path.splitext(name) if long is None else (name[: long.start("suffix")], long["suffix"])
@@ -65,13 +65,13 @@ def split_suffix(name: str) -> tuple[str, str]:
 
 
 def part_name(name: str, number: int, count: int) -> str:
-    """Return what part `number`, from 0 on, of `count` is called: `model-00001-of-00003.gguf`."""
+    """Return the name of a part; `number` starts at 0: `model-00001-of-00003.gguf`."""
     stem, suffix = split_suffix(name)
     return f"{stem}-{number + 1:05d}-of-{count:05d}{suffix}"
 
 
 def set_of(part: re.Match[str]) -> Iterable[str]:
-    """Return the names of all parts of the set that one of them shows."""
+    """Return the names of all parts of a set, from the name of one part."""
     return (
         f"{part['stem']}-{number:05d}-of-{part['count']}{part['suffix']}"
         for number in range(1, int(part["count"]) + 1)
@@ -85,7 +85,7 @@ def list_indexed_parts(index: Index, format_name: str) -> PartSet:
 
 
 def extra_parts(index: Index) -> list[str]:
-    """Return the files beside an index that are called as its parts are, and are none of them."""
+    """Return the files beside an index that are named like its parts but are not listed."""
     sets = {_set(name) for name in index.parts} - {None}
     if not sets:
         return []

@@ -1,1 +1,1 @@
-"""Pickles, read and written as data: nothing that one names is ever imported or called."""
+"""Reading and writing of pickles as data: no global that a pickle names is imported or called."""

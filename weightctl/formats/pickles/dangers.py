@@ -1,4 +1,4 @@
-"""Globals that can run code, change files or reach a network when a pickle names them."""
+"""Globals that can run code, change files or use a network if a pickle names them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from _compat_pickle import IMPORT_MAPPING
 
 __all__ = ["is_dangerous"]
 
-# Every name in these modules, and in the modules below them, counts.
+# All names in these modules and their submodules are dangerous.
 _MODULES = frozenset({
     "IPython", "_ctypes", "_imp", "_pickle", "_posixsubprocess", "_pyrepl",
     "_socket", "_sqlite3", "_ssl", "_thread", "_winapi", "_xxinterpchannels",
@@ -24,7 +24,7 @@ _MODULES = frozenset({
     "turtle", "unittest", "urllib", "urllib2", "urllib3", "venv", "webbrowser", "winpty",
     "winreg", "wsgiref", "xmlrpc", "yaml", "zipapp", "zipimport",
 })  # fmt: skip
-# Those that others import, by which they can be reached.
+# Modules that other modules import, so that they can be reached through them.
 _REACHED = frozenset({
     "builtins", "ctypes", "importlib", "nt", "os", "posix", "shutil", "socket", "subprocess", "sys",
 })  # fmt: skip
@@ -33,7 +33,7 @@ _BUILTINS = frozenset({
     "exec", "execfile", "exit", "filter", "getattr", "globals", "help", "input", "locals",
     "map", "open", "quit", "raw_input", "reload", "setattr", "vars",
 })  # fmt: skip
-# Other globals, and what is below them.
+# Other dangerous globals; names below them are dangerous too.
 _PATHS = frozenset({
     "_io.FileIO", "_io.open", "_io.open_code", "_operator.attrgetter", "_operator.call",
     "_operator.methodcaller", "bz2.BZ2File", "bz2.open", "code.interact", "codecs.open",
@@ -58,13 +58,13 @@ _PATHS = frozenset({
 
 
 def is_dangerous(path: str) -> bool:
-    """Whether a global can run code or do other harm; `path` is as in `os.system`."""
+    """Whether a global can run code or do other harm; `path` is its dotted name, as `os.system`."""
     segments = path.split(".")
-    # Python 3 looks up the modules of Python 2 under other names.
+    # Python 3 maps names of Python 2 modules to their new names.
     first = IMPORT_MAPPING.get(segments[0], segments[0]).partition(".")[0]
     if first in _MODULES:
         return True
-    # A name with dots reaches one module through another, as `logging.os.system`.
+    # A name with dots can reach one module through another, such as `logging.os.system`.
     if not _REACHED.isdisjoint(segments[1:-1]):
         return True
     if any(each.startswith("__") and each.endswith("__") for each in segments[1:]):

@@ -1,7 +1,7 @@
-"""The effect of each opcode of a pickle on a scan's memory: one line of a table each.
+"""The effect of each opcode of a pickle on the state of a scan, as a table.
 
 Sources: CPython's `pickletools.py` and `Modules/_pickle.c`. An error is raised only where both the
-C and the Python unpickler fail; they do not go on either.
+C and the Python unpickler fail.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ if TYPE_CHECKING:
 __all__ = ["EFFECTS", "MADE_UP", "STOP"]
 
 STOP = 0x2E
-# What stands for a name that is not written where it is used.
+# Reported for a global whose name is not a string of the pickle.
 MADE_UP = "a name that is computed while the pickle loads"
 _MOST_IDENTITIES = 1 << 20
 _LATEST_PROTOCOL = 5
-# Opcodes that do something with what was pushed.
+# Opcodes that call, build or store objects.
 _ACTING = frozenset(b"Roib\x81\x92aesu\x90QP")
 
 
 def _text(raw: bytes, encoding: str, errors: str) -> Any:
-    # A longer one may be a name all the same: it is one that is not known.
+    # A longer text cannot be the name of a known global.
     return raw.decode(encoding, errors) if len(raw) <= LONGEST_NAME else UNKNOWN
 
 
 def _old_text(raw: bytes) -> Any:
-    """Return a text of Python 2; what is not ASCII is decoded as the loading program asks."""
+    """Return a string of Python 2, which is unknown if it is not ASCII.
+
+    The loading program chooses the encoding of other strings.
+    """
     return raw.decode("ascii") if len(raw) <= LONGEST_NAME and raw.isascii() else UNKNOWN
 
 
@@ -97,7 +100,7 @@ def _line(decode: Callable[[bytes], Any], least: int = 0) -> Effect:
         line = window.line()
         if len(line) < least:
             raise ValueError("the argument of an opcode is missing")
-        # What only the start is known of may be anything.
+        # If the line is longer than the kept part, its value is unknown.
         state.push(UNKNOWN if len(line) >= LONGEST_KEPT else decode(line))
 
     return effect
@@ -203,7 +206,7 @@ def _global(state: State, window: Window, start: int) -> None:
     try:
         name = window.line()
     except TruncatedPickle as cut:
-        # In Python a line that is cut off loses its last letter, and is looked up.
+        # Python drops the last character of a truncated line, and looks up the rest.
         state.name(module.decode(), cut.rest[:-1].decode(), start)
         raise
     if not module or not name:
@@ -254,7 +257,7 @@ def _build(state: State, _window: Window, _start: int) -> None:
 
 
 def _identity(state: State, identity: Any) -> None:
-    # A dict cannot be a key, and is not part of an identity of a storage.
+    # An identity that contains a dict cannot be a key, and is not that of a storage.
     is_key = isinstance(identity, str) or (is_tuple(identity) and not any(map(is_object, identity)))
     if is_key and len(state.identities) < _MOST_IDENTITIES:
         state.identities[identity] = None
@@ -288,7 +291,7 @@ def _stop(state: State, _window: Window, _start: int) -> None:
 
 
 def _generic(info: pickletools.OpcodeInfo) -> Effect:
-    """Return the effect of an opcode without an argument of which nothing is remembered."""
+    """Return the effect of an opcode that has no argument and pushes unknown values."""
     before = [each.name for each in info.stack_before]
     pops_mark = "mark" in before
     below = before.index("mark") if pops_mark else len(before)
@@ -340,7 +343,7 @@ _SPECIAL: dict[int, Effect] = {
 
 
 def _noting(effect: Effect) -> Effect:
-    """Return an effect after which it is noted that globals were used, if any was named."""
+    """Return an effect that also records that opcodes acted after a global was found."""
 
     def run_effect(state: State, window: Window, start: int) -> None:
         effect(state, window, start)

@@ -1,6 +1,6 @@
-"""Writes records and plain values as a pickle of protocol 2.
+"""Writing of records and plain values as a pickle of protocol 2.
 
-It uses only opcodes that `torch.load(weights_only=True)` knows.
+Only opcodes that `torch.load(weights_only=True)` supports are written.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST_INTEGER", "Persistent", "emit"]
 
-# The bytes of an integer: how many there are is a byte itself.
+# The longest integer in bytes: its length is stored in one byte.
 LONGEST_INTEGER = 255
 _BYTE, _USHORT, _INT, _UINT, _DOUBLE = map(Struct, ("<cB", "<cH", "<ci", "<cI", ">cd"))
 _SHORT_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
 
 class Persistent:
-    """What a pickle leaves to whoever reads it: only its id is written."""
+    """An object that the reader of the pickle provides; only its persistent id is written."""
 
     __slots__ = ("identity",)
 
@@ -33,9 +33,9 @@ class Persistent:
 def emit(value: Any) -> bytes:
     """Return the pickle of a value.
 
-    It is made of dicts, lists, tuples, texts, numbers, truth values, None, `Global`, `PickledCall`
-    and `Persistent`. Raises `TypeError` for anything else, `ValueError` for an integer of more than
-    `LONGEST_INTEGER` bytes, and `RecursionError` for hundreds of levels.
+    The value consists of dicts, lists, tuples, strings, numbers, booleans, None, `Global`,
+    `PickledCall` and `Persistent`. Raises `TypeError` for other types, `ValueError` for an integer
+    of more than `LONGEST_INTEGER` bytes, and `RecursionError` for hundreds of levels.
     """
     emitter = _Emitter()
     emitter.put(value)
@@ -43,7 +43,7 @@ def emit(value: Any) -> bytes:
 
 
 class _Emitter:
-    """A pickle in the making: its pieces, and what the memo of whoever reads it holds."""
+    """A pickle that is being written: its pieces so far, and the memo that its reader will have."""
 
     __slots__ = ("memo", "pieces")
 
@@ -52,21 +52,21 @@ class _Emitter:
         self.memo: dict[str | tuple[str, str], int] = {}
 
     def put(self, value: Any) -> None:
-        """Write what leaves a value on top of the stack."""
+        """Write opcodes that push a value."""
         write = _WRITERS.get(value.__class__)
         if write is None:
             raise TypeError(f"a {type(value).__name__} cannot be written to a pickle")
         write(self, value)
 
     def put_all(self, values: Iterable[Any], closing: bytes) -> None:
-        """Write a mark, the values and the opcode that takes them."""
+        """Write a mark, the values, and the opcode that consumes them."""
         self.pieces.append(b"(")
         for value in values:
             self.put(value)
         self.pieces.append(closing)
 
     def recalls(self, key: str | tuple[str, str]) -> bool:
-        """Write what fetches a value from the memo, if it is there."""
+        """Write an opcode that gets a value from the memo; return whether the memo has it."""
         number = self.memo.get(key)
         if number is None:
             return False
@@ -74,7 +74,7 @@ class _Emitter:
         return True
 
     def put_once(self, key: str | tuple[str, str], written: bytes) -> None:
-        """Write a value and put it into the memo."""
+        """Write a value, and store it in the memo."""
         number = self.memo[key] = len(self.memo)
         self.pieces.append(written)
         self.pieces.append(_BYTE.pack(b"q", number) if number < 256 else _UINT.pack(b"r", number))

@@ -1,7 +1,8 @@
-"""Text arguments of opcodes, read in two ways: as Python writes them, and as leniently as possible.
+"""Text arguments of opcodes, parsed in two ways: strictly, as Python writes them, and leniently.
 
-The machine takes what Python writes. A scan takes at least what the C and the Python unpickler do
-(`Modules/_pickle.c`): one that stops where they go on overlooks what follows.
+The machine accepts what Python writes. A scan must accept everything that the C or the Python
+unpickler accepts (`Modules/_pickle.c`): if it stopped earlier, it would miss the globals that
+follow.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from codecs import escape_decode
 
 __all__ = ["MODULES", "as_index", "as_string", "integer", "is_float", "is_integer", "parse_quoted"]
 
-# Modules that Python 2 calls otherwise.
+# Modules that have another name in Python 2.
 MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
-# What Python itself turns into an integer, and no more.
+# Python's own limit for the digits of an integer.
 _MOST_DIGITS = 4300
 _ESCAPED = re.compile(
     rb"(?:[^\\]++|\\(?:[\\'\"abfnrtv\n]|x[0-9a-fA-F]{2}|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])))*+"
@@ -29,7 +30,7 @@ _LETTERS = {
 
 
 def integer(line: bytes) -> int:
-    """Return an integer; raises `ValueError` for an invalid value."""
+    """Return an integer as Python writes it; raises `ValueError` if it is invalid."""
     if len(line) > _MOST_DIGITS:
         raise ValueError(f"an integer has {len(line)} digits; the limit is {_MOST_DIGITS}")
     return int(line)
@@ -40,19 +41,19 @@ def parse_quoted(line: bytes) -> str:
     line = line.strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:
         raise ValueError("a string has no quotes")
-    # Python warns of what it cannot decode, and decodes it in some other way.
+    # `escape_decode` only warns about invalid escape sequences.
     if _ESCAPED.fullmatch(line, 1, len(line) - 1) is None:
         raise ValueError("a string has an invalid escape sequence")
     return escape_decode(line[1:-1])[0].decode("latin-1")
 
 
 def _c_string(line: bytes) -> bytes:
-    """Return what C takes for the number in a line: it ends at the first NUL."""
+    """Return the text that the C unpickler parses as a number: it ends at the first NUL."""
     return line.partition(b"\0")[0].strip(_SPACE)
 
 
 def is_integer(line: bytes) -> bool:
-    """Whether the C or the Python unpickler reads a line as an integer; an empty one is 0 in C."""
+    """Whether the C or the Python unpickler reads a line as an integer; in C, an empty one is 0."""
     text = _c_string(line).removesuffix(b"L").strip(_SPACE)
     return not text or _INTEGER.fullmatch(text) is not None
 
@@ -67,14 +68,14 @@ def is_float(line: bytes) -> bool:
 
 
 def as_index(line: bytes) -> int:
-    """Return the index that a line of PUT or GET has; raises `ValueError` if it has none."""
+    """Return the index in a line of PUT or GET; raises `ValueError` if it is not an integer."""
     return int(_c_string(line))
 
 
 def as_string(line: bytes) -> bytes:
-    """Return the bytes that a line of STRING stands for; `ValueError` for one without quotes.
+    """Return the bytes of a STRING opcode's line; raises `ValueError` if it has no quotes.
 
-    Python warns of unknown escapes, and keeps them as they are.
+    Unknown escape sequences are kept unchanged, as in Python.
     """
     line = line.strip(_SPACE)
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in {b"'", b'"'}:

@@ -1,7 +1,7 @@
-"""Reads a pickle into records: it imports nothing, and calls nothing that a pickle names.
+"""Reading of a pickle into records: no global that it names is imported or called.
 
-What one names is looked up in a closed list of constructors, which make records; everything else
-stays a name.
+Globals are looked up in a closed list of constructors, which create records. Other globals stay
+names.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _UNSOUND = (
 _LONGEST_NAME = 512
 _LONGEST_MESSAGE = 300
 _WINDOW = 1 << 16
-# What is read at once: little at first, as behind bytes that are skipped, and then more.
+# The size of the first read, also after skipped bytes, and the limit up to which reads grow.
 _FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
-# An opcode, and what of its argument is not read by `take` or `line`, is not longer.
+# The longest opcode, with the part of its argument that is not read by `take` or `line`.
 _LONGEST_OPCODE = 16
 
 
 _LONG_BINPUT, _BINGET, _BININT1, _BININT2, _MARK, _FRAME = b"rhKM(\x95"
-# The bytes behind those opcodes.
+# The number of bytes that follow these opcodes.
 _ARGUMENTS = {_LONG_BINPUT: 4, _BINGET: 1, _BININT1: 1, _BININT2: 2}
 _UINT, _USHORT = Struct("<I").unpack_from, Struct("<H").unpack_from
 
 
 class UnsoundPickleError(ValueError):
-    """A pickle is invalid; `offset` is where, `is_cut` whether it ends before its end."""
+    """A pickle is invalid at byte `offset`; `is_cut` if it is incomplete."""
 
     def __init__(self, offset: int, message: str, *, is_cut: bool = False) -> None:
-        # What a pickle says of itself may be as long as it likes.
+        # Texts of a pickle, which the message quotes, can have any length.
         is_long = len(message) > _LONGEST_MESSAGE
         super().__init__(f"{message[:_LONGEST_MESSAGE]}..." if is_long else message)
         self.offset = offset
@@ -60,11 +60,12 @@ def load(
     persistent: Callable[[Any], Any],
     seen: dict[str, None] | None = None,
 ) -> tuple[Any, int]:
-    """Return the record of the pickle at `start`, and where it ends.
+    """Return the record of the pickle at `start`, and the offset of its end.
 
-    `persistent` returns what a persistent id refers to. The paths of the globals that the pickle
-    names are put into `seen`. Of a file only what is parsed is read, a window at a time. Raises
-    `UnsoundPickleError`, and the errors of weightctl that `persistent` and reading raise.
+    `persistent` returns the object of a persistent id. The paths of the globals that the pickle
+    names are added to `seen`. Only the parsed bytes of a file are read, one window at a time.
+    Raises `UnsoundPickleError` if the pickle is invalid, and the errors of weightctl that
+    `persistent` and reading raise.
     """
     machine = Machine(data, start, constructors, persistent)
     try:
@@ -74,7 +75,7 @@ def load(
             seen.update(dict.fromkeys(machine.paths()))
         return machine.stack[-1], machine.base + machine.begun + 1
     except WeightctlError:
-        raise  # of what stands behind a persistent id, or of a file that changed
+        raise  # raised by `persistent`, or because the file has changed
     except _UNSOUND as error:
         is_cut = machine.base + max(machine.begun, machine.reached) >= machine.size
         reason = "the pickle is incomplete" if is_cut else _reason(error)
@@ -82,13 +83,13 @@ def load(
 
 
 def _run(machine: Machine) -> bool:
-    """Carry out the opcodes of the next window; return whether the last one is the pickle's."""
+    """Execute the opcodes of the next window; return whether STOP was reached."""
     at, opcode = machine.advance(), 0
     opcodes, stack, memo, marks = OPCODES, machine.stack, machine.memo, machine.marks
     data, window = machine.data, machine.opcodes
     try:
         while (opcode := window[at]) != STOP:
-            # Two thirds of what torch writes are these five; the table has them too.
+            # Two thirds of the opcodes that torch writes are these five; the table has them too.
             if opcode == _LONG_BINPUT:
                 memo[_UINT(data, at + 1)[0]] = stack[-1]
                 at += 5
@@ -127,12 +128,12 @@ def _reason(error: Exception) -> str:
 
 
 class Machine:
-    """The state of a pickle that is being read: its stack, its memo, and where it is.
+    """The state of a pickle that is being read: its stack, its memo, and the current position.
 
-    `data` is a window of the bytes, which starts at `base`; the other places count from there.
-    `opcodes` is the part of the window in which opcodes may begin: what is after it is for their
-    arguments. `at` is where an opcode reads its argument, `begun` where the last opcode begins or
-    the next one will, and `reached` how far that one needed the bytes.
+    `data` is a window of the bytes, which starts at `base`; other positions are relative to it.
+    `opcodes` is the part of the window in which opcodes can begin: the rest is for their arguments.
+    `at` is where an opcode reads its argument, `begun` where the last opcode begins or the next one
+    will begin, and `reached` the end of the bytes that the last one needed.
     """
 
     __slots__ = (
@@ -178,7 +179,7 @@ class Machine:
         self._named: dict[tuple[str, str], Global] = {}
 
     def advance(self) -> int:
-        """Make the window reach beyond the next opcode; return where that is in the new window.
+        """Move the window to the next opcode if necessary; return its index in the window.
 
         Raises `ValueError` if the pickle ends there, and if an opcode crosses the end of its frame:
         Python drops the rest of such a frame, and other readers do not.
@@ -199,17 +200,20 @@ class Machine:
             self._unframed = self.data[: self._room()]
         self.opcodes = self._unframed
         if self._frame_end is not None:
-            # Without a copy: frames may be as many as there are opcodes.
+            # A view, because every opcode can have its own frame, and copies would be slow.
             self.opcodes = memoryview(self._unframed)[: self._frame_end - self.base]
         return at
 
     def _room(self) -> int:
-        """Return how far into the window opcodes may begin."""
+        """Return the length of the part of the window in which opcodes can begin."""
         is_last = self.base + len(self.data) >= self.size
         return len(self.data) - (0 if is_last else _LONGEST_OPCODE)
 
     def begin_frame(self, length: int) -> None:
-        """Begin a frame of this many bytes; `ValueError` within another, or past the end."""
+        """Begin a frame of this many bytes.
+
+        Raises `ValueError` within another frame, or if the frame extends past the end of the file.
+        """
         if self._frame_end is not None or length > self.size - self.base - self.at:
             raise ValueError("a frame is inside another frame, or extends past the end of the file")
         self._frame_end = self.base + self.at + length
@@ -221,7 +225,7 @@ class Machine:
         return self.data[at]
 
     def number(self, kind: Struct) -> Any:
-        """Return the next number of a kind; raises `ValueError` if the pickle ends before."""
+        """Return the next number of a type; raises `ValueError` if the pickle is too short."""
         at = self.at
         end = self.at = at + kind.size
         if self.base + end > self.size:
@@ -229,7 +233,7 @@ class Machine:
         return kind.unpack_from(self.data, at)[0]
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes; raises `ValueError` if there are not as many."""
+        """Return the next `length` bytes; raises `ValueError` if the pickle has fewer."""
         start = self.at
         end = self._skip(length)
         if end <= len(self.data):
@@ -237,7 +241,7 @@ class Machine:
         return self._source.read(self.base + start, length)
 
     def blob(self, length: int) -> Blob:
-        """Return where the next bytes are, which are not read; `ValueError` as for `take`."""
+        """Return the range of the next `length` bytes without reading them; raises like `take`."""
         start = self.base + self.at
         return Blob(start, self.base + self._skip(length))
 
@@ -258,7 +262,7 @@ class Machine:
             line = self.data[self.at : found]
             self.at = found + 1
             return line
-        # Never more at once: a line that does not end may be all of a large file.
+        # Windows are limited, because a line without an end can be all of a large file.
         start = end = self.base + self.at
         while (found := (piece := self._source.read(end, _WINDOW)).find(b"\n")) < 0:
             end += len(piece)
@@ -270,7 +274,7 @@ class Machine:
         return self._source.read(start, end - start)
 
     def since_mark(self) -> list[Any]:
-        """Take what was pushed since the last mark."""
+        """Pop the objects above the last mark, and the mark."""
         start = self.marks.pop()
         taken = self.stack[start:]
         del self.stack[start:]
@@ -281,11 +285,12 @@ class Machine:
         return (each.path for each in self._named.values())
 
     def find_global(self, module: str, name: str) -> Global:
-        """Return the record of a global; raises `ValueError` for a name longer than any."""
+        """Return the record of a global; raises `ValueError` if its name is too long."""
         key = (module, name)
         found = self._named.get(key)
         if found is None:
-            # A pickle may put a long one before each of many others, and name that often.
+            # A pickle can combine one long module name with many names, and refer to each many
+            # times.
             if len(module) > _LONGEST_NAME or len(name) > _LONGEST_NAME:
                 raise ValueError(
                     f"the module or name of a global has more than {_LONGEST_NAME} characters"

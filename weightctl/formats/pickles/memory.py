@@ -1,7 +1,7 @@
-"""What a scan of a pickle remembers: the objects on its stack and in its memo, and what was found.
+"""The state of a scan of a pickle: objects on its stack and in its memo, and the findings.
 
-Of objects it knows names, small numbers, and tuples of them. All else is `UNKNOWN`. Values do not
-nest further than what reads them needs, so that the memory that they take is bounded.
+Known objects are names, small numbers, and tuples of these; all others are `UNKNOWN`. Values are
+nested only as deeply as the code that reads them needs, so their memory is bounded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LARGEST_DICT = 16
 _LARGEST = 1 << 62
 _DTYPE = "numpy.dtype"
 _WRAPPER = "NumpyArrayWrapper"
-# A dtype of elements of a fixed size, as NumPy writes its name.
+# A dtype whose elements have a fixed size, in NumPy's notation.
 _SIZED = re.compile(r"[<>=|]?([biufcmMSaUV])(\d{1,9})(?:\[\w+\])?")
 _NAMED_SIZES = {"bool": 1, "?": 1}
 _OBJECTS = ("O8", "O4", "O", "|O")
@@ -45,11 +45,11 @@ LONGEST_NAME = 512
 
 
 class LimitError(Exception):
-    """A limit on what is read was reached; the message says which."""
+    """A limit on the opcodes, memory or bytes of a scan was exceeded; the message names it."""
 
 
 class _Unknown:
-    """What is not remembered."""
+    """The type of the placeholder for an object that is not stored."""
 
     __slots__ = ()
 
@@ -58,13 +58,13 @@ UNKNOWN = _Unknown()
 
 
 class Reference(NamedTuple):
-    """A global."""
+    """A global on the stack or in the memo."""
 
     path: str
 
 
 class SizedObject:
-    """An object of NumPy's or joblib's whose state says how many bytes an array takes."""
+    """An object of NumPy or joblib whose state has the size of an array."""
 
     __slots__ = ("arguments", "path", "state")
 
@@ -75,7 +75,7 @@ class SizedObject:
 
     @property
     def is_array(self) -> bool:
-        """Whether joblib puts the bytes of an array after the object."""
+        """Whether joblib writes the bytes of an array after the object."""
         return self.path.endswith(_WRAPPER)
 
 
@@ -83,7 +83,7 @@ _SCALARS = frozenset({str, int, type(None), Reference, _Unknown})
 
 
 def evaluate_call(function: Any, arguments: Any) -> Any:
-    """Return what a call returns."""
+    """Return the result of a call: a `SizedObject` for a dtype or a joblib array, else unknown."""
     if isinstance(function, Reference) and (
         function.path == _DTYPE or function.path.endswith(_WRAPPER)
     ):
@@ -96,7 +96,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def tuple_of(elements: list[Any]) -> Any:
-    """Return a tuple of scalars and of flat tuples; of other elements only the place is kept."""
+    """Return a tuple of scalars and of flat tuples; other elements become `UNKNOWN`."""
     if len(elements) > _LONGEST_TUPLE:
         return UNKNOWN
     if _SCALARS.issuperset(map(type, elements)):
@@ -105,7 +105,7 @@ def tuple_of(elements: list[Any]) -> Any:
 
 
 def dictionary_put(target: Any, flat: list[Any]) -> None:
-    """Put keys and values into a dict; what is put into other objects is not remembered."""
+    """Add keys and values to a dict; values for other objects are not stored."""
     if not is_object(target):
         return
     for key, value in zip(flat[::2], flat[1::2], strict=False):
@@ -116,15 +116,15 @@ def dictionary_put(target: Any, flat: list[Any]) -> None:
 
 
 def build(target: Any, state: Any) -> None:
-    """Give an object its state."""
+    """Set the state of an object."""
     if isinstance(target, SizedObject):
         target.state = state if is_object(state) or _is_flat(state) else UNKNOWN
 
 
 def array_nbytes(wrapper: SizedObject) -> int | None:
-    """Return how many bytes joblib puts behind a wrapper; -1 for a pickle, None if unknown.
+    """Return how many bytes joblib writes after a wrapper; -1 for a pickle, None if unknown.
 
-    Source: `NumpyArrayWrapper.read_array` in `joblib/numpy_pickle.py`. The padding is not counted.
+    Source: `NumpyArrayWrapper.read_array` in `joblib/numpy_pickle.py`. The padding is not included.
     """
     state = wrapper.state if is_object(wrapper.state) else {}
     shape, dtype = state.get("shape"), state.get("dtype")
@@ -133,14 +133,14 @@ def array_nbytes(wrapper: SizedObject) -> int | None:
     code = dtype.arguments[0]
     if code in _OBJECTS:
         return -1
-    # A dtype of fields may have objects in it.
+    # A dtype with fields can contain objects.
     if not is_tuple(dtype.state) or dtype.state[2:4] != (None, None):
         return None
     return times(itemsize(code), shape if is_tuple(shape) else None)
 
 
 def times(size: int | None, shape: Any) -> int | None:
-    """Return the bytes of an array of elements of a size; None if they cannot be computed."""
+    """Return the size in bytes of an array, from the size of an element; None if it is unknown."""
     for each in shape if is_tuple(shape) else (shape,):
         if size is None or type(each) is not int or not 0 <= each < _LARGEST:
             return None
@@ -149,7 +149,7 @@ def times(size: int | None, shape: Any) -> int | None:
 
 
 def is_padded(wrapper: SizedObject) -> bool | None:
-    """Whether a byte that counts padding comes before the array; None if that is unknown."""
+    """Whether a byte with the length of the padding precedes the array; None if unknown."""
     state = wrapper.state
     if not is_object(state):
         return None
@@ -158,7 +158,7 @@ def is_padded(wrapper: SizedObject) -> bool | None:
 
 
 def itemsize(code: Any) -> int | None:
-    """Return the bytes of an element of a dtype that has a fixed size; None for any other."""
+    """Return the bytes of an element of a dtype that has a fixed size; None for other dtypes."""
     if not isinstance(code, str):
         return None
     if code in _NAMED_SIZES:
@@ -171,10 +171,10 @@ def itemsize(code: Any) -> int | None:
 
 
 class _Memo:
-    """What the memo has at which index: of objects that are not remembered nothing is kept.
+    """The memo: known objects by index, and which indices are in use.
 
-    `count` is the number of indices in use, which MEMOIZE takes for the next one. Writers use one
-    index after another; others are kept one by one.
+    `count` is the number of indices in use; MEMOIZE uses it as the next index. Consecutive indices,
+    as writers use them, are stored as a range; other indices one by one.
     """
 
     __slots__ = ("_apart", "_first", "_kept", "_next")
@@ -186,11 +186,11 @@ class _Memo:
 
     @property
     def count(self) -> int:
-        """How many indices are in use."""
+        """The number of indices in use."""
         return self._next - self._first + len(self._apart)
 
     def put(self, index: int, value: Any) -> None:
-        """Keep an object; raises `ValueError` for an index below zero."""
+        """Store an object; raises `ValueError` for a negative index."""
         if index < 0:
             raise ValueError("a memo index is negative")
         if value is not UNKNOWN and (len(self._kept) < _MOST_KEPT or index in self._kept):
@@ -210,21 +210,21 @@ class _Memo:
             self._apart.add(index)
 
     def memoize(self, value: Any) -> None:
-        """Keep an object at the next index, as MEMOIZE does."""
+        """Store an object at the next index, as MEMOIZE does."""
         if self._first or self._apart or value is not UNKNOWN:
             self.put(self.count, value)
         else:
             self._next += 1
 
     def get(self, index: int) -> Any:
-        """Return what is known of an object."""
+        """Return the object at an index, or `UNKNOWN`."""
         return self._kept.get(index, UNKNOWN)
 
 
 class State:
-    """The stack, the marks and the memo of a pickle, and what was found in it so far.
+    """The stack, the marks and the memo of a pickle, and what was found so far.
 
-    `array` is set where joblib puts the bytes of an array behind an opcode.
+    `array` is set if joblib writes the bytes of an array after the current opcode.
     """
 
     __slots__ = (
@@ -257,24 +257,24 @@ class State:
         self.stack.append(value)
 
     def require(self, count: int) -> None:
-        """Refuse to take more objects than there are above the last mark."""
+        """Raise `ValueError` if there are fewer objects above the last mark."""
         if len(self.stack) - (self.marks[-1] if self.marks else 0) < count:
             raise ValueError("an opcode needs an object, but the stack is empty")
 
     def pop(self) -> Any:
-        """Take the last object."""
+        """Pop the last object."""
         self.require(1)
         return self.stack.pop()
 
     def take(self, count: int) -> list[Any]:
-        """Take the last objects."""
+        """Pop the last `count` objects."""
         self.require(count)
         taken = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
         return taken
 
     def since_mark(self) -> list[Any]:
-        """Take all objects above the last mark, and the mark."""
+        """Pop the objects above the last mark, and the mark."""
         if not self.marks:
             raise ValueError("an opcode needs a mark, but the stack has none")
         start = self.marks.pop()
@@ -283,9 +283,9 @@ class State:
         return taken
 
     def name(self, module: str, name: str, start: int) -> None:
-        """Push a global, and note its name."""
+        """Push a global, and record its name and the offset of its opcode."""
         module = MODULES.get(module, module)
-        # One long text may stand before each of many others.
+        # A pickle can combine one long text with many others.
         path = f"{module[:LONGEST_NAME]}.{name[:LONGEST_NAME]}"
         self.found.setdefault(path, start)
         self.push(Reference(path))

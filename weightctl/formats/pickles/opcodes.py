@@ -1,4 +1,4 @@
-"""The effect of each opcode on the pickle machine: a function and a line in `OPCODES` each.
+"""The effect of each opcode on the pickle machine: each has a function and a line in `OPCODES`.
 
 Source: CPython's `pickletools.py`, protocols 0 to 5.
 """
@@ -23,12 +23,13 @@ __all__ = ["OPCODES", "STOP"]
 
 STOP = 0x2E
 _INT, _UINT, _USHORT, _ULONG, _DOUBLE = map(Struct, ("<i", "<I", "<H", "<Q", ">d"))
-# Bytes of Python 2, which has no other strings: what is longer is data.
+# The longest string of Python 2 that is read as text. Longer ones are data: in Python 2, strings
+# are bytes.
 _LONGEST_TEXT = 256
 
 
 def _constant(value: Any) -> Opcode:
-    """Return the effect of an opcode that pushes what is always the same."""
+    """Return the effect of an opcode that pushes a constant."""
 
     def run(machine: Machine) -> None:
         machine.stack.append(value)
@@ -46,7 +47,7 @@ def _number(kind: Struct) -> Opcode:
 
 
 def _pass_number(use: Callable[[Machine, int], None], kind: Struct | None = None) -> Opcode:
-    """Return the effect of an opcode whose argument begins with a number; without a kind a byte."""
+    """Return the effect of an opcode whose argument begins with a number, by default a byte."""
     if kind is None:
         return lambda machine: use(machine, machine.byte())
     return lambda machine: use(machine, machine.number(kind))
@@ -76,7 +77,7 @@ def _dup(machine: Machine) -> None:
 
 def _int(machine: Machine) -> None:
     line = machine.line()
-    # Protocol 0 writes truth values so.
+    # Protocol 0 writes booleans this way.
     machine.stack.append(line == b"01" if line in {b"00", b"01"} else integer(line))
 
 
@@ -249,7 +250,7 @@ def _get_line(machine: Machine) -> None:
     machine.stack.append(machine.memo[integer(machine.line())])
 
 
-# Objects: of all this nothing is imported and nothing is called but our own constructors.
+# Objects. Nothing is imported, and only weightctl's own constructors are called.
 
 
 def _global(machine: Machine) -> None:
@@ -265,7 +266,7 @@ def _stack_global(machine: Machine) -> None:
 
 
 def _extension(machine: Machine, code: int) -> None:
-    # Its registry is the program's that loads; what it would name nobody can tell from here.
+    # The registry of extensions is that of the loading program, so the global cannot be determined.
     machine.stack.append(machine.find_global("copyreg", f"extension {code}"))
 
 
@@ -300,7 +301,7 @@ def _build(machine: Machine) -> None:
         target.attributes = state
     elif isinstance(target, Built):
         target.build(state)
-    # Nothing else has anything to keep it in: of a tensor it would be gradients and hooks.
+    # Other objects do not store a state; for a tensor, it would be gradients and hooks.
 
 
 def _persid(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Records for the objects of a pickle: they only store its content."""
+"""Records of the objects of a pickle; they only store its content."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Blob", "Built", "Global", "Pairs", "PickledCall", "record_call"]
 
-# More would be copied with each call of what is known, and nothing known takes as many.
+# A call copies its arguments, and no known constructor has more.
 _MOST_ARGUMENTS = 32
 
 
 class Global:
     """A class or function that a pickle names; it is never imported.
 
-    `make` returns the record of a call of it, None if it is not known what that would be. `path` is
-    the module and the name, as in `torch._utils._rebuild_tensor_v2`.
+    `make` returns the record of a call, and is None for an unsupported global. `path` is the module
+    and the name, such as `torch._utils._rebuild_tensor_v2`.
     """
 
     __slots__ = ("make", "module", "name", "path")
@@ -28,21 +28,21 @@ class Global:
         self.module = module
         self.name = name
         self.make = make
-        # Made once: of objects there may be many.
+        # Computed once, because there can be many objects.
         self.path = f"{module}.{name}" if module else name
 
 
 class Blob(NamedTuple):
-    """Bytes that stand in the pickle as they are: where they start and end in its file's bytes."""
+    """Raw bytes in the pickle: the offsets of their start and end."""
 
     start: int
     stop: int
 
 
 class Pairs:
-    """A mapping: its keys and values in order, as they were put in.
+    """A mapping: its keys and values in the order in which they were set.
 
-    `attributes` are what an object of such a class had besides.
+    `attributes` are the other attributes of an object of a mapping class.
     """
 
     __slots__ = ("attributes", "pairs")
@@ -53,9 +53,10 @@ class Pairs:
 
 
 class PickledCall:
-    """An object of a class that has no meaning here: what it was called with and given later.
+    """An object that a pickle creates by calling an unsupported global with `arguments`.
 
-    `elements` are those of a list, `pairs` those of a mapping, `states` what it was built from.
+    `elements` were appended to it as to a list, `pairs` were set as in a mapping, and `states` were
+    set with BUILD.
     """
 
     __slots__ = ("arguments", "elements", "function", "pairs", "states")
@@ -69,23 +70,23 @@ class PickledCall:
 
     @property
     def path(self) -> str:
-        """What the class is called."""
+        """The path of the called global."""
         function = self.function
         return function.path if isinstance(function, Global) else "object"
 
 
 class Built:
-    """A record that takes the state that a pickle gives it."""
+    """A record that accepts a state from the pickle."""
 
     __slots__ = ()
 
     def build(self, state: Any) -> None:
-        """Take a state; raises `ValueError` or `TypeError` for one that cannot be."""
+        """Set the state; raises `ValueError` or `TypeError` if it is invalid."""
         raise NotImplementedError
 
 
 def record_call(function: Any, arguments: Any) -> Any:
-    """Return the record of a call; raises `ValueError` for one that cannot be."""
+    """Return the record of a call; raises `ValueError` if the call is invalid."""
     if not is_tuple(arguments):
         raise ValueError("the arguments of a call are not a tuple")
     if not isinstance(function, Global) or function.make is None:

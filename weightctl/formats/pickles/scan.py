@@ -1,7 +1,7 @@
-"""The globals that a pickle names: its opcodes are read one by one, and nothing is built.
+"""Finding the globals that a pickle names: its opcodes are followed, and no object is created.
 
-A pickle is read as CPython's unpicklers read it, the one in C and the one in Python: what either
-accepts is accepted. Where they differ, all ways are followed.
+A pickle is read as CPython's unpicklers in C and in Python read it: everything that either accepts
+is accepted. Where they differ, all ways are followed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ __all__ = ["MADE_UP", "Named", "PickleNames", "Reading", "names"]
 _FRAMES = "its frames overlap or split opcodes, and programs read them in different ways"
 _ARRAYS = "the number of bytes of a joblib array cannot be computed"
 _MOST_NESTED = 4
-# How long frequent opcodes are with their arguments: those that push an integer, which is unsigned
-# here, those that push what is not remembered, and those of the memo. Of texts it is the length of
-# their length.
+# The lengths of frequent opcodes with their arguments: those that push an integer (here unsigned),
+# those that push an unknown object, and those of the memo. For texts, the argument is their length.
 _MEMOIZE, _MARK = b"\x94("
 _INTEGERS = {ord("K"): 2, ord("M"): 3, ord("J"): 5}
 _OBJECTS = {ord("G"): 9, ord("]"): 1}
@@ -41,18 +40,18 @@ _LONGEST_FREQUENT = 5 + _LONGEST_FREQUENT_TEXT
 
 
 class Named(NamedTuple):
-    """A global, as `os.system`, and the byte of the opcode that names it first."""
+    """A global, such as `os.system`, and the byte offset of the opcode that first names it."""
 
     path: str
     offset: int
 
 
 class PickleNames(NamedTuple):
-    """What a pickle names, where it ends, and what keeps it from being read to its end.
+    """The globals that a pickle names, its end, and the problem that prevents reading all of it.
 
-    `acts` says that a global is used for something: that it is called, say. `result` is the object
-    at the end, and `identities` the persistent ids, as far as they are remembered: see `memory`.
-    `crosses` says that programs read its frames in different ways.
+    `acts` is true if opcodes that call, build or store objects follow a global. `result` is the
+    final object and `identities` are the persistent ids, as far as `memory` stores them. `crosses`
+    is true if programs read its frames in different ways.
     """
 
     named: tuple[Named, ...]
@@ -65,7 +64,7 @@ class PickleNames(NamedTuple):
 
 
 class Reading:
-    """Counts opcodes, where there is a limit on them: `left` is how many more may be read."""
+    """A limit on the number of opcodes: `left` is how many more can be read."""
 
     __slots__ = ("left",)
 
@@ -76,9 +75,9 @@ class Reading:
 def names(
     data: Readable, start: int = 0, base: int = 0, reading: Reading | None = None
 ) -> PickleNames:
-    """Return the globals that the pickle at `start` names, each once, in their order.
+    """Return the globals that the pickle at `start` names, each once, in order.
 
-    Offsets are reported with `base` added. Raises `LimitError` past the limit of `reading`.
+    `base` is added to the offsets. Raises `LimitError` if the limit of `reading` is exceeded.
     """
     limit = reading or Reading(float("inf"))
     scanner = _Scanner(data, start, base, limit)
@@ -89,7 +88,7 @@ def names(
         problem = problem or _FRAMES
         scanners.append(_Scanner(data, start, base, limit, drops=True))
     if scanner.has_arrays:
-        # A program without joblib takes the bytes of the first array for opcodes.
+        # A program without joblib reads the bytes of the first array as opcodes.
         scanners.append(_Scanner(data, start, base, limit, skips=False))
     found: dict[str, int] = {}
     for each in scanners:
@@ -104,15 +103,16 @@ def names(
         any(each.state.acts for each in scanners),
         state.result,
         state.identities,
-        # C goes no further where a frame is not all there, nor Python where one crosses another.
+        # The C unpickler stops at an incomplete frame, and the Python unpickler at overlapping
+        # frames.
         scanner.window.crossed and not scanner.window.is_short,
     )
 
 
 class _Scanner:
-    """Reads the opcodes of a pickle in one of the ways in which they can be read.
+    """A reader of the opcodes of a pickle in one of several ways.
 
-    `drops` is that of `Window`; `skips` says that the bytes of joblib's arrays are passed over.
+    `drops` is as in `Window`; with `skips`, the bytes of joblib's arrays are skipped.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class _Scanner:
         self._skips, self._depth = skips, depth
 
     def run(self) -> None:
-        """Read up to the end of the pickle, or up to where no unpickler goes on."""
+        """Read to the end of the pickle, or to a position where all unpicklers stop."""
         start = self.window.at
         try:
             while True:
@@ -136,13 +136,13 @@ class _Scanner:
                 if self._step(start):
                     break
         except (ValueError, LookupError) as error:
-            # The place is kept at the opcode that cannot be read.
+            # The position stays at the opcode that cannot be read.
             self.window.at = start
             self.problem = f"it cannot be read from byte {self._base + start}: {error}"
         self.problem = self.problem or self.state.problem
 
-    def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # calls cost more than opcodes
-        """Follow opcodes up to one that is not among the most frequent; the table has them too."""
+    def _hurry(self) -> None:  # noqa: C901, PLR0912, PLR0915  # inlined, because calls cost more than opcodes
+        """Follow opcodes up to one that is not frequent; the table has all opcodes."""
         state, window = self.state, self.window
         buffer, place, end = window.ahead()
         first, last = place, end - _LONGEST_FREQUENT
@@ -216,7 +216,7 @@ class _Scanner:
         return False
 
     def _skip(self, wrapper: Any) -> None:
-        """Pass over the bytes that joblib puts behind a wrapper."""
+        """Skip the bytes that joblib writes after a wrapper."""
         nbytes, padded = array_nbytes(wrapper), is_padded(wrapper)
         if nbytes is None or (nbytes >= 0 and padded is None):
             raise ValueError(_ARRAYS)

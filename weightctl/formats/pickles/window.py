@@ -1,4 +1,4 @@
-"""Bytes of a pickle, read in order through a window, in the ways that CPython reads its frames."""
+"""Bytes of a pickle, read in order through a window, with frames as CPython handles them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 __all__ = ["LONGEST_KEPT", "Readable", "TruncatedPickle", "Window"]
 
 _FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
-# Of longer arguments and lines only the start is returned.
+# Only this many bytes of a longer argument or line are returned.
 LONGEST_KEPT = 1 << 16
 
 
@@ -15,12 +15,12 @@ class Readable(Protocol):
     """Bytes that are read on demand."""
 
     def read(self, offset: int, nbytes: int, /) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
+        """Return up to `nbytes` bytes at `offset`; fewer at the end."""
         ...
 
 
-class TruncatedPickle(ValueError):  # noqa: N818  # it is raised where a pickle is cut off
-    """A pickle ends in the middle of something; of a line `rest` is what is there."""
+class TruncatedPickle(ValueError):  # noqa: N818  # raised for a truncated pickle
+    """A pickle ends within an opcode; if it is a line, `rest` is the part that exists."""
 
     def __init__(self, rest: bytes = b"") -> None:
         super().__init__("the pickle is incomplete")
@@ -28,11 +28,11 @@ class TruncatedPickle(ValueError):  # noqa: N818  # it is raised where a pickle 
 
 
 class Window:
-    """The bytes from a place on; `at` is the next one that is read.
+    """The bytes from `start`; `at` is the offset of the next byte.
 
-    Where an opcode crosses the end of its frame, a file that cannot look ahead goes on after the
-    frame: its rest is dropped. That is what `drops` asks for; `crossed` says that it makes a
-    difference.
+    If an opcode crosses the end of its frame, an unpickler whose file cannot look ahead continues
+    after the frame, and drops the rest of the frame. With `drops`, the window does so too;
+    `crossed` is true if it makes a difference.
     """
 
     __slots__ = (
@@ -58,9 +58,9 @@ class Window:
         self._frame_end = start
 
     def ahead(self) -> tuple[bytes, int, int]:
-        """Return what is in memory, the next byte's place in it, and where to stop reading it.
+        """Return the buffer, the index of the next byte in it, and the index where to stop.
 
-        Up to there no opcode crosses the end of a frame.
+        Up to there, no opcode crosses the end of a frame.
         """
         end = self._base + len(self._buffer)
         if self.at < self._frame_end < end:
@@ -78,7 +78,7 @@ class Window:
         return self._buffer[0]
 
     def take(self, nbytes: int) -> bytes:
-        """Read bytes; of many only the first are returned."""
+        """Read `nbytes` bytes; at most the first `LONGEST_KEPT` are returned."""
         self._stay_in_frame(self.at + nbytes)
         kept = min(nbytes, LONGEST_KEPT)
         place = self.at - self._base
@@ -89,11 +89,11 @@ class Window:
         return self._buffer[place : place + kept]
 
     def number(self, width: int) -> int:
-        """Read an unsigned number."""
+        """Read an unsigned integer of `width` bytes."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
-        """Read up to the next line feed, which is not returned; of a long line only the start."""
+        """Read a line with its line feed; return at most its first `LONGEST_KEPT` bytes."""
         line, end = self._line()
         if self.at < self._frame_end < end:
             self.crossed = True
@@ -104,7 +104,7 @@ class Window:
         return line
 
     def frame(self, length: int) -> None:
-        """Note the end of a frame that starts here; `is_short` says that the bytes end before it.
+        """Record the end of a frame that begins here; set `is_short` if the data ends before it.
 
         Raises `ValueError` for a length that no program accepts.
         """
@@ -115,7 +115,7 @@ class Window:
             self.crossed = True
             if self.drops and end > self._frame_end:
                 self.at, end = self._frame_end, self._frame_end + length
-        # Within another it changes nothing: the bytes are there already.
+        # A frame within another has no effect: its bytes are already in memory.
         self._frame_end = max(end, self._frame_end)
         if self.at < self._frame_end and not self._data.read(self._frame_end - 1, 1):
             self.is_short = True
@@ -135,7 +135,7 @@ class Window:
             raise TruncatedPickle
 
     def _line(self) -> tuple[bytes, int]:
-        """Return the line at the current place, and where the next one starts."""
+        """Return the line at the current position, and the offset of the next one."""
         place = self.at - self._base
         end = self._buffer.find(b"\n", place) if place <= len(self._buffer) else -1
         if end >= 0:

@@ -1,4 +1,4 @@
-"""PyTorch checkpoints: zip files, the streams and tars before them, and other pickles.
+"""PyTorch checkpoints: zip files, the older streams and tar files, and other pickles.
 
 Nothing in them is executed: see `weightctl.formats.pickles.machine`.
 """
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 
-# What is needed is imported when a file is PyTorch's: in a directory every file is looked at.
+# Imports are within functions, because every file of a directory is sniffed.
 
 _HEAD = 512
 _ZIP = b"PK\3\4"
-# What pickles can begin with: from protocol 2 on the first of these.
+# The bytes that pickles can begin with; from protocol 2, only the first.
 _PICKLES = b"\x80(]})cIL"
 
 
 def sniff(file: Reader) -> bool:
-    """Whether a file is what torch writes, or a pickle as Python writes it."""
+    """Whether a file is written by torch, or is a pickle of Python."""
     head = file.read(0, _HEAD)
     if not head or not (head[0] in _PICKLES or head.startswith(_ZIP) or head[257:262] == b"ustar"):
         return False
@@ -52,7 +52,7 @@ def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
 def layout(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
-    """Describe a PyTorch zip file, as `torch.save` makes it."""
+    """Describe a PyTorch zip file as `torch.save` writes it."""
     from weightctl.formats.pytorch import writing
 
     return writing.layout(tensors, metadata, part)

@@ -1,7 +1,7 @@
-"""The members of a zip file where they lie in it, as far as they can be used in place.
+"""Members of a zip file, which are read in place.
 
-Source: PKWARE's APPNOTE 6.3. Members that are compressed, encrypted or overlapping are refused:
-torch writes none such, and nothing is ever unpacked.
+Source: PKWARE's APPNOTE 6.3. Compressed, encrypted and overlapping members are refused: torch does
+not write them, and nothing is unpacked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _LONGEST_COMMENT = 0xFFFF
 _MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
 _LOCAL, _CENTRAL = b"PK\3\4", b"PK\1\2"
 _CENTRAL_RECORD = Struct("<4s6H3L5H2L")
-# What of it is looked at: magic number, method, and the lengths of name and extra field.
+# The fields of the local header that are read: magic number, method, and the lengths of the name
+# and the extra field.
 _LOCAL_PARTS = Struct("<4s4xH16x2H")
 _LOCAL_RECORD = Struct("<4s5H3L2H")
 _EXTRA = Struct("<2H")
@@ -41,10 +42,9 @@ _WINDOW = 1 << 20
 
 
 def directory_of(file: Reader) -> tuple[int, int, int]:
-    """Return the number of members, and the size and place of the directory.
+    """Return the number of members, and the size and offset of the central directory.
 
-    Programs that look for it in other ways must find the same: what one of them would see and
-    another would not is refused.
+    Raises `FormatError` if programs that search for it in other ways would find another one.
     """
     at = _end_record(file)
     _, disk, first_disk, _, count, size, offset, _ = _END_RECORD.unpack(
@@ -89,7 +89,7 @@ def directory_of(file: Reader) -> tuple[int, int, int]:
 
 
 def _end_record(file: Reader) -> int:
-    """Return where the last record is; its comment ends where the file ends."""
+    """Return the offset of the end record; its comment ends at the end of the file."""
     tail = file.read_end(_END_RECORD.size + _LONGEST_COMMENT)
     start = file.size - len(tail)
     found = place = tail.rfind(_END)
@@ -106,7 +106,7 @@ def _end_record(file: Reader) -> int:
         raise _refuse(
             file, start + place, f"{behind} bytes after the end of the zip file are not part of it"
         )
-    # Some programs take the first that could be it, and others the last.
+    # Some programs use the first record that is possible, others the last.
     while (found := tail.rfind(_END, 0, found)) >= 0:
         if found + _END_RECORD.size <= place and not _behind(tail, found):
             raise _refuse(
@@ -116,7 +116,7 @@ def _end_record(file: Reader) -> int:
 
 
 def _behind(tail: bytes, place: int) -> int:
-    """Return how many bytes are behind a record and its comment; below 0 for too few."""
+    """Return how many bytes follow a record and its comment; negative if bytes are missing."""
     *_, comment = _END_RECORD.unpack_from(tail, place)
     return len(tail) - place - _END_RECORD.size - int(comment)
 
@@ -126,12 +126,15 @@ def _refuse(file: Reader, offset: int | None, message: str, hint: str = _DAMAGED
 
 
 def is_zip(file: Reader) -> bool:
-    """Whether a file starts as a zip archive does."""
+    """Whether a file begins like a zip file."""
     return file.read(0, 4) == _LOCAL
 
 
 class DirectoryMember(NamedTuple):
-    """What the directory says of a member: where its header is, its size, how it is kept."""
+    """An entry of the central directory: the offset of the local header, sizes and method.
+
+    `nbytes` is the size of the content, and `packed` its size in the file.
+    """
 
     name: str
     header: int
@@ -213,18 +216,18 @@ class Archive:
         return members
 
     def _around(self, at: int, end: int, base: int, window: bytes) -> tuple[int, bytes]:
-        """Return where a window of the directory starts that has the entry at a place, and it."""
+        """Return the offset and the bytes of a window of the directory that contains an entry."""
         if at + _LONGEST_ENTRY <= base + len(window) or base + len(window) >= end:
             return base, window
         return at, self._file.read(at, min(_WINDOW, end - at))
 
     @staticmethod
     def _key(name: str) -> str:
-        """Return what a name is found by: torch does not tell large letters from small ones."""
+        """Return the key that identifies a name: torch ignores case, except in `/code/`."""
         return name if "/code/" in name else name.lower()
 
     def _spans(self) -> dict[int, int]:
-        """Return where each header's member must end at the latest: at the next one."""
+        """Return for each header's offset where its member must end: at the next header."""
         starts = sorted(member.header for member in self.members.values())
         for before, after in pairwise(starts):
             if before == after:
@@ -232,7 +235,7 @@ class Archive:
         return dict(zip(starts, [*starts[1:], self._directory], strict=True))
 
     def place(self, member: DirectoryMember) -> int:
-        """Return where a member's bytes start; raises `FormatError` if they are not usable."""
+        """Return the offset of a member's bytes; raises `FormatError` if they cannot be used."""
         if member.flags & _ENCRYPTED:
             raise self._refuse(
                 member.header,
@@ -271,7 +274,7 @@ class Archive:
         return start
 
     def content(self, name: str) -> FileRange:
-        """Return the bytes of a member, which are not read yet; errors as for `place`."""
+        """Return the range of a member's bytes without reading them; raises as `place` does."""
         member = self.members[name]
         start = self.place(member)
         return self._file.range(start, start + member.nbytes)
@@ -282,9 +285,10 @@ def _shorten(name: str) -> str:
 
 
 def _wide(extra: bytes, *numbers: int) -> list[int] | None:
-    """Return numbers of which those that did not fit stand in the extra field.
+    """Return the numbers, with those that are 0xFFFFFFFF read from the zip64 extra field.
 
-    None if there is not one field for them that has all of them: readers would take others.
+    Returns None if there is not exactly one such field with all of them, because readers would use
+    different values.
     """
     at = 0
     fields: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The children of a pickle's records by name: the entries of containers and of objects."""
+"""The named children of a pickle's records: entries of containers and of objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "weight",
 ]
 
-# What nn.Module keeps its tensors and modules in; as state_dict() does, names leave it out.
+# Attributes in which nn.Module keeps its tensors and modules; state_dict() omits them from names.
 _MODULE = ("_parameters", "_buffers", "_modules")
 _HIDDEN = "_non_persistent_buffers_set"
 _BELOW = {*_MODULE, _HIDDEN}
@@ -31,7 +31,7 @@ _LONGEST_NUMBER = 256
 
 
 def children(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a record holds, by key or by number; two of them may have one name."""
+    """Yield the entries of a record with their keys or numbers as names; names can repeat."""
     if is_list(record) or is_tuple(record):
         yield from _number_elements(record)
     elif type(record) is Pairs:
@@ -58,7 +58,7 @@ def _pairs_of(items: Items) -> Iterator[tuple[Any, Any]]:
 
 
 def _by_key(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a mapping: a key that is put in twice has its last, as in Python."""
+    """Yield the values of a mapping; as in Python, the last value of a repeated key."""
     pairs = [*pairs]
     if all(type(key) is str for key, _ in pairs):
         yield from dict(pairs).items()
@@ -66,14 +66,15 @@ def _by_key(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
     made: dict[object, tuple[str, Any]] = {}
     for number, (key, value) in enumerate(pairs):
         label = _label(key)
-        # Objects as keys are one only where they are one object, which nobody writes twice.
+        # Objects are equal keys only if they are the same object, and pickles do not repeat such a
+        # key.
         identity: object = number if label.startswith("<") else (_types(key), label)
         made[identity] = (label, value)
     yield from made.values()
 
 
 def _types(key: Any) -> tuple[str, ...]:
-    """Return the types of a key and of what is in it: 1 is another key than "1"."""
+    """Return the types of a key and of its elements: 1 and "1" are different keys."""
     return tuple(type(each).__name__ for each in (key, *(key if is_tuple(key) else ())))
 
 
@@ -88,12 +89,12 @@ def _of_object(record: PickledCall) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(state: Any) -> tuple[Any, ...]:
-    """Return a state's mappings: with slots it is a pair of them."""
+    """Return the mappings of a state; the state of a class with slots is a pair of mappings."""
     return state if is_tuple(state) and len(state) == 2 else (state,)
 
 
 def _attributes(record: PickledCall) -> Iterator[tuple[Any, Any]]:
-    """Yield the attributes that an object was given."""
+    """Yield the attributes that were set on an object."""
     for state in record.states:
         for part in _parts(state):
             if type(part) is Pairs:
@@ -101,7 +102,7 @@ def _attributes(record: PickledCall) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_bare(argument: Any) -> bool:
-    """Whether an argument says nothing that a person would look for."""
+    """Whether a value tells users nothing: None, a global, raw bytes, or an empty tuple."""
     return type(argument) in {NoneType, Global, Blob, Encoded} or argument == ()
 
 
@@ -118,7 +119,7 @@ def _label(key: Any) -> str:
 
 
 def _is_short(value: Any) -> bool:
-    # Many keys may have one long part, and each would be longer than that.
+    # Many keys can share one long part, and each label would repeat it.
     return (type(value) is str and len(value) < 100) or (
         type(value) is int and not _is_beyond(value)
     )
@@ -130,7 +131,7 @@ def _is_beyond(key: Any) -> bool:
 
 
 def kind_of(record: Any) -> str:
-    """Return what a container is among the levels of a checkpoint."""
+    """Return the kind of a container, as `LEVELS_KEY` records it."""
     if is_list(record) or is_tuple(record):
         return type(record).__name__
     keys = [key for key, _ in record.pairs] if type(record) is Pairs else []
@@ -138,12 +139,12 @@ def kind_of(record: Any) -> str:
 
 
 def weight(record: Any) -> int:
-    """Return how much looking at a record once costs."""
+    """Return the cost of visiting a record once."""
     return sum(map(len, list_sequences(record)))
 
 
 def list_sequences(record: Any) -> Iterator[Sequence[Any]]:
-    """Yield the sequences that a record is made of; several records may have one."""
+    """Yield the sequences that a record consists of; records can share a sequence."""
     if type(record) is PickledCall:
         yield from (record.arguments, record.pairs, record.elements, record.states)
         for state in record.states:
@@ -161,7 +162,7 @@ def _sequence(record: Any) -> Sequence[Any]:
 
 
 def module_weight(record: Any) -> int:
-    """Return what a module costs besides: its tensors and modules are a level below."""
+    """Return the additional cost of a module, whose tensors and modules are one level below."""
     pairs = _attributes(record) if type(record) is PickledCall else ()
     held = [value for key, value in pairs if type(key) is str and key in _BELOW]
     return sum(
@@ -173,12 +174,12 @@ def module_weight(record: Any) -> int:
 
 
 def is_script(record: Any) -> bool:
-    """Whether an object is of a class that a TorchScript archive has itself."""
+    """Whether an object has a class that is defined in a TorchScript archive."""
     return type(record) is PickledCall and record.path.startswith("__torch__.")
 
 
 def is_module(record: Any) -> bool:
-    """Whether an object is a pickled nn.Module, or a module of TorchScript."""
+    """Whether an object is a pickled nn.Module or a TorchScript module."""
     if type(record) is not PickledCall:
         return False
     keys = {key for key, _ in _attributes(record) if type(key) is str}
@@ -186,7 +187,7 @@ def is_module(record: Any) -> bool:
 
 
 def of_module(record: PickledCall) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and modules in a module, by the names that state_dict() gives them."""
+    """Yield the tensors and modules in a module, with their names in state_dict()."""
     if is_script(record):
         for key, value in _attributes(record):
             if type(key) is str and type(value) in {

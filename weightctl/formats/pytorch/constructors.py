@@ -1,7 +1,7 @@
-"""The closed list of what PyTorch pickles may name, and the records that represent calls of it.
+"""The closed list of globals that PyTorch pickles can name, and the records of calls of these.
 
 Sources: `torch/_utils.py` and `torch/_tensor.py` (the `_rebuild_*` functions),
-`torch/serialization.py`, and the `__reduce__` methods of Python's and NumPy's classes.
+`torch/serialization.py`, and the `__reduce__` methods of the classes of Python and NumPy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CONSTRUCTORS", "is_allowed"]
 
 _LONGEST_NAME = 256
 _LONGEST_PATH = 512
-# Whose dtypes are called by their names, and not by a letter.
+# The module whose dtypes are pickled as globals, and not as codes.
 _NAMED_DTYPES = "ml_dtypes"
 _MOST_PARTS = 8
 _LONGEST_DEVICE = 32
@@ -42,12 +42,12 @@ _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"
 
 
 def _is_name(value: Any) -> TypeGuard[str]:
-    """Whether a value is a text that is short enough for a name."""
+    """Whether a value is a string that is short enough for a name."""
     return type(value) is str and len(value) <= _LONGEST_NAME
 
 
 def _unknown(name: str, *arguments: Any) -> PickledCall:
-    """Return the record of a call with what it is not usually called with."""
+    """Return the record of a call of a builtin with unexpected arguments."""
     return PickledCall(Global("builtins", name), arguments)
 
 
@@ -61,7 +61,7 @@ def _default_mapping(*_factory: Any) -> Pairs:
 
 def _elements(name: str) -> Callable[..., PickledCall]:
     def make(elements: Any = (), *_: Any) -> PickledCall:
-        # Not copied: a pickle may make many sets of one list.
+        # Without a copy, because a pickle can create many sets from one list.
         if is_list(elements):
             made = _unknown(name)
             made.elements = elements
@@ -85,12 +85,12 @@ def _complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex | PickledCall:
 
 def _path(kind: str) -> Callable[..., Any]:
     def make(*segments: Any) -> Any:
-        # A pickle may call this often with what it keeps once.
+        # Limited, because a pickle can create many paths from the same strings.
         if not all(map(_is_name, segments)):
             return PickledCall(Global("pathlib", kind), segments)
         if sum(map(len, segments)) > _LONGEST_PATH:
             return Leaf(f"pathlib.{kind}", "too long")
-        import pathlib  # pure paths: nothing looks at a disk
+        import pathlib  # pure paths, which do not access the disk
 
         is_windows = "Windows" in kind
         pure = pathlib.PureWindowsPath if is_windows else pathlib.PurePosixPath
@@ -100,7 +100,7 @@ def _path(kind: str) -> Callable[..., Any]:
 
 
 def _reconstruct(kind: Any, _base: Any = None, content: Any = None, *_: Any) -> PickledCall:
-    """Stand for an object as protocols 0 and 1 have it, which may also be a dict, list or tuple."""
+    """Return the record of an object of protocol 0 or 1, which can be a dict, list or tuple too."""
     made = PickledCall(kind, content if is_tuple(content) else ())
     if is_list(content):
         made.elements = content
@@ -185,7 +185,7 @@ def _tensor_of_dtype(
 
 
 def _is_lazy(metadata: Any) -> bool:
-    """Whether the numbers are others than the storage has: their conjugates, or negatives."""
+    """Whether the values are not those of the storage, but their conjugates or negatives."""
     pairs = metadata.pairs[:_MOST_PARTS] if type(metadata) is Pairs else ()
     return any(key in ("conj", "neg") and value is True for key, value in pairs)
 
@@ -198,12 +198,12 @@ def _quantized_tensor(
 
 
 def _first(value: Any, *_: Any) -> Any:
-    """Stand for what only wraps another object: a parameter, a device, a tag of TorchScript."""
+    """Return the object that a call wraps: a parameter, a device tensor, a tag of TorchScript."""
     return value
 
 
 def _of_type(function: Any, kind: Any, arguments: Any, state: Any = None, *_: Any) -> Any:
-    """Stand for a tensor of a subclass, or for an object of what it wraps instead of a storage."""
+    """Return the record of a tensor of a subclass, or of an object of the subclass itself."""
     if isinstance(function, Global) and function.make is not None and is_tuple(arguments):
         return record_call(function, arguments)
     made = PickledCall(kind, ())
@@ -216,7 +216,7 @@ def _without_data(*_: Any) -> Leaf:
 
 
 def _parts(path: str, *names: str) -> Callable[..., PickledCall]:
-    """Return what makes an object of several tensors, each below it by name."""
+    """Return the constructor of an object that consists of several named tensors."""
     module, _, name = path.rpartition(".")
     kind = Global(module, name)
 
@@ -250,7 +250,10 @@ def _enclose(content: Any) -> Enclosed:
 
 
 def _graph_module(*arguments: Any) -> PickledCall:
-    """Stand for a module that is made from its code: the first mapping is its attributes."""
+    """Return the record of a module that is created from code, with its attributes.
+
+    The attributes are the first mapping among the arguments.
+    """
     made = PickledCall(Global("torch.fx.graph_module", "GraphModule"), ())
     made.states = [each for each in arguments if type(each) is Pairs][:1]
     return made
@@ -314,7 +317,7 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
     )},
     **dict.fromkeys(STORAGE_NAMES),
 }  # fmt: skip
-# What is read here, and does harm to whoever calls it: it loads a pickle, or runs code.
+# Globals that are supported here but harm programs that call them: they load a pickle, or run code.
 _HARMFUL: dict[str, Callable[..., Any] | None] = {
     "torch.storage._load_from_bytes": _enclose,
     **{f"torch.fx.graph_module.{name}": _graph_module for name in (
@@ -326,5 +329,5 @@ CONSTRUCTORS = {**_TORCH, **_NUMPY, **_PYTHON, **_HARMFUL}
 
 
 def is_allowed(path: str) -> bool:
-    """Whether a global is one that checkpoints are made of, and that runs no code of others."""
+    """Whether a global is in the closed list, and runs no code of the file's author."""
     return path in CONSTRUCTORS and path not in _HARMFUL

@@ -1,4 +1,4 @@
-"""The tree of names in a PyTorch pickle: its tensors, and what is beside them."""
+"""The tree of names in a PyTorch pickle: tensors and other leaves."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ if TYPE_CHECKING:
 __all__ = ["Tree", "UnsoundTreeError"]
 
 _MAX_DEPTH = 100
-# As many in one place make no difference.
+# Shared sequences of up to this many elements are not counted as repeated.
 _FEW = 8
 _SHORT = {bool, float, complex, TensorRecord}
-# Of what a quantizer says.
+# The number of fields of a quantizer that are read.
 _MOST_PARTS = 4
 _ATTRIBUTES = "_metadata"
 _LONGEST = 64
-# So many values that several places have in common are told in full in each.
+# The number of names, over all descriptions of a shared object, after which it is only referred to.
 _MANY = 1000
-# Objects of these are what they hold, and nothing else.
+# Classes that are transparent: only their entries are listed.
 _TRANSPARENT = {"argparse.Namespace", "builtins.set", "builtins.frozenset"}
 _TENSORS = {TensorRecord, Storage, Enclosed}
 
 
 class UnsoundTreeError(ValueError):
-    """What a pickle holds is not a tree of tensors that could be."""
+    """The content of a pickle is not a valid tree of tensors."""
 
 
 class _Allowance:
-    """What may still be spent on a pickle of this many bytes; all raise `UnsoundTreeError`.
+    """Limits on the work for a pickle of this many bytes; all methods raise `UnsoundTreeError`.
 
-    Each value takes a byte, so that one walk through all of them is always allowed. What is walked
-    again, as it is in several places, has an allowance of its own.
+    Each object takes at least a byte of the pickle, so visiting each object once is always allowed.
+    Visiting objects repeatedly, because several others refer to them, has a limit of its own.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -79,7 +79,7 @@ class _Allowance:
         self._repeating = 0
 
     def visit(self, name: str, depth: int = 0) -> None:
-        """Count what is at a name, that many levels deep."""
+        """Count a name, and the visit of its object at `depth` levels."""
         if depth > _MAX_DEPTH:
             raise UnsoundTreeError(f"it is nested more than {_MAX_DEPTH} levels deep")
         self._visits -= 1
@@ -89,13 +89,13 @@ class _Allowance:
         self._require_rest()
 
     def look(self, record: Any) -> None:
-        """Count what it takes to look at a record once."""
+        """Count the cost of examining a record once."""
         if record is None or type(record) in _SHORT:
             return
         if type(record) is str:
             self._spend(0, len(record))
         elif type(record) is int:
-            # It takes longer than its length to be written in decimal.
+            # Writing an integer in decimal takes more time than its length suggests.
             self._spend(0, record.bit_length())
         else:
             self._spend(weight(record))
@@ -114,13 +114,13 @@ class _Allowance:
             )
 
     def enter(self, record: Any) -> None:
-        """Begin with what a record holds."""
+        """Start counting the entries of a record, as repeated if it was entered before."""
         parts = {id(record), *(id(part) for part in list_sequences(record) if len(part) > _FEW)}
         self._repeating += bool(self._repeating or not self._entered.isdisjoint(parts))
         self._entered |= parts
 
     def leave(self) -> None:
-        """End with what the record holds that was entered last."""
+        """Stop counting the entries of the record that was entered last."""
         self._repeating -= bool(self._repeating)
 
     def _spend(self, visits: int, letters: int = 0) -> None:
@@ -135,12 +135,12 @@ class _Allowance:
 
 
 class Tree:
-    """What a pickle's root holds, by name.
+    """The tensors, leaves and metadata in a pickle, by name; raises `UnsoundTreeError`.
 
-    `data` is the pickle and `base` where it starts in the file; `locate` says where a storage is.
-    `unknown` counts the objects of each class, and `unread` are the tensors of unknown types. Of
-    two things with one name the second has a number after it, which `renamed` lists. Raises
-    `UnsoundTreeError`.
+    `root` is the object of the pickle `data`, which begins at `base` in the file, and `locate`
+    returns the place of a storage. `unknown` counts the objects of each unsupported class, and
+    `unread` are the names of tensors of unsupported types. If two objects have the same name, a
+    number is appended to the second name; `renamed` lists these names.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Tree:
         self._data, self._base, self._locate = data, base, locate
         self._big_endian = big_endian
         self._streams = Streams(data, base, big_endian=big_endian)
-        # Names, and the number that the next thing of each name could have.
+        # Used names, each with the number that is tried first for the next object of this name.
         self._taken: dict[str, int] = {}
-        # Where a tensor was first: by its record, and by where its bytes are.
+        # The first name of each tensor: by its record, and by the place of its bytes.
         self._first: dict[object, str] = {}
         self._above: set[int] = set()
-        # Where something was that holds no tensors: another place need not say it all again.
+        # Objects without tensors that were described: other names only refer to them.
         self._references: dict[int, Leaf] = {}
         self._mentions: dict[int, int] = {}
         self._allowance = _Allowance(len(data))
@@ -171,12 +171,12 @@ class Tree:
         if type(root) in {*_TENSORS, Array} and "" in self.tensors:
             self._levels[""] = "tensor"
         if self._levels:
-            from weightctl.formats.pytorch.levels import levels_value  # flat ones need none of it
+            from weightctl.formats.pytorch.levels import levels_value  # not for flat checkpoints
 
             self.metadata[LEVELS_KEY] = levels_value(self._levels)
 
     def _walk(self, name: str, record: Any, depth: int, *, is_within: bool) -> None:
-        """Put what a record is, and what it holds, at a name; `is_within` a module."""
+        """Add a record and all objects below it; `is_within` is true within a module."""
         self._allowance.visit(name, depth)
         if type(record) in _TENSORS:
             self._put_tensor(name, record)
@@ -204,7 +204,7 @@ class Tree:
             self._tell(name, record, len(self._taken) - places)
 
     def _tell(self, name: str, record: Any, places: int) -> None:
-        """Remember where something is that holds no tensors, if it has been told often enough."""
+        """Decide whether other names of an object without tensors only refer to this one."""
         count = self._mentions[id(record)] = self._mentions.get(id(record), 0) + 1
         if type(record) is PickledCall:
             self._references[id(record)] = Leaf(record.path, f"same as `{name}`")
@@ -212,7 +212,7 @@ class Tree:
             self._references[id(record)] = Leaf("reference", f"same as `{name}`")
 
     def _place(self, name: str, key: str) -> str:
-        """Return the name of what is below another by a key; nothing else has it."""
+        """Return a unique name for a child, and reserve it."""
         wanted = found = f"{name}.{key}" if name else key
         number = self._taken.get(wanted)
         if number is not None:
@@ -224,7 +224,7 @@ class Tree:
         return found
 
     def _walk_below(self, name: str, record: Any, depth: int, *, is_within: bool) -> None:
-        """Walk what a container or an object holds."""
+        """Add the entries of a container or an object."""
         is_a_module = is_module(record)
         below = [*(of_module(record) if is_a_module else children(record))]
         if type(record) is PickledCall and record.path not in _TRANSPARENT:
@@ -297,12 +297,12 @@ class Tree:
         return True
 
     def _hold(self, placed: PlacedTensor | None) -> PlacedTensor | None:
-        """Count the bytes that a tensor holds."""
+        """Count the bytes that are copied into memory for a tensor."""
         self._allowance.hold(len(placed.extent.held or b"") if placed is not None else 0)
         return placed
 
     def _is_known(self, name: str, record: TensorRecord | Storage | Enclosed | Array) -> bool:
-        """Put another name of a tensor that has one, if this does."""
+        """Whether a tensor already has a name; if so, record `name` as a further name."""
         first = self._first.get(id(record))
         if first is not None:
             self.aliases[name] = first
@@ -323,7 +323,7 @@ class Tree:
         self.extents[name] = placed.extent
 
     def _put_plain(self, name: str, value: PlainValue, *, is_within: bool) -> None:
-        # A module says of itself more than anybody wants to read.
+        # The None values of a module's attributes are omitted, because they are many.
         if is_within and value.leaf.kind == "None":
             return
         self.leaves[name] = value.leaf
@@ -334,7 +334,7 @@ class Tree:
             self.metadata[name] = value.value
 
     def _put_attributes(self, name: str, attributes: Pairs) -> None:
-        """Keep the `_metadata` of a state dict: the versions of its modules."""
+        """Store the `_metadata` of a state dict, which has the versions of its modules."""
         for key, value in attributes.pairs:
             content = self._as_json(value, 8) if key == _ATTRIBUTES else None
             if content is not None:
@@ -343,10 +343,10 @@ class Tree:
                 self._levels[place] = _ATTRIBUTES
 
     def _as_json(self, record: Any, depth: int) -> Any:
-        """Return nested mappings of plain values as JSON has them, None if they are not."""
+        """Return nested mappings of plain values in a form that JSON supports; else None."""
         if type(record) in {str, int, float, bool}:
             self._allowance.look(record)
-            # Longer ones are not JSON that anybody reads.
+            # Longer integers are not meant to be read.
             return None if type(record) is int and record.bit_length() > _LONGEST else record
         if type(record) not in {Pairs, Items} or not depth:
             return None

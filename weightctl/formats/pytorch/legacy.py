@@ -1,7 +1,7 @@
-"""The files of torch before its zip files: a stream of pickles, then the storages' numbers.
+"""The stream format of torch before its zip files: pickles, then the elements of the storages.
 
-Source: `_legacy_load` in `torch/serialization.py`. Numbers are in little-endian order on every
-machine (`torch/csrc/serialization.cpp`).
+Source: `_legacy_load` in `torch/serialization.py`. Elements are little-endian on all machines
+(`torch/csrc/serialization.cpp`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAGIC = 0x1950A86A20F9469CFC6C
-# The magic number as protocol 2 and later, and as protocol 0 and 1, write it.
+# The magic number as protocol 2 and later write it, and as protocols 0 and 1 write it.
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
 _MAGIC_TEXT = f"L{MAGIC}L\n.".encode()
 _PROTOCOL = 1001
@@ -41,10 +41,10 @@ _LENGTH = Struct("<q")
 
 
 class Stream(NamedTuple):
-    """The object that a file holds, and where its storages are: start and length in bytes.
+    """The root object of a file, and the offset and length in bytes of each storage.
 
-    `data` is what the pickle's blobs lie in, and `base` where that starts in the file. `notes` are
-    notes for the user, and `seen` are the globals that its pickles name.
+    The offsets of the pickle's blobs are relative to `data`, which begins at `base` in the file.
+    `notes` are for the user, and `seen` are the globals that the pickles name.
     """
 
     root: Any
@@ -55,27 +55,27 @@ class Stream(NamedTuple):
     seen: tuple[str, ...] = ()
 
     def locate(self, storage: Storage) -> tuple[int, int]:
-        """Return where a storage's bytes start, and how many they are."""
+        """Return the offset and length in bytes of a storage."""
         if storage.key not in self.places:
             raise UnsoundPickleError(self.base, f"the file has no data for storage {storage.key}")
         return self.places[storage.key]
 
 
 def is_stream(head: bytes) -> bool:
-    """Whether a file that starts with these bytes is a stream as torch wrote it until 1.6."""
+    """Whether a file that begins with these bytes is a stream of torch before 1.6."""
     if head.startswith(_MAGIC_TEXT):
         return True
-    # A protocol, and from 4 on perhaps a frame, come before the number.
+    # The magic number follows a protocol, and from protocol 4 on possibly a frame.
     return head[:1] == b"\x80" and head.find(_MAGIC_BYTES, 2, 32) > 0
 
 
 def no_storage(identity: Any) -> Any:
-    """Refuse a persistent id: `ValueError`."""
+    """Refuse a persistent id; always raises `ValueError`."""
     raise ValueError(f"a persistent id has the unexpected type {type(identity).__name__}")
 
 
 def read_pickle(whole: ByteRange) -> Stream:
-    """Read a file that is one pickle; its arrays lie in it."""
+    """Read a file that consists of one pickle; the pickle contains its arrays."""
     seen: dict[str, None] = {}
     root, end = load(whole, 0, CONSTRUCTORS, no_storage, seen)
     rest = len(whole) - end
@@ -84,9 +84,10 @@ def read_pickle(whole: ByteRange) -> Stream:
 
 
 def read_stream(whole: ByteRange) -> Stream:
-    """Read a stream: three pickles, the object, the keys of its storages, then their numbers.
+    """Read a stream: three pickles, the object, the keys of its storages, then their elements.
 
-    Raises `UnsoundPickleError`; where the file is cut off it says how many bytes are missing.
+    Raises `UnsoundPickleError`; if the file is truncated, the error states the number of missing
+    bytes.
     """
     seen: dict[str, None] = {}
     magic, at = load(whole, 0, CONSTRUCTORS, no_storage, seen)
@@ -100,7 +101,8 @@ def read_stream(whole: ByteRange) -> Stream:
         return _storage_or_class(identity, roots)
 
     root, at = load(whole, start, CONSTRUCTORS, persistent, seen)
-    # Blobs lie from the start of the file on, and what they cost from that of the object.
+    # The offsets of blobs are relative to the start of the file; the tree's limits depend on this
+    # length.
     data = whole.part(0, at)
     keys, at = load(whole, at, CONSTRUCTORS, no_storage, seen)
     if not is_list(keys):
@@ -133,7 +135,7 @@ def _find_root(roots: Mapping[str, Storage], key: Any) -> Storage | None:
 
 
 def require_whole(whole: ByteRange, end: int) -> None:
-    """Refuse a file that ends before `end`, with how many bytes are missing."""
+    """Raise `UnsoundPickleError` if a file ends before `end`; it states the missing bytes."""
     if end > len(whole):
         raise UnsoundPickleError(
             len(whole),
@@ -143,16 +145,16 @@ def require_whole(whole: ByteRange, end: int) -> None:
 
 
 def nbytes_of(storage: Storage) -> int:
-    """Return the bytes that a storage's numbers take."""
+    """Return the number of bytes of a storage's elements."""
     encoding = storage.encoding
     if encoding is None:
         return storage.length
-    # Those of packed numbers count bytes.
+    # The length of a storage of packed values is in bytes.
     return storage.length * (encoding.size if encoding.block == 1 else 1)
 
 
 def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
-    """Return what `('storage', ...)` and `('module', ...)` represent."""
+    """Return the object of a persistent id `('storage', ...)` or `('module', ...)`."""
     if type(identity) is str:
         identity = identity_of(identity)
     if not is_tuple(identity) or not identity:

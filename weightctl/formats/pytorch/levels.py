@@ -1,8 +1,9 @@
-"""The levels of a checkpoint as metadata: what stands at the places that names with dots lead to.
+"""Metadata that records how the names of a PyTorch checkpoint were nested.
 
-In the tree `model.layer.0.weight` is one name; in a pickle it may be the entry `layer.0.weight` of
-a dict that is itself the entry `model` of another. The metadata value `pytorch.levels` says so: a
-JSON object from the name of each place that is not a tensor to what it is.
+In the tree, `model.layer.0.weight` is one name. In a pickle, it can be the entry `layer.0.weight`
+of a dict that is itself the entry `model` of another dict. The metadata value `pytorch.levels` is a
+JSON object with the kind of each container and plain value, by its full name. In this module, such
+a name is called a place.
 """
 
 from __future__ import annotations
@@ -45,49 +46,50 @@ __all__ = [
     "with_leaves",
 ]
 
-# What the levels say of a checkpoint that is one tensor by itself.
+# The kind of the root if the checkpoint is a single tensor.
 _BARE = "tensor"
-# The attribute of a state dict that says of which version its modules are.
+# The attribute of a state dict that has the versions of its modules.
 _ATTRIBUTES = "_metadata"
-# Leaves that are there only where the metadata has them; an array's kind is a container's too.
+# Kinds that exist only with a metadata value. `list` and `tuple` are not among them, because they
+# are also the kinds of containers.
 _STATED = (PLAIN.keys() - {"list", "tuple"}) | EMPTY.keys()
 _VALUES = PLAIN.keys() | EMPTY.keys()
 _MAPPINGS = {"dict", "dict[int]", "{}"}
 _CONTAINERS = {"list", "tuple", *_MAPPINGS, *EMPTY}
-# Whoever reads a pickle may do so by recursion, and nobody nests as deep.
+# Other readers of pickles can be recursive, and checkpoints are not nested as deeply.
 _DEEPEST = 100
 _NOTHING = HeldRange(memoryview(b""))
 
 
 class _Nested(NamedTuple):
-    """What goes into a pickle, and the keys of the metadata that it says by itself."""
+    """The root object for a pickle, and the metadata keys that it already represents."""
 
     root: Any
     used: frozenset[str]
 
 
 def levels_value(levels: Mapping[str, str]) -> MetadataValue:
-    """Return the metadata value that says what stands at each place."""
+    """Return the metadata value for these kinds by place."""
     return MetadataValue(TEXT, json.dumps(dict(levels), separators=(",", ":")))
 
 
 def parse_levels(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
-    """Return what stands at each place; empty if the metadata does not say it soundly."""
+    """Return the kind of each place; empty if the metadata value is missing or invalid."""
     value = metadata.get(LEVELS_KEY)
     try:
         levels = None if value is None else json.loads(value.content)
     except (TypeError, ValueError, RecursionError):
-        return {}  # another program's key of that name
+        return {}  # another program's value
     return levels if is_text_map(levels) else {}
 
 
 def restrict_levels(
     metadata: Mapping[str, MetadataValue], names: Collection[str]
 ) -> dict[str, MetadataValue]:
-    """Return metadata whose levels describe nothing but the places of these names.
+    """Return metadata whose levels describe only the places of these names.
 
-    `names` are those of tensors and values. The levels keep the containers of the names and the
-    attributes of these containers; the metadata loses the attributes of all others.
+    `names` are the names of tensors and values. Their containers and the attributes of these
+    containers are kept; the attributes of other containers are removed.
     """
     levels = parse_levels(metadata)
     if not levels:
@@ -106,7 +108,7 @@ def restrict_levels(
 
 
 def _list_prefixes(name: str) -> Iterator[str]:
-    """Yield all that a name begins with up to one of its dots."""
+    """Yield the prefixes of a name that end before a dot."""
     end = name.find(".")
     while end >= 0:
         yield name[:end]
@@ -114,14 +116,14 @@ def _list_prefixes(name: str) -> Iterator[str]:
 
 
 def is_value(kind: str | None) -> bool:
-    """Whether what stands at a place is a value that the metadata of its name has."""
+    """Whether the metadata has the value of a place of this kind."""
     return kind in PLAIN or kind == _ATTRIBUTES
 
 
 def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]) -> _Nested:
-    """Return `leaves`, by their full names, at their places among the values of the metadata.
+    """Return the nested containers of `leaves`, by full name, and of the values in the metadata.
 
-    What the metadata says of a place and cannot be does not count.
+    Invalid entries of the metadata are ignored.
     """
     levels = parse_levels(metadata)
     if not levels:
@@ -134,7 +136,7 @@ def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]
         for place, value in _read_stated_values(free, metadata)
         if value.kind not in EMPTY
     }
-    # Whoever has taken a value out of the metadata wants it no more.
+    # A value that was removed from the metadata is not written.
     gone = {
         place for place, kind in free.items() if place and place not in metadata and kind in _STATED
     }
@@ -150,7 +152,7 @@ def nest_leaves(leaves: Mapping[str, Any], metadata: Mapping[str, MetadataValue]
 def _read_stated_values(
     levels: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> Iterator[tuple[str, Stated]]:
-    """Yield the places of values and of empty containers, and what the metadata says they are."""
+    """Yield the values and empty containers that the metadata has, with their places."""
     for place, kind in levels.items():
         if place and kind in _VALUES and place in metadata and place != LEVELS_KEY:
             with suppress(ValueError):
@@ -158,7 +160,7 @@ def _read_stated_values(
 
 
 def _containers(levels: Mapping[str, str]) -> dict[str, str]:
-    """Return the kinds of containers by their names, outer ones before inner ones."""
+    """Return the kinds of the containers by place, outer containers first."""
     kind = levels.get("", "")
     containers = {"": kind if kind in _CONTAINERS else "dict"}
     above: list[str] = []
@@ -173,7 +175,7 @@ def _containers(levels: Mapping[str, str]) -> dict[str, str]:
 def _read_attributes(
     levels: Mapping[str, str], containers: Mapping[str, str], metadata: Mapping[str, MetadataValue]
 ) -> dict[str, PickledCall]:
-    """Return the attributes of containers, by the attributes' own names."""
+    """Return the `_metadata` attributes of containers, by the places of the attributes."""
     attached: dict[str, PickledCall] = {}
     for container, kind in containers.items():
         place = _attributes_of(container)
@@ -189,13 +191,17 @@ def _assemble(
     containers: Mapping[str, str],
     attached: Mapping[str, PickledCall],
 ) -> Any:
-    """Return the outermost container with all that belongs into it."""
+    """Return the outermost container with all its entries.
+
+    `places` are in the order of the entries. `values`, the kinds of `containers` and their
+    `attached` attributes are by place.
+    """
     entries: dict[str, dict[str, Any]] = {name: {} for name in containers}
     places = [*places]
     parents = _innermost([*places, *containers], containers)
     for place in places:
         parent = parents[place]
-        # That of a container is only taken, so that the order stays.
+        # The entry of a container only reserves its key, which keeps the order.
         entries[parent][_key(place, parent)] = values.get(place)
     *inner, _ = sorted(containers, key=len, reverse=True)
     for name in inner:
@@ -217,7 +223,7 @@ def _key(place: str, parent: str) -> str:
 
 
 def _make_container(kind: str, entries: Mapping[str, Any], state: PickledCall | None) -> Any:
-    """Return a container; a sequence with a key that is not a number becomes a dict."""
+    """Return a container; a sequence with a key that is not an integer becomes a dict."""
     numbers = {key: integer(key) for key in entries} if kind not in {"dict", "{}"} else {}
     if kind not in _MAPPINGS and all(n is not None and n >= 0 for n in numbers.values()):
         elements = [entries[key] for _, key in sorted((n, key) for key, n in numbers.items())]
@@ -229,23 +235,23 @@ def _make_container(kind: str, entries: Mapping[str, Any], state: PickledCall | 
     return made if state is None else make_ordered_dict(made.items(), {_ATTRIBUTES: state})
 
 
-# No letter of a name comes before a dot, so that nothing is between a place and what is in it.
+# Dots sort before all other characters, so that no place is between a place and those below it.
 _KEYS = str.maketrans({".": "\0", "\0": "\1\0", "\1": "\1\1"})
 
 
 def _in_order(places: Iterable[str]) -> list[str]:
-    """Return places sorted, so that right behind each is all that is in it."""
+    """Return places sorted so that each is directly followed by the places below it."""
     return sorted(places, key=lambda place: place.translate(_KEYS))
 
 
 def _leave(above: list[str], place: str) -> None:
-    """Take from the end of `above`, where each is in the one before, what a place is not in."""
+    """Remove places from the end of `above` until `place` is below the last one."""
     while above and not place.startswith(f"{above[-1]}."):
         above.pop()
 
 
 def _innermost(places: Iterable[str], containers: Collection[str]) -> dict[str, str]:
-    """Return the innermost container that each place is in; the outermost of all is nameless."""
+    """Return the innermost container of each place; the outermost container has an empty name."""
     found: dict[str, str] = {}
     above: list[str] = []
     for place in _in_order(set(places)):
@@ -259,7 +265,8 @@ def _innermost(places: Iterable[str], containers: Collection[str]) -> dict[str, 
 def with_leaves(header: Header) -> Header:
     """Return a header with the leaves that a PyTorch file of the same content would have.
 
-    They are the values of its metadata that the levels name; none if these are invalid.
+    The leaves are the values of the metadata that the levels name; there are none if the levels are
+    invalid.
     """
     leaves = {
         place: _leaf(value.kind, value.made)

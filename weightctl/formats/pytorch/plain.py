@@ -1,4 +1,4 @@
-"""Plain values of a checkpoint for a pickle, from the metadata that keeps them."""
+"""Conversion of plain values from metadata to objects for a pickle."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["EMPTY", "PLAIN", "Stated", "attributes", "integer", "make_ordered_dict", "parse_value"]
 
-# Longer ones would not fit into the integers of pickles.
+# Longer integers would not fit into a pickle.
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,599}")
-# Whoever reads a pickle may do so by recursion.
+# The depth is limited, because other readers of pickles can be recursive.
 _DEEPEST = 16
 
 
 class Stated(NamedTuple):
-    """A value that the metadata has: its kind, and what it is in a pickle."""
+    """A value from the metadata: its kind, and the object for the pickle."""
 
     kind: str
     made: Any
@@ -34,7 +34,7 @@ class Stated(NamedTuple):
 def make_ordered_dict(
     pairs: Iterable[tuple[Any, Any]] = (), state: dict[str, Any] | None = None
 ) -> PickledCall:
-    """Return the record of an `OrderedDict`, which may have attributes."""
+    """Return the record of an `OrderedDict`; `state` has its attributes."""
     made = PickledCall(Global("collections", "OrderedDict"), ())
     made.pairs = list(pairs)
     made.states = [] if state is None else [state]
@@ -42,12 +42,12 @@ def make_ordered_dict(
 
 
 def integer(written: str) -> int | None:
-    """Return the integer of a decimal text, None if the text is not an integer."""
+    """Return the integer of a decimal text; None if the text is not an integer."""
     return int(written) if _DECIMAL.fullmatch(written) else None
 
 
 def attributes(content: Any) -> PickledCall:
-    """Return what the JSON of a state dict's `_metadata` says; `ValueError` where it cannot be."""
+    """Return the `_metadata` of a state dict from its JSON; raises `ValueError` if invalid."""
     try:
         document = json.loads(_exactly(str)(content))
     except RecursionError as error:
@@ -127,16 +127,17 @@ def _dtype(content: Any) -> Global:
     return Global(module, name)
 
 
-# Of each kind, what makes it from the content of a metadata value; `ValueError` where none can be.
+# For each kind, the function that creates the object from the content of a metadata value. It
+# raises `ValueError` if the content is invalid.
 PLAIN: dict[str, Callable[[Any], Any]] = {
     "None": lambda _: None,
     "int": _integer, "float": _exactly(float), "bool": _exactly(bool), "str": _exactly(str),
     "complex": _complex, "torch.dtype": _dtype, "torch.Size": _size,
     "list": _list, "tuple": lambda content: tuple(_list(content)),
 }  # fmt: skip
-# Containers that are empty on purpose; others without content are left out.
+# Kinds of empty containers. Containers of other kinds are omitted if they have no entries.
 EMPTY: dict[str, Any] = {"{}": {}, "[]": [], "()": ()}
-# Of these the metadata says only the kind; anything else there is another value.
+# Kinds whose metadata value is the name of the kind. If an entry has other content, it was changed.
 _WORDS = {"None", *EMPTY}
 _KINDS = {
     **dict.fromkeys(INTEGERS, "int"), "f32": "float", "f64": "float", "bool": "bool",
@@ -145,9 +146,10 @@ _KINDS = {
 
 
 def parse_value(kind: str, value: MetadataValue) -> Stated:
-    """Return a value of a kind; of the type of its content if that was changed later.
+    """Return a metadata value as an object of the stated kind.
 
-    Raises `ValueError` if it is neither.
+    If the value was changed to another type, the result has the kind of that type. Raises
+    `ValueError` if it cannot be stored as either.
     """
     if kind not in _WORDS or value.content == kind:
         if kind in EMPTY:

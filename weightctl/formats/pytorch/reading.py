@@ -1,4 +1,4 @@
-"""The header of a PyTorch checkpoint, in whichever form it is kept, and how that is recognized."""
+"""Detection of PyTorch checkpoints in all their formats, and parsing of their headers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats.base import pad
 from weightctl.formats.cut import rest_of
-from weightctl.formats.open.collection import without_collection
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES
@@ -18,6 +17,7 @@ from weightctl.formats.pytorch.legacy import Stream, is_stream, nbytes_of, read_
 from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shorten_text
+from weightctl.system.collection import without_collection
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["is_checkpoint", "read"]
 
 _PICKLE = "data.pkl"
-# What a pickle of protocol 0 or 1, which says nothing of itself, can begin with.
+# The bytes that a pickle of protocol 0 or 1 can begin with.
 _FIRST = b"(]})cI"
 _LARGEST = 1 << 24
 _END = b"PK\5\6"
 _LONGEST_END = 22 + 0xFFFF
 _LOCAL = 30
-# As torch writes them: a header and a descriptor for each member, and its line in the directory.
+# The layout of torch's zip files: alignment, data descriptor and directory entry of a member.
 _ALIGNMENT = 64
 _DESCRIPTOR = 16
 _LINE = 46
@@ -50,10 +50,10 @@ _DAMAGED = "the file is damaged or a faulty tool wrote it"
 
 
 def is_checkpoint(file: Reader, head: bytes) -> bool:
-    """Whether a file that starts with these bytes is what torch writes, or a pickle."""
+    """Whether a file that begins with these bytes is a file of torch, or a pickle."""
     if not is_zip(file):
         return is_tar(head) or is_stream(head) or _is_pickle(file)
-    # torch puts the pickle first; where that is so, the rest may be damaged or missing.
+    # torch writes the pickle first; if so, the rest of the file can be damaged or missing.
     if head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(f"/{_PICKLE}".encode()):
         return True
     try:
@@ -63,9 +63,9 @@ def is_checkpoint(file: Reader, head: bytes) -> bool:
 
 
 def _pickle_name(archive: Archive) -> str | None:
-    """Return the name of the pickle in a zip that torch wrote, None in any other.
+    """Return the name of the pickle in a zip file of torch; None for other zip files.
 
-    torch looks into the folder of the first member, and does not tell large letters from small.
+    torch searches the folder of the first member, and ignores case.
     """
     names = [name for name in archive.members if f"/{name}".lower().endswith(f"/{_PICKLE}")]
     first = next(iter(archive.members), "").partition("/")[0]
@@ -75,7 +75,7 @@ def _pickle_name(archive: Archive) -> str | None:
 
 
 def _is_pickle(file: Reader) -> bool:
-    """Whether a file is one pickle; of protocol 0 and 1 one must be whole to be known."""
+    """Whether a file is one pickle; a pickle of protocol 0 or 1 is read to its end to detect it."""
     head = file.read(0, 3)
     if head[:1] == b"\x80":
         return len(head) == 3 and head[1] in range(2, 6) and head[2] in OPCODES
@@ -90,9 +90,9 @@ def _is_pickle(file: Reader) -> bool:
 
 
 def _cut_off(file: Reader) -> FormatError | None:
-    """Return the error of a zip whose end is missing; None if it is there.
+    """Return the error of a zip file without its end record; None if it has one.
 
-    Where the pickle is whole, it says about how many bytes are missing.
+    If the pickle is complete, the error states the approximate number of missing bytes.
     """
     if _END in file.read_end(_LONGEST_END):
         return None
@@ -113,7 +113,10 @@ def _cut_off(file: Reader) -> FormatError | None:
 
 
 def _length(file: Reader) -> int:
-    """Return about how long a file is whose pickle comes first and is whole, else 0."""
+    """Return the approximate length of the complete file, if the pickle comes first; else 0.
+
+    Also returns 0 if the pickle is incomplete or invalid.
+    """
     head = file.read(0, _LOCAL)
     name_length = int.from_bytes(head[26:28], "little")
     start = _LOCAL + name_length + int.from_bytes(head[28:30], "little")
@@ -189,7 +192,8 @@ def _read_zip(file: Reader) -> Header:
             raise ValueError("a persistent id does not describe a storage")
         storage = storage_of(identity[1], identity[2], identity[4])
         if not is_script:
-            # torch takes the first description for all; in TorchScript each tensor has its own.
+            # torch uses the first description of a storage; in TorchScript, each tensor has its
+            # own.
             register_storage(storage, known)
         if storage.key not in places:
             member = archive.members.get(f"{prefix}data/{storage.key}")
@@ -212,14 +216,14 @@ def _read_zip(file: Reader) -> Header:
 
 
 def _record(archive: Archive, name: str) -> dict[str, MetadataValue]:
-    """Return the metadata that weightctl has put into a zip; empty if it has not."""
+    """Return the metadata that weightctl stored in a zip file; empty if there is none."""
     if name not in archive.members:
         return {}
     try:
         content = archive.content(name)
         return from_json(str(content.read(0, len(content)), "utf-8"))
     except (WeightctlError, UnicodeDecodeError):
-        return {}  # somebody else's file of that name
+        return {}  # another program's file of this name
 
 
 def _header(
@@ -245,7 +249,7 @@ def _header(
 
 
 def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
-    """Say which globals run code where other programs load the file."""
+    """Yield a warning if the pickle names globals that can run code in other programs."""
     dangerous = [name for name in stream.seen if not is_allowed(name) and is_dangerous(name)]
     if dangerous:
         yield (
@@ -256,8 +260,8 @@ def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
 
 
 def _notes(tree: Tree) -> Iterator[str]:
-    """Say which classes were only named, and what else is not as the file has it."""
-    # Those of TorchScript are in the archive itself, and have a note of their own.
+    """Yield notes on unsupported classes and tensors, and on renamed entries."""
+    # TorchScript's classes are in the archive itself, and have a note of their own.
     unknown = {
         name: count
         for name, count in tree.unknown.items()

@@ -1,6 +1,6 @@
-"""The records of a PyTorch pickle: storages, tensors over them, and NumPy's arrays.
+"""Records of PyTorch pickles: storages, tensors, and NumPy arrays.
 
-Source of how pickles name storages: `persistent_id` in `torch/serialization.py`.
+Source of the persistent ids of storages: `persistent_id` in `torch/serialization.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LONGEST_KEY = 256
 _LONGEST_IDENTITY = 1024
 _MODULES = ("torch", "torch.storage", "torch.cuda")
 STORAGE_NAMES = frozenset(f"{module}.{name}" for module in _MODULES for name in _STORAGES)
-# Persistent ids as protocol 0 writes them: the text of the tuple.
+# The persistent ids of protocol 0, which are the text of a tuple.
 _STORAGE = re.compile(
     r"\('storage', <class '(?P<kind>[\w.]+)'>, '(?P<key>\w+)', '[\w:]*', (?P<count>\d{1,18})"
     r"(?P<view>, None)?\)"
@@ -55,9 +55,9 @@ _CLASS = re.compile(r"\('module', <class '(?P<kind>[\w.<>]+)'>, ")
 
 
 class Storage(NamedTuple):
-    """A run of `length` numbers that the file keeps under a key; `start` skips the first of them.
+    """A storage of `length` elements, stored under `key`; a view of it begins at element `start`.
 
-    `encoding` is None if its numbers are only bytes, until a tensor says what they are.
+    `encoding` is None for an untyped storage, whose tensors state their dtype.
     """
 
     encoding: Encoding | None
@@ -67,7 +67,7 @@ class Storage(NamedTuple):
 
 
 class Enclosed(NamedTuple):
-    """A storage that stands in the pickle as bytes, in a stream of its own."""
+    """A storage that is embedded in the pickle as bytes, which are a stream of their own."""
 
     content: Any
 
@@ -75,8 +75,7 @@ class Enclosed(NamedTuple):
 class TensorRecord(NamedTuple):
     """A view of a storage: offset and strides are in elements.
 
-    `encoding` is what the elements are. `quantizer` is how they become numbers, where they are
-    integers with a scale.
+    `encoding` is that of the elements. `quantizer` describes the values of quantized integers.
     """
 
     storage: Any
@@ -88,7 +87,7 @@ class TensorRecord(NamedTuple):
 
 
 class NumPyType(Built):
-    """A NumPy dtype: its code, as `f4`, and its byte order."""
+    """A NumPy dtype: its code, such as `f4`, and its byte order."""
 
     __slots__ = ("code", "order")
 
@@ -97,7 +96,7 @@ class NumPyType(Built):
         self.order = code[:1] if code[:1] in "<>" else "<"
 
     def build(self, state: Any) -> None:
-        """Take `(version, order, subtype, names, fields, ...)`."""
+        """Set the state `(version, order, subtype, names, fields, ...)`."""
         if not is_tuple(state) or len(state) < 5:
             self.code = "unknown"
             return
@@ -109,7 +108,7 @@ class NumPyType(Built):
 
 
 class Array(Built):
-    """A NumPy array: the bytes that stand in the pickle, or the objects it holds."""
+    """A NumPy array: its bytes in the pickle, or its objects."""
 
     __slots__ = ("content", "dtype", "is_fortran", "shape")
 
@@ -127,9 +126,9 @@ class Array(Built):
         self.is_fortran = is_fortran
 
     def build(self, state: Any) -> None:
-        """Take `(version, shape, dtype, is_fortran, content)`; the oldest have no version.
+        """Set the state `(version, shape, dtype, is_fortran, content)`; the oldest has no version.
 
-        What subclasses add stands after that; what they have instead is not kept.
+        Further fields, which subclasses add, are ignored, and so are states of another form.
         """
         if not is_tuple(state) or len(state) < 4:
             return
@@ -139,20 +138,20 @@ class Array(Built):
 
 
 class NumpyScalar(NamedTuple):
-    """One of NumPy's numbers: its type, and its bytes."""
+    """A NumPy scalar: its dtype and its bytes."""
 
     dtype: Any
     content: Any
 
 
 class Encoded(NamedTuple):
-    """Bytes that stand in the pickle as a text, a byte a letter."""
+    """Bytes that the pickle stores as text, one character per byte."""
 
     text: str
 
 
 class Items(NamedTuple):
-    """A mapping that was made from a list of its keys and values."""
+    """A mapping that was created from a sequence of its keys and values."""
 
     pairs: Any
 
@@ -170,8 +169,9 @@ class Device(NamedTuple):
 
 
 def identity_of(text: str) -> tuple[Any, ...]:
-    """Return the persistent id that protocol 0 has written as a text; `ValueError` for another."""
-    # A pickle may ask for the same one as often as it likes. That of a class has its source.
+    """Return the persistent id from its text in protocol 0; raises `ValueError` if invalid."""
+    # The length is limited, because a pickle can repeat the same id. The id of a class includes its
+    # source code, so only its start is matched.
     named = _CLASS.match(text, 0, _LONGEST_IDENTITY)
     if named is not None:
         return ("module", _global(named["kind"]), "", "")
@@ -190,7 +190,7 @@ def _global(path: str) -> Global:
 
 
 def key_of(key: Any) -> str:
-    """Return a storage's key as a text; raises `ValueError` for what cannot be one."""
+    """Return a storage's key as a string; raises `ValueError` if it is invalid."""
     is_text = type(key) is str and len(key) <= _LONGEST_KEY
     if not is_text and not (type(key) is int and abs(key) < _LARGEST):
         raise ValueError("a storage key is not a valid string or integer")
@@ -198,7 +198,10 @@ def key_of(key: Any) -> str:
 
 
 def storage_of(kind: Any, key: Any, count: Any) -> Storage:
-    """Return the storage of a class, such as `torch.FloatStorage`; may raise `ValueError`."""
+    """Return the storage of a class such as `torch.FloatStorage`; raises `ValueError` if unknown.
+
+    Also raises `ValueError` for an invalid key or length.
+    """
     if not isinstance(kind, Global) or kind.path not in STORAGE_NAMES:
         raise ValueError("a storage has an unsupported type")
     if type(count) is not int or not 0 <= count < _LARGEST:
@@ -207,9 +210,9 @@ def storage_of(kind: Any, key: Any, count: Any) -> Storage:
 
 
 def register_storage(storage: Storage, known: dict[str, Storage]) -> Storage:
-    """Return a storage, and keep it by its key.
+    """Return a storage, and store it by its key.
 
-    Raises `ValueError` if another storage of that key has another dtype or length.
+    Raises `ValueError` if a known storage with this key has another dtype or length.
     """
     before = known.setdefault(storage.key, storage)
     if before != storage:
@@ -226,7 +229,7 @@ def _describe_storage(storage: Storage) -> str:
 
 
 def dtype_of(named: Any) -> Encoding | None:
-    """Return the encoding of what is named as a dtype, as `torch.float16`; None for none."""
+    """Return the encoding of a dtype such as `torch.float16`; None for other objects."""
     if not isinstance(named, Global) or named.module != "torch":
         return None
     return encoding_by_id("pytorch", named.name)

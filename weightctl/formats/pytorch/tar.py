@@ -1,7 +1,7 @@
-"""The tar that torch wrote until 0.1: storages, views of them, tensors, then the object.
+"""The tar format of torch before 0.1: storages, their views, tensors, then the object.
 
-Source: `legacy_load` in `torch/serialization.py`. Other tools write tars without `tensors`, which
-torch does not load: their object calls `torch._utils._rebuild_tensor_v2` itself.
+Source: `legacy_load` in `torch/serialization.py`. Other tools write tar files without `tensors`,
+which torch does not load: their object calls `torch._utils._rebuild_tensor_v2` itself.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _LENGTH = Struct("<q")
 _RANK = Struct("<ii")
 _MAX_DIMENSIONS = 64
 _BLOCK = 512
-# The types of plain files and of directories.
+# The types of regular files and directories.
 _PLAIN = {b"0", b"\0", b"5"}
 
 
 def is_any_tar(head: bytes) -> bool:
-    """Whether a file that starts with these bytes is a tar, by the sum over its first header."""
+    """Whether these bytes are the start of a tar file, by the checksum of its first header."""
     if len(head) < _BLOCK:
         return False
     stated = _number_of(head[148:156])
     if stated is None:
         return False
     unsigned = sum(head[:148]) + 8 * ord(" ") + sum(head[156:_BLOCK])
-    # Some programs took bytes for signed, and Python's `tarfile` accepts their sums as well.
+    # Some programs summed signed bytes; Python's `tarfile` accepts these sums as well.
     large = sum(byte > 127 for byte in head[:148] + head[156:_BLOCK])
     return stated in {unsigned, unsigned - 256 * large}
 
 
 def _number_of(field: bytes) -> int | None:
-    """Return a number of a header as `tarfile` reads it; None for what is not one."""
+    """Return a number of a header as `tarfile` reads it; None if it is invalid."""
     if field[0] in {0x80, 0xFF}:
         number = int.from_bytes(field[1:], "big")
         return number if field[0] == 0x80 else number - (1 << 8 * (len(field) - 1))
@@ -55,13 +55,13 @@ def _number_of(field: bytes) -> int | None:
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file that starts with these bytes is the tar that torch wrote at first."""
+    """Whether a file that begins with these bytes is a tar file of torch, by its first member."""
     name = head[:100].rstrip(b"\0").removeprefix(b"./")
     return is_any_tar(head) and name in {b"storages", b"tensors", b"pickle", b"sys_info"}
 
 
 def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
-    """Return where the members of a tar start, and their sizes."""
+    """Return the offset and size of each member of a tar file."""
     members: dict[str, tuple[int, int]] = {}
     at = 0
     while len(head := whole.read(at, _BLOCK)) == _BLOCK and head[0]:
@@ -70,7 +70,8 @@ def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
         if not digits or digits.strip(b"01234567"):
             raise UnsoundPickleError(at, f"the tar file has an invalid size for {name!r}")
         size = int(digits, 8)
-        # Long names, links and the like are read in many ways, and torch wrote none.
+        # Programs differ in how they read long names, links and the like, and torch does not write
+        # them.
         if not is_any_tar(head) or head[156:157] not in _PLAIN or head[345:500].strip(b"\0"):
             raise UnsoundPickleError(
                 at, f"the tar file has the member {name!r}, which torch does not write"
@@ -90,10 +91,10 @@ def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
 
 
 def read_tar(whole: ByteRange) -> Stream:
-    """Read the tar form: storages, then views of them, then tensors, then the object.
+    """Read a tar file: storages, their views, tensors, then the object.
 
-    Without a member `tensors` the object makes its tensors itself, as later forms do, and names
-    their storages by tuples. Raises `UnsoundPickleError`.
+    Without a member `tensors`, the object creates its tensors itself, as in later formats, and
+    refers to storages by tuples. Raises `UnsoundPickleError`.
     """
     members = _members(whole)
     places: dict[str, tuple[int, int]] = {}
@@ -119,7 +120,7 @@ def read_tar(whole: ByteRange) -> Stream:
 
 
 def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any] | None]:
-    """Return the constructors, of which those of tensors take tuples that name storages."""
+    """Return the constructors, with those of tensors accepting tuples that name storages."""
 
     def taking(make: Callable[..., Any]) -> Callable[..., Any]:
         def construct(storage: Any, *rest: Any) -> Any:
@@ -135,7 +136,7 @@ def _with_named(storages: Mapping[str, Storage]) -> dict[str, Callable[..., Any]
 
 
 def _find_named_storage(identity: Any, storages: Mapping[str, Storage]) -> Any:
-    """Return the storage that `('storage', class, key, location, length)` names."""
+    """Return the storage of a tuple `('storage', class, key, location, length)`."""
     if not is_tuple(identity) or len(identity) != 5 or identity[0] != "storage":
         return identity
     wanted = storage_of(identity[1], identity[2], identity[4])
@@ -161,7 +162,7 @@ def _key(value: Any, at: int) -> str:
 
 
 def _pickle(data: ByteRange, at: int, seen: dict[str, None]) -> tuple[Any, int]:
-    """Return what the pickle at a place holds, and its end."""
+    """Return the object of the pickle at an offset, and the end of the pickle."""
     return load(data, at, CONSTRUCTORS, no_storage, seen)
 
 
@@ -190,7 +191,7 @@ def _tar_storages(
         places[storage.key] = (at, nbytes_of(storage))
         at += nbytes_of(storage)
         require_whole(data, at)
-    # A file without a member `tensors` may end here.
+    # A file without a member `tensors` can end here.
     views: Any = ()
     if has_views or at < end:
         views, at = _pickle(data, at, seen)

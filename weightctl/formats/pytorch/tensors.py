@@ -1,4 +1,4 @@
-"""The places of tensors' bytes, from the pickle, checked against their storages."""
+"""Locations of tensors' bytes, computed from the pickle and checked against the storages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["PlacedTensor", "Streams", "UnsoundTensorError", "flat", "place_array", "place_tensor"]
 
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
-# NumPy's types as they are pickled.
+# NumPy's dtype codes in pickles.
 _ARRAYS = {
     "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32",
     "i8": "I64", "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64", "c16": "C128",
@@ -49,11 +49,14 @@ _LARGEST = 1 << 60
 
 
 class UnsoundTensorError(ValueError):
-    """What a pickle says of a tensor cannot be."""
+    """The description of a tensor in a pickle is invalid."""
 
 
 class _Layout(NamedTuple):
-    """The elements of a tensor, those from its first to its last, whether they are in a row."""
+    """The number of elements of a tensor, the span of its elements, and whether it is contiguous.
+
+    The span is the number of elements of the storage from the tensor's first to its last element.
+    """
 
     size: int
     span: int
@@ -61,7 +64,7 @@ class _Layout(NamedTuple):
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor's shape and encoding, and where its bytes are."""
+    """A tensor's shape and encoding, and the place of its bytes."""
 
     shape: tuple[int, ...]
     encoding: Encoding
@@ -69,7 +72,7 @@ class PlacedTensor(NamedTuple):
 
 
 def flat(storage: Storage) -> TensorRecord:
-    """Return the tensor of all that a storage holds; bytes, where it does not say of what."""
+    """Return the tensor of a whole storage; its elements are bytes if the storage is untyped."""
     encoding, count = storage.encoding or ENCODINGS["U8"], storage.length
     if encoding.block > 1:
         encoding = ENCODINGS["U8"]
@@ -77,9 +80,9 @@ def flat(storage: Storage) -> TensorRecord:
 
 
 def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
-    """Return where a tensor is, None for one of what is not known.
+    """Return the place of a tensor; None if its type is not supported.
 
-    Raises `UnsoundTensorError` if its storage does not hold it.
+    Raises `UnsoundTensorError` if its storage does not contain it.
     """
     storage, encoding = tensor.storage, tensor.encoding
     if type(storage) is not Storage or encoding is None:
@@ -93,10 +96,10 @@ def place_tensor(tensor: TensorRecord, locate: Locate) -> PlacedTensor | None:
     width, first = encoding.size, storage.start + tensor.offset
     start, nbytes = locate(storage)
     if encoding.name == "F4":
-        # torch counts the pairs, each a byte.
+        # torch's shape counts pairs of values, which are a byte each.
         shape = (*shape[:-1], 2 * (shape[-1] if shape else 1))
     elif encoding.block > 1:
-        # It counts the numbers, and has such tensors only whole.
+        # torch's shape counts the values, and such tensors are always contiguous.
         if not layout.is_whole or not encoding.fits(shape):
             return None
         layout = _Layout(encoding.nbytes(shape), encoding.nbytes(shape), is_whole=True)
@@ -120,7 +123,7 @@ def _is_sizes(sizes: Any) -> TypeGuard[tuple[int, ...]]:
     return not sizes or (min(sizes) >= 0 and max(sizes) < _LARGEST)
 
 
-# Many tensors have one shape.
+# Many tensors have the same shape.
 @lru_cache(1024)
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Layout:
     if not is_possible(shape):
@@ -141,15 +144,15 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def place_array(
     array: Array, data: ByteRange, base: int, *, big_endian: bool
 ) -> PlacedTensor | None:
-    """Return where a NumPy array is, None if its elements are not numbers.
+    """Return the place of a NumPy array; None if its elements are not numbers.
 
-    `data` is the pickle, `base` where it starts in the file; `big_endian` is the byte order of the
-    other tensors in it. Raises `UnsoundTensorError`.
+    `data` is the pickle, which begins at `base` in the file; `big_endian` is the byte order of the
+    other tensors in it. Raises `UnsoundTensorError` if the array is invalid.
     """
     kind = array.dtype
     encoding = ENCODINGS.get(_ARRAYS.get(kind.code, "")) if type(kind) is NumPyType else None
     content = array.content
-    # A text becomes bytes only where it can be of use: many arrays may share one.
+    # Text is only encoded if it is needed, because many arrays can share it.
     raw = None if encoding is None else bytes_of(content, data)
     if encoding is None or raw is None:
         return None
@@ -172,8 +175,8 @@ def place_array(
 
 
 def _swap_bytes(raw: bytes, encoding: Encoding) -> bytes:
-    """Return the bytes of numbers in the other byte order."""
-    # The two halves of a complex number are swapped each by itself.
+    """Return the bytes of elements in the other byte order."""
+    # The real and the imaginary part of a complex number are swapped separately.
     width = encoding.size // 2 if encoding.name.startswith("C") else encoding.size
     made = bytearray(len(raw))
     for place in range(width):
@@ -182,7 +185,7 @@ def _swap_bytes(raw: bytes, encoding: Encoding) -> bytes:
 
 
 class _Opened(NamedTuple):
-    """A storage, where its bytes start and how many they are, and what holds them."""
+    """A storage, the offset and length of its bytes, and the bytes that contain it."""
 
     storage: Storage
     place: tuple[int, int]
@@ -191,12 +194,11 @@ class _Opened(NamedTuple):
 
 
 class Streams:
-    """The storages of a pickle that are streams of their own.
+    """The storages that are embedded in a pickle as streams.
 
-    Each is opened once, and what one holds besides its storage is not looked at. `data` is the
-    pickle and `base` where it starts in the file; `big_endian` is the byte order of the file,
-    where that of streams is always little. Source: `__reduce__` of the storages in
-    `torch/storage.py`.
+    Each stream is opened once, and its other objects are ignored. `data` is the pickle, which
+    begins at `base` in the file; `big_endian` is the byte order of the file, while streams are
+    always little-endian. Source: `__reduce__` of the storages in `torch/storage.py`.
     """
 
     def __init__(self, data: ByteRange, base: int, *, big_endian: bool) -> None:
@@ -204,10 +206,10 @@ class Streams:
         self._opened: dict[object, _Opened | None] = {}
 
     def place(self, enclosed: Enclosed, tensor: TensorRecord | None = None) -> PlacedTensor | None:
-        """Return where a tensor over a stream's storage is, or all of the storage.
+        """Return the place of a tensor over a stream's storage, or of the whole storage.
 
-        Bytes that must be changed are kept in memory. It is None, or raises, where that of
-        `place_tensor` is or does.
+        Bytes that are encoded or swapped are kept in memory. Returns None, or raises, in the same
+        cases as `place_tensor`.
         """
         opened = self._open(enclosed)
         if opened is None:

@@ -1,4 +1,4 @@
-"""The leaves of a PyTorch pickle that are not tensors: their text and their values.
+"""Leaves of a PyTorch pickle that are not tensors: their texts and values.
 
 Kinds are those of `weightctl.formats.pytorch.levels`.
 """
@@ -43,9 +43,9 @@ _LONGEST_NUMBER = 16
 
 
 class PlainValue(NamedTuple):
-    """A value: what it is in the tree, its kind among the levels, and as metadata.
+    """A plain value: its leaf in the tree, its kind in the levels, and its metadata value.
 
-    `kind` is empty for what is only shown; `value` is None if there is none but the kind.
+    `kind` is empty if the value is only displayed; `value` is None if it is not stored.
     """
 
     leaf: Leaf
@@ -54,7 +54,7 @@ class PlainValue(NamedTuple):
 
 
 def plain(record: Any, data: ByteRange) -> PlainValue | None:
-    """Return what a record is, if it is a value; None for what holds other things."""
+    """Return a record as a plain value; None if it contains other objects."""
     if type(record) is NumpyScalar:
         record = _number(record, data)
     kind: type = record.__class__
@@ -81,7 +81,7 @@ _LEAVES: dict[type, Callable[[Any], Leaf]] = {
 
 
 def _describe_array(array: Array) -> str:
-    """Say of an array that holds no numbers of what it is, and of which shape."""
+    """Return the dtype and shape of an array whose elements are not numbers."""
     code = array.dtype.code if type(array.dtype) is NumPyType else "unknown"
     elements = array.shape[:_SHOWN] if is_tuple(array.shape) else ()
     return (
@@ -130,7 +130,7 @@ def _is_storable(text: str) -> bool:
 
 
 def _several(record: Any) -> PlainValue | None:
-    """Return an array of plain values of one type; None for others."""
+    """Return a sequence of plain values of one type; None for other sequences."""
     elements = record.sizes if type(record) is Size else record
     kind = "torch.Size" if type(record) is Size else "list" if is_list(record) else "tuple"
     if not is_list(elements) and not is_tuple(elements):
@@ -157,14 +157,14 @@ def _join_elements(elements: Sequence[Any]) -> str:
 
 
 def shorten_text(text: str) -> str:
-    """Return a text so short that it can be shown."""
+    """Return a text, truncated if it is too long to be displayed."""
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _number(scalar: NumpyScalar, data: ByteRange) -> Any:
     content = scalar.content
     text = content.text if type(content) is Encoded else content
-    # Many numbers may share a text: one of them has no more bytes.
+    # Many scalars can share a text, and a longer one is not a scalar.
     is_long = type(text) is str and len(text) > _LONGEST_NUMBER
     raw = None if is_long else bytes_of(content, data)
     dtype = scalar.dtype if type(scalar.dtype) is NumPyType else NumPyType("unknown")
@@ -180,7 +180,7 @@ def _number(scalar: NumpyScalar, data: ByteRange) -> Any:
 
 
 def bytes_of(content: Any, data: ByteRange) -> ByteRange | None:
-    """Return the bytes that a record represents, None for other records."""
+    """Return the bytes that a record represents; None for other records."""
     if type(content) is Blob:
         return data.part(content.start, content.stop)
     try:

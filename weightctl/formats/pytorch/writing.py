@@ -1,6 +1,6 @@
-"""Writing of a PyTorch checkpoint: a zip of tensors' bytes and the pickle of a state dict.
+"""Writing of PyTorch checkpoints: a zip file with the pickle of a state dict, and tensor data.
 
-Source: APPNOTE.TXT 6.3.10; the numbers in comments are its sections.
+Source: APPNOTE.TXT 6.3.10; numbers in comments are its sections.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _LARGE_END, _LOCATOR, _END = Struct("<4sQ2H2I4Q"), Struct("<4sIQI"), Struct("<4s
 _EXTRA = Struct("<2sH")  # 4.5.1
 _LARGE, _FILLING = b"\x01\x00", b"FB"
 _TWO_SIZES = 20
-# Its readers take the name of the folder from the first member.
+# Readers take the name of the folder from the first member.
 _FOLDER = "archive/"
 _SHORT, _INT = 0xFFFF, 0xFFFFFFFF
 _IN_DESCRIPTOR = 1 << 3  # 4.4.4
-_STORED, _TIME, _DATE = 0, 0, 1 << 5 | 1  # the first day there is, in 1980
-# Where the metadata stands that is not a part of the checkpoint itself.
+_STORED, _TIME, _DATE = 0, 0, 1 << 5 | 1  # the earliest date, in 1980
+# The member with the metadata that is not part of the pickle.
 RECORD = "extra/weightctl.json"
 _VERSION = b"3\n"
 _LEAST_ALIGNMENT = 64  # torch's own
-# What stands between two tensors passes through memory.
+# The limit of the alignment, because the padding between two tensors is held in memory.
 _MOST_ALIGNMENT = 1 << 26
 
 
 class ZipMember(NamedTuple):
-    """A file of an archive: its local header is at `start`, and its bytes are at `offset`.
+    """A member of a zip file: its local header is at `start`, and its bytes are at `offset`.
 
-    The CRC-32 is None if it is known only after the bytes.
+    The CRC-32 is None if it is only known after the bytes are written.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ZipMember(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next may start."""
+        """The offset at which the next member can start."""
         return self.offset + self.nbytes + len(self.descriptor(0))
 
     @property
@@ -76,9 +76,9 @@ class ZipMember(NamedTuple):
         return _IN_DESCRIPTOR if self.crc is None else 0
 
     def header(self) -> bytes:
-        """Return what stands before the bytes."""
+        """Return the local header, with padding up to the bytes."""
         name = self.name.encode()
-        # What the descriptor says, the header leaves out; but that it takes 64 bits is said here.
+        # If a descriptor follows, the header has no sizes, but it states whether they have 64 bits.
         size = 0 if self.crc is None else self.nbytes
         extra = _extra(_LARGE, Struct("<2Q").pack(size, size)) if self.is_large else b""
         filling = self.offset - self.start - _LOCAL.size - len(name) - len(extra)
@@ -94,14 +94,14 @@ class ZipMember(NamedTuple):
         )  # fmt: skip
 
     def descriptor(self, crc: int) -> bytes:
-        """Return what stands after the bytes."""
+        """Return the data descriptor, which follows the bytes; empty if the header has the CRC."""
         if self.crc is not None:
             return b""
         kind = _LARGE_DESCRIPTOR if self.is_large else _DESCRIPTOR
         return kind.pack(b"PK\7\10", crc, self.nbytes, self.nbytes)
 
     def entry(self, crc: int) -> bytes:
-        """Return the entry in the archive's directory."""
+        """Return the entry in the central directory."""
         name = self.name.encode()
         large = [n for n in (self.nbytes, self.nbytes, self.start) if n >= _INT]
         extra = _extra(_LARGE, Struct(f"<{len(large)}Q").pack(*large)) if large else b""
@@ -124,9 +124,10 @@ def _extra(kind: bytes, content: bytes) -> bytes:
 def place_member(
     name: str, nbytes: int, position: int, alignment: int = 1, crc: int | None = None
 ) -> ZipMember:
-    """Return a member that starts at a position or after it, so that its bytes are aligned.
+    """Return a member at `position` or after it, whose bytes are aligned.
 
-    The local header grows for that, and where it cannot grow as far, it starts later.
+    Its local header is extended with padding. If the padding would be too long for the header, the
+    member starts later.
     """
     name = _FOLDER + name
     least = _LOCAL.size + len(name.encode()) + (_TWO_SIZES if nbytes >= _INT else 0)
@@ -140,9 +141,9 @@ def place_member(
 
 
 def directory(members: Iterable[ZipMember], crcs: Iterator[int], start: int) -> bytes:
-    """Return what ends an archive: its directory, which is at `start`, and the end records.
+    """Return the end of a zip file: the central directory, which is at `start`, and end records.
 
-    `crcs` are the CRC-32 of the members that have none.
+    `crcs` are the CRC-32 of the members whose `crc` is None.
     """
     entries = [m.entry(next(crcs) if m.crc is None else m.crc) for m in members]
     count, length = len(entries), sum(map(len, entries))
@@ -181,11 +182,11 @@ def _problem(info: TensorInfo) -> str:
 def layout(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
 ) -> Layout:
-    """Describe the zip that holds a state dict: its data starts on multiples of the alignment.
+    """Describe the zip file of a state dict, with tensor data on multiples of the alignment.
 
-    That is the metadata's, and 64 bytes at least. Of several files each has a flat dict, and the
-    first all that the metadata says of the whole. Raises `ConversionError` for an alignment beyond
-    64 MiB.
+    The alignment is that of the metadata, and at least 64 bytes. Each of several parts has a flat
+    dict, and the first has the metadata of the whole checkpoint. Raises `ConversionError` for an
+    alignment of more than 64 MiB.
     """
     root, rest = _state(tensors, metadata, part)
     stated = {"data.pkl": emit(root), "byteorder": b"little"}
@@ -220,7 +221,7 @@ def layout(
 
 def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(ALIGNMENT_KEY)
-    # One that cannot be is none of PyTorch's business.
+    # An invalid alignment of GGUF has no effect in PyTorch.
     if stated is None or not is_alignment(stated):
         return _LEAST_ALIGNMENT
     if stated.content > _MOST_ALIGNMENT:
@@ -235,7 +236,7 @@ def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
 def _state(
     tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None
 ) -> tuple[Any, dict[str, MetadataValue]]:
-    """Return what goes into the pickle, and the metadata that goes beside it."""
+    """Return the root object of the pickle, and the metadata that is stored beside the pickle."""
     leaves = {info.name: _tensor(info, str(number)) for number, info in enumerate(tensors)}
     levels = parse_levels(metadata)
     tied = {
@@ -253,11 +254,11 @@ def _state(
 
 
 def _tensor(info: TensorInfo, key: str) -> PickledCall:
-    """Return the record of a contiguous tensor that has a storage for itself."""
+    """Return the record of a contiguous tensor with a storage of its own."""
     dtype = str(info.encoding.ids.get("pytorch", ""))
     shape = info.shape
     if info.encoding.block > 1:
-        # PyTorch counts the bytes of pairs.
+        # torch's shape counts bytes, which hold two values each.
         shape = (*shape[:-1], shape[-1] // info.encoding.block)
     strides = tuple(prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
     named = STORAGE_CLASSES.get(info.encoding.name)

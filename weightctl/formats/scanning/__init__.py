@@ -1,4 +1,4 @@
-"""Every pickle in a file that some program would load, in whatever container, and what it names."""
+"""Scanning of files in any container: the pickles that programs can load, and their globals."""
 
 from __future__ import annotations
 

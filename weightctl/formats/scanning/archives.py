@@ -1,10 +1,11 @@
-"""The members of zip and tar files, as the programs find them that load what is in them.
+"""The members of zip and tar files, as the programs that load them find them.
 
-torch uses miniz for zip files, and all others Python's `zipfile`: where a zip is sound both find
-the same. The members of others are those that `zipfile` finds, and the zip is reported as well.
+torch reads zip files with miniz, and other programs use Python's `zipfile`. In a valid zip file,
+both find the same members. In other zip files, the members that `zipfile` finds are scanned, and
+the zip file is reported too.
 
-Until 0.1 torch wrote tars whose parts are pickles with numbers between them. Source: `legacy_load`
-in `torch/serialization.py`.
+Before 0.1, torch wrote tar files whose members contain pickles with data between them. Source:
+`legacy_load` in `torch/serialization.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LOCAL = Struct("<4s4xH16x2H")
 _LOCAL_SIZE = 30
 _ENCRYPTED = 1
 _STORED, _LZMA = 0, 14
-# The storages of torch: only numbers in them are usual.
+# The storages of torch, which usually contain only numbers.
 _STORAGES = re.compile(r"[^/]+/(data|constants)/\d+")
 _NOT_ZIPS = (
     zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError, LookupError,
@@ -57,7 +58,7 @@ _MAX_DIMENSIONS = 64
 
 
 def is_zip(head: bytes, source: ScanSource) -> bool:
-    """Whether bytes are a zip file; other bytes may come before it."""
+    """Whether data is a zip file; other bytes can precede it."""
     if head.startswith((_START, _END)):
         return True
     size = source.size()
@@ -66,7 +67,7 @@ def is_zip(head: bytes, source: ScanSource) -> bool:
 
 
 def _by_zipfile(source: ScanSource) -> list[DirectoryMember]:
-    """Return the members that Python finds; none where it takes the bytes for something else."""
+    """Return the members that Python's `zipfile` finds; empty if it finds no zip file."""
     try:
         with as_stream(source) as stream, zipfile.ZipFile(stream) as archive:
             return [
@@ -81,7 +82,7 @@ def _by_zipfile(source: ScanSource) -> list[DirectoryMember]:
 
 
 def zip_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
-    """Yield the members of a zip file, and what keeps them from being read."""
+    """Yield the members of a zip file, and the problems that prevent reading them."""
     source = place.source
     archive: Archive | None = None
     if source.read(0, 4) == _START:
@@ -126,7 +127,7 @@ def _inside(
     yield where._replace(source=content, is_script=is_script, is_storage=is_storage)
     size = content.size()
     if isinstance(content, Unpacked):
-        # The end of LZMA may be left out: its size is what the zip says.
+        # LZMA data can omit its end marker; its size is then that of the directory.
         is_whole = member.method == _LZMA and size == member.nbytes
         problem = "" if is_whole else content.problem
     if not problem and size != member.nbytes:
@@ -136,7 +137,7 @@ def _inside(
 
 
 def _start(source: ScanSource, member: DirectoryMember) -> tuple[int, str]:
-    """Return where the bytes of a member start, and why they cannot be read, if so."""
+    """Return the offset of a member's bytes, and why they cannot be read; empty if they can."""
     head = source.read(member.header, _LOCAL_SIZE)
     if len(head) < _LOCAL_SIZE or not head.startswith(_START):
         return 0, "it is not at the offset in the zip directory"
@@ -156,7 +157,7 @@ def _alone(source: ScanSource, create: Callable[[], Decompressor], budget: Budge
 
 
 def _unpack_lzma(source: ScanSource, budget: Budget) -> Unpacked:
-    # A header of another kind has the same properties: APPNOTE 5.8.8.
+    # The old header has the same properties in another layout: APPNOTE 5.8.8.
     properties = source.read(4, int.from_bytes(source.read(2, 2), "little"))
     head = properties[:5] + b"\xff" * 8
     start = 4 + len(properties)
@@ -171,19 +172,19 @@ _METHODS: dict[int, Callable[[ScanSource, Budget], Unpacked]] = {
 
 
 def is_tar(head: bytes, _source: ScanSource) -> bool:
-    """Whether bytes are a tar file, by the sum over its first header."""
+    """Whether data is a tar file, by the checksum of its first header."""
     return is_any_tar(head[:_HEAD])
 
 
 def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
-    """Yield the members of a tar file, and what keeps them from being read."""
+    """Yield the members of a tar file, and the problems that prevent reading them."""
     source = place.source
     end = 0
     try:
         with as_stream(source) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             while (entry := archive.next()) is not None:
                 budget.enter()
-                # It keeps them all, and there may be many.
+                # `tarfile` keeps all members in memory, and there can be many.
                 cast("Any", archive).members.clear()
                 if entry.issparse():
                     yield unread(
@@ -207,7 +208,7 @@ def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlac
 
 
 def storage_nbytes(kind: Any, key: Any, count: Any) -> int:
-    """Return the bytes of a storage's elements; raises `ValueError` if they cannot be computed."""
+    """Return the bytes of a storage's elements; raises `ValueError` if they are unknown."""
     if isinstance(kind, Reference):
         module, _, name = kind.path.rpartition(".")
         kind = Global(module, name)
@@ -215,7 +216,7 @@ def storage_nbytes(kind: Any, key: Any, count: Any) -> int:
 
 
 def _torch_parts(place: ScanPlace, part: str, budget: Budget) -> Iterator[Scanned]:
-    """Yield the pickles of a part, as torch loads them one after another."""
+    """Yield the pickles in a member of torch's tar file, as torch loads them one after another."""
     reader = _Part(place, budget)
     try:
         if part == "pickle":
@@ -225,7 +226,7 @@ def _torch_parts(place: ScanPlace, part: str, budget: Budget) -> Iterator[Scanne
             for _ in range(reader.count()):
                 yield reader.pickle()
                 reader.skip(part)
-            # Views of the storages follow, which other tools than torch leave out.
+            # Views of the storages follow; tools other than torch omit them.
             if part == "storages" and reader.at < place.source.size():
                 yield reader.pickle()
         reader.require_end()
@@ -239,7 +240,7 @@ def _torch_parts(place: ScanPlace, part: str, budget: Budget) -> Iterator[Scanne
 
 
 class _Part:
-    """A part and how far it was read; raises `ValueError` if that cannot go on."""
+    """A member of torch's tar file, and the position in it; raises `ValueError` if invalid."""
 
     def __init__(self, place: ScanPlace, budget: Budget) -> None:
         self.at = 0
@@ -247,7 +248,7 @@ class _Part:
         self._result: Any = None
 
     def pickle(self) -> Scanned:
-        """Read a pickle; one that cannot be read is the last."""
+        """Read a pickle; if it cannot be read, skip the rest of the member."""
         source, start = self._place.source, self.at
         found = names(source, start, source.base, self._budget.reading)
         self.at = source.size() if found.problem else found.end
@@ -255,13 +256,13 @@ class _Part:
         return Scanned(self._place.member, source.base + start, found)
 
     def require_end(self) -> None:
-        """Refuse what follows the last entry."""
+        """Raise `ValueError` if bytes follow the last entry."""
         behind = self._place.source.size() - self.at
         if behind > 0:
             raise ValueError(f"{behind} bytes follow its last entry")
 
     def count(self) -> int:
-        """Return the last pickle's content, which is a number."""
+        """Return the integer that the last pickle contains; 0 at the end of the member."""
         if self.at == self._place.source.size():
             return 0
         if type(self._result) is not int or self._result < 0:
@@ -269,7 +270,7 @@ class _Part:
         return self._result
 
     def skip(self, part: str) -> None:
-        """Pass over the numbers behind an entry."""
+        """Skip the data that follows an entry."""
         source = self._place.source
         if part == "storages":
             if not is_tuple(self._result) or len(self._result) != 3:

@@ -1,4 +1,4 @@
-"""NumPy files: an array of objects is a pickle behind a header.
+"""NumPy files: an array of objects is a pickle that follows a header.
 
 Source: `numpy/lib/format.py`.
 """
@@ -25,20 +25,20 @@ __all__ = ["array_pickles", "is_array"]
 
 _MAGIC = b"\x93NUMPY"
 _WIDTHS = {1: 2, 2: 4, 3: 4}
-# `numpy.load(allow_pickle=True)` has no limit; a header of usual fields is far below this one.
+# `numpy.load(allow_pickle=True)` has no limit, but usual headers are far shorter.
 _LONGEST_HEADER = 1 << 16
-# Python 2 wrote its long integers so.
+# Long integers as Python 2 wrote them.
 _LONG = re.compile(r"(?<=\d)L(?=[,)\s])")
 _UNPARSED = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, AttributeError)
 
 
 def is_array(head: bytes, _source: ScanSource) -> bool:
-    """Whether bytes are a NumPy file."""
+    """Whether data is a NumPy file."""
     return head.startswith(_MAGIC)
 
 
 def array_pickles(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
-    """Yield the pickles of a NumPy file, which may have several arrays, and what follows those."""
+    """Yield the pickles of a NumPy file, which can have several arrays, and data after these."""
     source, at = place.source, 0
     while source.read(at, len(_MAGIC)) == _MAGIC:
         budget.enter()
@@ -61,7 +61,7 @@ def array_pickles(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPl
 
 
 def _header(source: ScanSource, at: int) -> tuple[int, int, int]:
-    """Return where the header of an array starts, its length, and its version."""
+    """Return the offset and the length of an array's header, and its version."""
     version = (source.read(at + len(_MAGIC), 1) or b"\0")[0]
     width = _WIDTHS.get(version, 4)
     length = int.from_bytes(source.read(at + 8, width), "little")
@@ -69,9 +69,9 @@ def _header(source: ScanSource, at: int) -> tuple[int, int, int]:
 
 
 def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]:
-    """Return how many bytes an array has; None if a pickle may be after the header.
+    """Return the size in bytes of an array; None if a pickle can follow the header.
 
-    The second is what keeps that from being told, empty if nothing does.
+    The second value is the problem that prevents reading the array; empty if there is none.
     """
     if length > _LONGEST_HEADER:
         return None, f"its NumPy header has {length} bytes; the limit is {_LONGEST_HEADER}"
@@ -95,7 +95,7 @@ def _content(header: bytes, length: int, version: int) -> tuple[int | None, str]
 
 def _parse_literal(text: str) -> Any:
     with warnings.catch_warnings():
-        # Of escapes that there are not: NumPy takes them as Python does.
+        # Warnings about invalid escape sequences, which NumPy accepts.
         warnings.simplefilter("ignore")
         try:
             return ast.literal_eval(text)
@@ -104,7 +104,7 @@ def _parse_literal(text: str) -> Any:
 
 
 def _size(descr: Any) -> int | None:
-    """Return the bytes of an element; None for one that is not of numbers and bytes alone."""
+    """Return the bytes of an element; None if it does not consist of numbers and bytes alone."""
     if isinstance(descr, str):
         return itemsize(descr)
     if is_list(descr):
@@ -123,7 +123,7 @@ def _size_of_field(field: Any) -> int | None:
 
 
 def _has_objects(descr: Any) -> bool:
-    """Whether a dtype of fields has objects among them, and else only what is known."""
+    """Whether a dtype is valid and has objects, possibly among the fields of a structure."""
     if is_list(descr):
         return all(
             is_tuple(each) and len(each) in {2, 3}

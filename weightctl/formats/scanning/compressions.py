@@ -1,6 +1,6 @@
-"""Compressions of a single stream, as `gzip` and `joblib` write them: one line of a table each.
+"""Compressed streams, as `gzip` and `joblib` write them: each has a line of a table.
 
-Bytes are unpacked as they are read: a part of them is kept, and never all.
+Data is decompressed when it is read, and only a part of it is kept in memory.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _CUT = "the compressed data is incomplete"
 _UNPACK = "unpack the file, and scan the result"
 _TRIED = 1 << 16
 _LONGEST_NAME = 1 << 16
-# The flags of gzip's header: RFC 1952, 2.3.1.
+# Flags in the header of gzip: RFC 1952, 2.3.1.
 _CHECKED, _EXTRA, _NAMED, _COMMENTED = 2, 4, 8, 16
 _ALONE = 13
 _LARGEST_ALONE = 1 << 38
 _ZFILE = 21
 
 
-class _Damaged(ValueError):  # noqa: N818  # it is raised where data is damaged
-    """Compressed data is not what it should be."""
+class _Damaged(ValueError):  # noqa: N818  # raised for damaged data
+    """Compressed data is invalid."""
 
 
 class Decompressor(Protocol):
-    """What unpacks a stream, as the classes of `bz2` and `lzma` do."""
+    """A decompressor with the interface of the classes in `bz2` and `lzma`."""
 
     @property
     def eof(self) -> bool:
@@ -57,23 +57,23 @@ class Decompressor(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether it gives nothing more before it is given more."""
+        """Whether more input is needed before there is more output."""
         ...
 
     @property
     def unused_data(self) -> bytes:
-        """What it was given after the end of the stream."""
+        """The input after the end of the stream."""
         ...
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        """Return what bytes unpack to, or the first part of that."""
+        """Return decompressed data, at most `max_length` bytes."""
         ...
 
 
 class _Inflated:
-    """DEFLATE, as it is without a header and a checksum.
+    """A decompressor of DEFLATE data without header and checksum.
 
-    Nobody checks before a pickle is loaded, and so no checksum is looked at here.
+    Checksums are not verified, because programs load a pickle before they reach its checksum.
     """
 
     def __init__(self) -> None:
@@ -99,30 +99,30 @@ class _Inflated:
 
 
 def make_inflater() -> Decompressor:
-    """Return what unpacks DEFLATE."""
+    """Return a decompressor of DEFLATE."""
     return _Inflated()
 
 
 def bzip2() -> Decompressor:
-    """Return what unpacks bzip2."""
+    """Return a decompressor of bzip2."""
     return bz2.BZ2Decompressor()
 
 
 def _xz() -> Decompressor:
-    """Return what unpacks xz."""
+    """Return a decompressor of xz."""
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY)
 
 
 def lzma_alone() -> Decompressor:
-    """Return what unpacks LZMA with its old header."""
+    """Return a decompressor of LZMA with its old header."""
     return lzma.LZMADecompressor(lzma.FORMAT_ALONE, _LZMA_MEMORY)
 
 
 class Unpacked:
-    """What compressed bytes unpack to; `problem` says why not all of that could be had.
+    """The decompressed data of a source; `problem` says why it is incomplete, if it is.
 
-    A stream may follow another: `following` returns where the data of the one at a place starts,
-    and None if there is none. `head` is put before the bytes.
+    A stream can follow another: `following` returns the offset of the data of the stream at an
+    offset, or None if there is no stream. `head` is inserted before the data of each stream.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Unpacked:
         self._open(0)
 
     def _open(self, at: int) -> bool:
-        """Begin to unpack the stream at a place; return whether there is one."""
+        """Begin decompressing the stream at an offset; return whether there is a stream."""
         try:
             start = self._following(at)
         except _Damaged as error:
@@ -166,7 +166,7 @@ class Unpacked:
         self.problem = self.problem or problem
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Unpack up to the bytes that are asked for; what is before those kept, once more."""
+        """Decompress up to the requested bytes; start again for bytes that were dropped."""
         if offset < self._start:
             self._begin()
         while not self._is_complete and self._start + len(self._kept) < offset + nbytes:
@@ -180,7 +180,7 @@ class Unpacked:
         return found
 
     def size(self) -> int:
-        """Unpack all."""
+        """Decompress all data, and return its size."""
         while not self._is_complete:
             self._advance()
             if len(self._kept) > 2 * _KEPT:
@@ -193,7 +193,7 @@ class Unpacked:
         self._start += dropped
 
     def _advance(self) -> None:
-        """Unpack a part."""
+        """Decompress the next piece."""
         stream = self._stream
         data = b""
         if stream.needs_input:
@@ -215,7 +215,7 @@ class Unpacked:
             self._follow(self._at - len(stream.unused_data) + self._trailer)
 
     def _follow(self, at: int) -> None:
-        """Go on after the end of a stream: with another, or nowhere."""
+        """Continue after the end of a stream, with the next stream if there is one."""
         while (piece := self._source.read(at, _FED)) and not piece.strip(b"\0"):
             at += len(piece)
         if not piece:
@@ -227,10 +227,11 @@ class Unpacked:
 
 
 class _Compression(NamedTuple):
-    """A compression: how a stream begins, where its data starts, and what unpacks that.
+    """A compression: how a stream begins, where its data starts, and how it is decompressed.
 
-    `trailer` is the length of what follows the data. `is_certain` says that nothing else begins so:
-    of others it is tried. Without `open` it cannot be unpacked here.
+    `trailer` is the length of the bytes after the data. If `is_certain` is false, other data can
+    begin in the same way, so decompression is tried. If `open` is None, decompression is not
+    supported.
     """
 
     name: str
@@ -261,7 +262,7 @@ def _gzip_data(source: ScanSource, at: int) -> int:
 
 
 def _is_zlib(head: bytes) -> bool:
-    """Whether bytes begin as RFC 1950 says, 2.2; a preset dictionary has to be known."""
+    """Whether data begins as RFC 1950, 2.2, requires, and needs no preset dictionary."""
     return (
         len(head) > 2
         and head[0] & 0x0F == 8
@@ -272,12 +273,12 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _is_lzma(head: bytes) -> bool:
-    """Whether bytes begin as liblzma's `alone_decoder.c` takes them, or as joblib does."""
+    """Whether data begins as liblzma's `alone_decoder.c` requires, or as joblib writes it."""
     if len(head) < _ALONE or head[0] >= 9 * 5 * 5:
         return False
     dictionary = int.from_bytes(head[1:5], "little")
     length = int.from_bytes(head[5:_ALONE], "little")
-    # 2^n, 2^n + 2^(n+1), or the largest.
+    # 2^n, 2^n + 2^(n+1), 0, or the largest value.
     bits = dictionary.bit_count()
     is_power = bits == 1 or (bits == 2 and bool(dictionary & dictionary >> 1)) or bits in {0, 32}
     is_usual = is_power and (length < _LARGEST_ALONE or length == (1 << 64) - 1)
@@ -285,12 +286,12 @@ def _is_lzma(head: bytes) -> bool:
 
 
 def _zfile_data(source: ScanSource, at: int) -> int:
-    # A header of joblib until 0.10: the length as a text, and perhaps a space.
+    # The header of joblib before 0.10: the length as text, and optionally a space.
     return at + _ZFILE + (source.read(at + _ZFILE, 1) == b" ") + 2
 
 
 def _is_zstd(head: bytes) -> bool:
-    """Whether bytes begin as zstd does, or with a frame that readers of zstd and lz4 skip."""
+    """Whether data begins like zstd, or with a frame that readers of zstd and lz4 skip."""
     is_skipped = len(head) > 3 and head[0] >> 4 == 5 and head[1:4] == b"\x2a\x4d\x18"
     return is_skipped or head.startswith(b"\x28\xb5\x2f\xfd")
 
@@ -315,14 +316,14 @@ COMPRESSIONS = (
 
 
 def is_packed(compression: _Compression, head: bytes, source: ScanSource, budget: Budget) -> bool:
-    """Whether bytes look like the output of a compression."""
+    """Whether data looks like the output of a compression."""
     if not compression.begins(head):
         return False
     return compression.is_certain or bool(_stream(compression, source, budget).read(0, _TRIED))
 
 
 def _data(compression: _Compression, source: ScanSource, at: int) -> int | None:
-    """Return where the data of a stream starts; None if there is no stream at a place."""
+    """Return the offset of a stream's data; None if there is no stream at `at`."""
     if not compression.begins(source.read(at, _ALONE + 3)):
         return None
     return compression.data(source, at) if compression.data else at
@@ -332,14 +333,14 @@ def _stream(compression: _Compression, source: ScanSource, budget: Budget) -> Un
     def following(at: int) -> int | None:
         return _data(compression, source, at)
 
-    assert compression.open is not None  # noqa: S101  # what cannot be opened is never unpacked
+    assert compression.open is not None  # noqa: S101  # guaranteed by the callers
     return Unpacked(source, compression.open, following, budget, trailer=compression.trailer)
 
 
 def unpack_stream(
     compression: _Compression, place: ScanPlace, budget: Budget
 ) -> Iterator[Scanned | ScanPlace]:
-    """Yield what a stream unpacks to, and what keeps it from being unpacked to its end."""
+    """Yield the decompressed data of a stream, and the problem that makes it incomplete."""
     if compression.open is None:
         problem = f"it is compressed with {compression.name}: {_UNPACK}"
         yield unread(problem, place.member, place.source.base)

@@ -1,4 +1,4 @@
-"""The findings of a scan, and what the user trusts although the closed list does not have it."""
+"""The findings of a scan, and globals that the user trusts in addition to the closed list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_FILE = 1 << 20
 
 
 class Severity(StrEnum):
-    """What a global can do to a program that loads it."""
+    """The harm that a global can do to a program that loads it."""
 
     DANGEROUS = "dangerous"
     UNKNOWN = "unknown"
@@ -30,11 +30,11 @@ class Severity(StrEnum):
 
 
 class Scanned(NamedTuple):
-    """A pickle: the member that it is in, where it starts, and what it names.
+    """A pickle: the member that contains it, its offset, and the globals that it names.
 
-    `start` and the offsets of `names` count from the start of the file, or of the unpacked bytes of
-    a member that is compressed. `is_script` says that the pickle is TorchScript's, whose classes
-    are in the archive itself.
+    `start` and the offsets of `names` are relative to the file, or to the unpacked data of a
+    compressed member. `is_script` is true for a pickle of TorchScript, whose classes are in the
+    archive itself.
     """
 
     member: str
@@ -43,7 +43,7 @@ class Scanned(NamedTuple):
     is_script: bool = False
 
     def severity(self, path: str) -> Severity:
-        """Return what a global can do."""
+        """Return the harm that a global can do."""
         if is_allowed(path) or (self.is_script and path.startswith(_OF_TORCHSCRIPT)):
             return Severity.KNOWN
         return Severity.DANGEROUS if is_dangerous(path) else Severity.UNKNOWN
@@ -54,15 +54,15 @@ class Scanned(NamedTuple):
 
 
 def unread(problem: str, member: str = "", start: int = 0) -> Scanned:
-    """Return what represents a pickle that there may be, and that cannot be judged."""
+    """Return the finding for data that can contain a pickle but cannot be read."""
     return Scanned(member, start, PickleNames((), start, problem))
 
 
 class AllowList:
     """Patterns of globals that count as known.
 
-    A pattern with wildcards allows no dangerous global, and no name that ends in one, as
-    `torch.nn.torch.load` does: pickles reach one module through another. A pattern without
+    A pattern with wildcards allows neither dangerous globals nor names that end in one, such as
+    `torch.nn.torch.load`, because pickles reach one module through another. A pattern without
     wildcards allows exactly the global that it names.
     """
 
@@ -70,7 +70,7 @@ class AllowList:
         given = [*patterns]
         self._exact = frozenset(each for each in given if _WILDCARDS.isdisjoint(each))
         self._globs = [each for each in given if each not in self._exact]
-        # A pattern that cannot be read is an error before any file is opened.
+        # Raises an error for an invalid pattern before any file is opened.
         select_names([], self._globs)
 
     def select(self, names: Sequence[str]) -> set[str]:
@@ -80,7 +80,7 @@ class AllowList:
             allowed |= {
                 name for name in select_names(names, self._globs) if not _ends_in_danger(name)
             }
-        # A pickle that puts a name together may mean any global.
+        # A pickle that computes a name can name any global.
         return allowed - {MADE_UP}
 
 
@@ -90,9 +90,9 @@ def _ends_in_danger(name: str) -> bool:
 
 
 def read_allow_file(path: str) -> list[str]:
-    """Return the patterns of a file: one on a line; `#` begins a comment.
+    """Return the patterns of a file: one per line; `#` begins a comment.
 
-    Raises `WeightctlError` if the file does not exist or is not text.
+    Raises `WeightctlError` if the file is missing, too large, or not text.
     """
     hint = (
         "an allow file (--allow-file) is a text file with one pattern per line, such as torch.nn.*"

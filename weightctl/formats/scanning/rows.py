@@ -1,4 +1,4 @@
-"""Pickles that follow one another: one file may have several, and torch's stream has five."""
+"""Consecutive pickles: a file can contain several, and torch's stream has five."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 __all__ = ["is_called_pickle", "pickles"]
 
-# Names that say that a file is loaded as a pickle, or may be.
+# Names of files that are loaded as a pickle, or can be.
 _NAMES = re.compile(
     r".*\.(?:pkl|pickle|pk|pck|pcl|cpkl|joblib|jbl|dill|npy|npz|pt|pth|ckpt|ptl)"
     r"|(?:.*/)?(?:pytorch_model|adapter_model|training_args|optimizer|scheduler|rng_state)[^/]*\.bin",
     re.IGNORECASE | re.DOTALL,
 )
-# A stream begins with a magic number, a version, and what machine wrote it; then come the object,
-# and the keys of its storages.
+# The pickles in a stream: a magic number, a version, a description of the machine, the object, and
+# the keys of its storages.
 _IN_STREAM, _OBJECT = 5, 3
 _LENGTH = 8
-# Later ones than there are, too.
+# Larger than the latest protocol, to include future ones.
 _LAST_PROTOCOL = 15
 _LEAST = 8
-# Of pickles that name nothing, no more are kept.
+# The number of pickles without globals that are listed.
 _MOST_LISTED = 1000
-# What Python can import; white space is in the names of no module.
+# Module names that Python can import; they contain no white space.
 _EXTENSION = "extension "
 _MODULE = re.compile(r"[^\s:;,()<>\"']+")
 
 
 def is_called_pickle(name: str) -> bool:
-    """Whether a file's name says that it is loaded as a pickle, or may be."""
+    """Whether a file has the name of a file that is loaded as a pickle, or can be."""
     return _NAMES.fullmatch(name) is not None
 
 
 def pickles(
     place: ScanPlace, head: bytes, budget: Budget, *, expected: bool
 ) -> Iterator[Scanned | ScanPlace]:
-    """Yield the pickles that bytes begin with, and what keeps them from being read.
+    """Yield the pickles at the start of a source, and the problems that prevent reading them.
 
-    `head` is the first of these bytes. Where no pickle is expected, a few opcodes that name nothing
-    may be the start of anything.
+    `head` is the start of the data. If no pickle is `expected`, a few opcodes that name no global
+    are not reported, because data of any kind can begin with them.
     """
     source = place.source
     if not expected and EFFECTS[head[0]] is None:
@@ -83,9 +83,9 @@ def pickles(
 
 
 def _is_pickle(head: bytes, found: list[Scanned], place: ScanPlace) -> bool:
-    """Whether opcodes are a pickle: whether they do what only those of pickles do."""
+    """Whether opcodes are those of a pickle, because other data cannot have their effects."""
     named = list(_importable(found))
-    # No other file has frames, let alone such.
+    # Only pickles have frames, and other data has none that overlap.
     is_crossed = any(each.names.crosses for each in found)
     if is_crossed or any(is_dangerous(each.path) for each in named):
         return True
@@ -106,9 +106,10 @@ def _is_pickle(head: bytes, found: list[Scanned], place: ScanPlace) -> bool:
 
 
 def _importable(found: list[Scanned]) -> Iterator[Named]:
-    """Yield globals up to the first that no program can import: it goes no further.
+    """Yield globals up to the first that no program can import, where unpicklers stop.
 
-    torch looks up storages by their names alone. Extensions have to be registered first.
+    Storages are included, because torch finds them by their names alone. Extensions are excluded,
+    because they must be registered first.
     """
     for scanned in found:
         for each in scanned.names.named:
@@ -131,7 +132,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _stream(place: ScanPlace, budget: Budget, first: Scanned) -> Iterator[Scanned | ScanPlace]:
-    """Yield the pickles of torch's stream, and what follows the numbers after them."""
+    """Yield the pickles of torch's stream, and the data after its storages."""
     source = place.source
     yield first
     at, nbytes = first.names.end, 0
@@ -157,7 +158,7 @@ def _stream(place: ScanPlace, budget: Budget, first: Scanned) -> Iterator[Scanne
 
 
 def _storages(found: PickleNames) -> int:
-    """Return how many bytes the storages take that an object refers to; `ValueError` if unknown."""
+    """Return the bytes of the storages of an object; raises `ValueError` if they are unknown."""
     storages: dict[str, int] = {}
     for identity in found.identities:
         fields = identity_of(identity) if isinstance(identity, str) else identity

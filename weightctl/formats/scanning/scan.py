@@ -1,6 +1,6 @@
-"""Looks into a file for pickles: into containers and compressions first, then at its start.
+"""Searching a file for pickles: in containers and compressed data first, then at its start.
 
-What some program would take for a pickle is one here: a scan that overlooks one is worse than none.
+All data that some program would load as a pickle is reported: a scan must not miss any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GGUF = (b"GGUF", b"FUGG")
 
 
 class _Container(NamedTuple):
-    """A container: whether bytes are one, and what is in it."""
+    """A container: functions that detect it, and that yield its contents."""
 
     holds: Callable[[bytes, ScanSource], bool]
     contents: Callable[[ScanPlace, Budget], Iterator[Scanned | ScanPlace]]
@@ -43,7 +43,7 @@ _CONTAINERS = (
 
 
 def scan_file(file: Reader) -> list[Scanned]:
-    """Return the pickles in a file; none for one of another kind."""
+    """Return the pickles in a file; empty for other files."""
     budget = Budget(file.size)
     place = ScanPlace(WholeFile(file), file.path, name=file.path)
     found: list[Scanned] = []
@@ -55,7 +55,7 @@ def scan_file(file: Reader) -> list[Scanned]:
 
 
 def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
-    """Yield what is found at a place and in what it contains."""
+    """Yield the pickles at a place, and those of its contents."""
     source = place.source
     if place.depth > _DEEPEST:
         yield unread(f"it is nested more than {_DEEPEST} levels deep", place.member, source.base)
@@ -85,6 +85,6 @@ def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
 
 
 def _is_safetensors(head: bytes, source: ScanSource) -> bool:
-    """Whether bytes start with the length of a header, and the header."""
+    """Whether data begins with the length of a header, and a JSON object."""
     length = int.from_bytes(head[:8], "little")
     return head[8:9] == b"{" and length <= source.size() - 8

@@ -1,4 +1,4 @@
-"""Bytes that a scan reads: a file, a part of other bytes, or what they unpack to."""
+"""Sources of data for a scan: a file, a range of other data, or decompressed data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "EnclosedFile", "ScanPlace", "ScanSource", "Slice", "WholeFile", "as_stream"]
 
 _UNPACKED = 1 << 30
-# Tensors shrink little, and a member may be unpacked several times: a large file may take more.
+# The limit on decompressed data, as a multiple of the size of the file. Tensors can hardly be
+# compressed, but a member can be decompressed several times.
 _UNPACKED_PER_BYTE = 16
 _MEMBERS = 1 << 20
 _READ = 1 << 25
@@ -23,50 +24,50 @@ _LARGEST_HEADER = 1 << 25
 
 
 class Budget:
-    """What may still be done for one file, so that a small file does not keep a scan busy.
+    """Limits on the work for one file, so that a small file cannot keep a scan busy.
 
-    `reading` counts the bytes of opcodes. Methods raise `LimitError` past a limit.
+    `reading` limits the number of opcodes. Methods raise `LimitError` if a limit is exceeded.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._members = _MEMBERS
         self._most_unpacked = max(_UNPACKED, _UNPACKED_PER_BYTE * nbytes)
         self._unpacked = self._most_unpacked
-        # Each byte of the file may be read in several ways.
+        # Each byte of the file can be read in several ways.
         self.reading = Reading(4 * nbytes + _READ)
 
     def unpack(self, nbytes: int) -> None:
-        """Count bytes that were unpacked."""
+        """Count decompressed bytes."""
         self._unpacked -= nbytes
         if self._unpacked < 0:
             raise LimitError(f"its unpacked size is more than {self._most_unpacked >> 20} MiB")
 
     def enter(self, count: int = 1) -> None:
-        """Count members of a container, or pickles that follow one another."""
+        """Count members of a container, or consecutive pickles."""
         self._members -= count
         if self._members < 0:
             raise LimitError(f"it has more than {_MEMBERS} members or pickles")
 
 
 class ScanSource(Protocol):
-    """Bytes that are read on demand.
+    """Data that is read on demand.
 
-    `base` is what is added to offsets that are reported.
+    `base` is added to the offsets that are reported.
     """
 
     base: int
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where they end before."""
+        """Return up to `nbytes` bytes at `offset`; fewer at the end."""
         ...
 
     def size(self) -> int:
-        """Return how many bytes there are; what is compressed is unpacked for that."""
+        """Return the size in bytes; compressed data is decompressed for this."""
         ...
 
 
 class WholeFile:
-    """A file."""
+    """The data of a whole file."""
 
     def __init__(self, file: Reader) -> None:
         self.base = 0
@@ -79,24 +80,24 @@ class WholeFile:
 
 
 class Slice:
-    """A part of other bytes, as a member of an archive that is stored as it is."""
+    """A range of other data, such as an uncompressed member of an archive."""
 
     def __init__(self, source: ScanSource, start: int, length: int) -> None:
         self.base = source.base + start
         self._source, self._start, self._length = source, start, length
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Read bytes of the part."""
+        """Return up to `nbytes` bytes at `offset` of the range."""
         nbytes = min(nbytes, self._length - offset)
         return self._source.read(self._start + offset, nbytes) if nbytes > 0 else b""
 
     def size(self) -> int:
-        """Return the length of the part."""
+        """Return the length of the range."""
         return self._length
 
 
 class EnclosedFile(FileReader):
-    """A file within a file, for what reads only files."""
+    """A file within a file, for code that reads files only."""
 
     def __init__(self, path: str, source: ScanSource) -> None:
         self.path = path
@@ -105,15 +106,15 @@ class EnclosedFile(FileReader):
         self._source = source
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where the file has fewer."""
+        """Return up to `nbytes` bytes at `offset`; fewer at the end."""
         return self._source.read(offset, max(nbytes, 0))
 
 
 class ScanPlace(NamedTuple):
-    """Where a scan looks: bytes, the file that they are in, and the members that lead to them.
+    """A place to scan: its data, the path of the file, and the members that lead to it.
 
-    `name` is what a program would call these bytes. `is_storage` says that they are elements of a
-    tensor; `is_script` is that of `Scanned`.
+    `name` is the file name of the data. `is_storage` is true if the data is a tensor's elements;
+    `is_script` is as in `Scanned`.
     """
 
     source: ScanSource
@@ -132,7 +133,7 @@ class ScanPlace(NamedTuple):
 
 
 class _Stream(io.RawIOBase):
-    """Bytes as a file object of Python."""
+    """A source as a Python file object."""
 
     def __init__(self, source: ScanSource) -> None:
         self._source, self._at = source, 0
@@ -162,7 +163,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Limited(io.BufferedReader):
-    """A file object of which not much is read at once, whatever an archive says of its headers."""
+    """A file object that limits the bytes of a read, whatever an archive's headers state."""
 
     def __init__(self, source: ScanSource) -> None:
         super().__init__(_Stream(source))
@@ -177,8 +178,8 @@ class _Limited(io.BufferedReader):
 
 
 def as_stream(source: ScanSource) -> io.BufferedReader:
-    """Return bytes as a file object that Python's own readers of archives take.
+    """Return a source as a file object for Python's own readers of archives.
 
-    Raises `LimitError` if they ask for more than a header.
+    Reading raises `LimitError` if they read more than a header at once.
     """
     return _Limited(source)

@@ -1,4 +1,4 @@
-"""Checks that shards make up a whole tensor, and joins the parts of one rank."""
+"""Checks that shards cover a whole tensor, and joining of the parts of one rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first_gap(shape: Sequence[int], parts: Iterable[Part]) -> tuple[int, ...] | 
 
 
 class _Search:
-    """Searches the split axes recursively."""
+    """A recursive search for gaps along the split axes."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class _Search:
         self._left = _MOST_STEPS * (ranges + 1)
 
     def gap(self, place: int, active: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the place of a gap among the remaining parts, by axes."""
+        """Return the indices of a gap along the remaining axes; None if there is no gap.
+
+        `place` is the number of axes that are done, and `active` are the parts that remain.
+        """
         if not active:
             return (0,) * (len(self._axes) - place)
         if place == len(self._axes):

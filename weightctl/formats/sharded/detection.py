@@ -1,4 +1,4 @@
-"""Whether a file is the manifest of a sharded checkpoint; the records of one are not loaded."""
+"""Detection of the manifest of a sharded checkpoint, without importing its records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEGINNING = rb'\s*\{\s*"weightctl_shards"\s*:'
 
 
 def is_manifest(path: str) -> bool:
-    """Whether a file is the manifest of a sharded checkpoint, by how it begins."""
+    """Whether a file begins like the manifest of a sharded checkpoint."""
     try:
         return re.match(_BEGINNING, open_reader(path).read(0, 256)) is not None
     except FormatError:

@@ -1,4 +1,4 @@
-"""The whole tensors of a sharded checkpoint, read out of the files of its ranks."""
+"""Whole tensors of a sharded checkpoint, read from the files of its ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GatheredSource", "shard_key"]
 
-# Bytes that are read at a time, in addition to the buffer to fill.
+# The most bytes that are read at a time into a buffer of their own.
 _MOST_BESIDE = 1 << 20
 
 
@@ -40,8 +40,8 @@ class _Portion(NamedTuple):
 class GatheredSource:
     """A source of whole tensors, which are stored as shards in the files of ranks.
 
-    `manifest` is that of the set, and `ranks` are the headers of its files. `shards` is a source of
-    the shards in the files, by `shard_key`.
+    `manifest` is the manifest of the set, and `ranks` are the headers of its files. `shards` is a
+    source of the shards in the files, by `shard_key`.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class GatheredSource:
 
     @property
     def header(self) -> Header:
-        """The header of the whole; the place of a tensor is that of its first part."""
+        """The header of the whole checkpoint; the extent of a tensor is that of its first part."""
         return self._header
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """The files of all ranks, open."""
+        """The open files of all ranks."""
         return self.shards.files
 
     def view_for_ranks(self, ranks: Collection[int]) -> GatheredSource:
-        """Return the same source for some ranks, which read their own files first."""
+        """Return the same source for some ranks, which prefers the files of these ranks."""
         seen = copy(self)
         seen._portions = _portions(self.manifest, ranks)  # noqa: SLF001  # of its own class
         return seen
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data: a mapping of a file that has the whole tensor, or read on use."""
+        """Return a tensor's data: a mapping if a file has the whole tensor, else read on use."""
         from weightctl.weights.data import WeightData
 
         info, span = self._header.tensors[name], self.file_range(name)
@@ -97,9 +97,9 @@ class GatheredSource:
         return WeightData.stored(info, span.file.private(span.offset, span.nbytes), self)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` from the parts; only the requested bytes are read.
+        """Fill `buffer` with bytes from the parts; only the requested bytes are read.
 
-        Where different parts overlap, each of them is read.
+        If different parts overlap, the bytes of each part are read.
         """
         info, portions = self._header.tensors[name], self._portions[name]
         shape, size = byte_shape(info), info.encoding.size
@@ -123,7 +123,7 @@ class GatheredSource:
                         collect(shape, box, held, met, own)
 
     def file_range(self, name: str, /) -> FileRange | None:
-        """Return the range of a file that is the whole tensor; None if no rank has all of it."""
+        """Return the range of a file with the whole tensor; None if no rank has all of it."""
         first = self._portions[name][0]
         span = None if first.part else self.shards.file_range(first.shard)
         if span is None:
@@ -131,7 +131,7 @@ class GatheredSource:
         return FileRange(span.file, span.offset + first.offset, self._header.tensors[name].nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if a rank's file has been written to since it was opened."""
+        """Raise `FormatError` if a rank's file was changed after it was opened."""
         self.shards.refuse_change()
 
     def _extent(self, info: TensorInfo) -> Extent:
@@ -141,12 +141,12 @@ class GatheredSource:
 
 
 def shard_key(rank: int, name: str) -> str:
-    """Return the name of a tensor of a rank's file in the source of all shards."""
+    """Return the name, in the source of all shards, of a tensor of a rank's file."""
     return f"{rank}/{name}"
 
 
 def _shards(ranks: Sequence[Header]) -> Header:
-    """Return one header for all files, with every tensor of each."""
+    """Return one header for all files, with every tensor of each file."""
     return Header(
         format=ranks[0].format,
         files=tuple(header.files[0] for header in ranks),
@@ -164,10 +164,10 @@ def _shards(ranks: Sequence[Header]) -> Header:
 
 
 def _portions(manifest: Manifest, first: Collection[int] = ()) -> dict[str, tuple[_Portion, ...]]:
-    """Return the parts of each tensor and the shards that have them, the first of equal ones.
+    """Return the different parts of each tensor, and the shards that contain them.
 
-    Shards of the ranks in `first` come before others. After a whole tensor, no other part is
-    necessary.
+    If several ranks have the same part, the first one is used, and ranks in `first` come before
+    others. After a whole tensor, no other part is needed.
     """
     found: dict[str, dict[Part, _Portion]] = {name: {} for name in manifest.tensors}
     for rank in dict.fromkeys((*first, *range(len(manifest.files)))):

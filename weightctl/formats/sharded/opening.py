@@ -1,4 +1,4 @@
-"""Finds the sharded checkpoint that a path means, and opens it by its manifest."""
+"""Finding and opening of sharded checkpoints."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from weightctl.formats.open.collection import without_collection
 from weightctl.formats.sharded.detection import MANIFEST, is_manifest
 from weightctl.storage.files import is_directory, is_file
 from weightctl.storage.location import is_remote
+from weightctl.system.collection import without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ _RANK_FILE = r"model-rank-[0-9]+-part-[0-9]+\."
 
 
 def manifest_at(path: str) -> str | None:
-    """Return the path of a manifest: the path itself, or the manifest in a directory."""
+    """Return the path of the manifest at a path, or in a directory; None if there is none."""
     where = os.path.join(path, MANIFEST) if is_directory(path) else path
     is_one = where.endswith(".json") and is_file(where) and is_manifest(where)
     return where if is_one else None
@@ -58,7 +58,7 @@ def open_sharded(listing: str, format_name: str | None = None) -> GatheredSource
 
     Raises `FormatError`, which names what is missing or differs from the manifest.
     """
-    from weightctl.formats.sharded.reading import read_ranks  # other checkpoints need none of it
+    from weightctl.formats.sharded.reading import read_ranks  # not for other checkpoints
 
     with without_collection():
         return read_ranks(listing, format_name)

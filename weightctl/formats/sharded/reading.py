@@ -1,4 +1,4 @@
-"""Reads the files of a sharded checkpoint, and says what of them is not as its manifest says."""
+"""Reading of the files of a sharded checkpoint, and comparison with its manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HINT = (
 
 
 def read_ranks(listing: str, format_name: str | None) -> GatheredSource:
-    """Read the headers of all ranks; errors as for `open_sharded`."""
+    """Read the headers of all ranks; raises the same errors as `open_sharded`."""
     manifest = read_manifest(listing)
     if format_name not in {None, manifest.format}:
         raise FormatError(
@@ -84,7 +84,7 @@ def _read(path: str, manifest: Manifest) -> tuple[Reader, Header]:
 
 
 def _differences(stated: RankFile, header: Header) -> Iterator[str]:
-    """Yield how the tensors of a rank's file differ from those that it should have."""
+    """Yield the differences between the tensors of a rank's file and those of the manifest."""
     wanted = {shard.info.name: shard.info for shard in stated.shards}
     if header.tensors == wanted:
         return

@@ -1,4 +1,4 @@
-"""The records of a sharded checkpoint, as its plan and manifest say it; fingerprints of inputs."""
+"""Records of a sharded checkpoint, shared by its plan and its manifest; fingerprints of inputs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class SourceShard(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A tensor of a rank's file: the bytes of its pieces one after the other, then zeros.
+    """A tensor of a rank's file: the bytes of its pieces one after another, then zeros.
 
-    `strategy` is the name of the way it is split. `sha256` is the digest of its bytes in
+    `strategy` is the name of the strategy that splits it. `sha256` is the digest of its bytes in
     hexadecimal, empty until it is written.
     """
 
@@ -83,7 +83,7 @@ class Manifest(NamedTuple):
 
 
 def fingerprint_source(source: Source) -> SourceFingerprint:
-    """Return the fingerprint of a source; without files it is that of the header only.
+    """Return the fingerprint of a source; without files, it is that of the header only.
 
     Sizes and times are those of the open files, even if the paths now refer to other files.
     """
@@ -94,7 +94,7 @@ def fingerprint_source(source: Source) -> SourceFingerprint:
 
 
 def _files(files: Sequence[Reader]) -> tuple[tuple[str, int, int], ...]:
-    """Return names, sizes and times; names are relative to the common directory."""
+    """Return the names, sizes and times of files; names are relative to the common directory."""
     if not files:
         return ()
     paths = [os.path.abspath(file.path) for file in files]
@@ -106,7 +106,7 @@ def _files(files: Sequence[Reader]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _lines(header: Header) -> Iterator[Any]:
-    """Yield everything in the header: tensors, their places, and metadata."""
+    """Yield the content of a header: tensors, their extents, aliases, and metadata."""
     for name, info in header.tensors.items():
         origin = header.origins.get(name)
         yield (

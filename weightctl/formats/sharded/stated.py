@@ -1,4 +1,4 @@
-"""A manifest's JSON as a record; every value is checked."""
+"""Parsing of a manifest's JSON; every value is checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_DIMENSIONS = 64
 _MOST_RANKS = 1 << 16
 # The limit of ranges: overlapping parts are compared range by range, in all axes.
 _MOST_RANGES = 1 << 14
-# The limit of tensors times ranks: each combination takes memory, but no byte in the file.
+# The limit of tensors times ranks: each combination takes memory, but no bytes in the file.
 _MOST_UNSTATED = 1 << 24
 _SHA256 = re.compile(r"([0-9a-f]{64})?")
 _Tensors = dict[str, TensorInfo]
@@ -68,7 +68,7 @@ def _list_at(entry: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _text_at(entry: Mapping[str, Any], key: str) -> str:
-    """Return the text under a key; it can be written as UTF-8."""
+    """Return the string under a key; raises `ValueError` if it cannot be encoded as UTF-8."""
     content = entry.get(key)
     if isinstance(content, str):
         if not content.isascii():
@@ -78,7 +78,7 @@ def _text_at(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _count_at(entry: Mapping[str, Any], key: str) -> int:
-    """Return the integer under a key, which is not negative and fits into 63 bits."""
+    """Return the integer under a key; it must not be negative, and fit into 63 bits."""
     content = entry.get(key)
     if type(content) is int and 0 <= content < _LARGEST:
         return content
@@ -86,7 +86,7 @@ def _count_at(entry: Mapping[str, Any], key: str) -> int:
 
 
 def _one_of(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
-    """Return the text under a key, which must be one of the given ones."""
+    """Return the string under a key; raises `ValueError` if it is not in `known`."""
     content = _text_at(entry, key)
     if content not in known:
         raise ValueError(f"`{key}` is `{content}`; it must be {' or '.join(known)}")
@@ -180,7 +180,7 @@ def _file(entry: Mapping[str, Any], rank: int, tensors: _Tensors, layout: str) -
 
 
 def _is_below(path: str) -> bool:
-    """Whether a path leads to a file below its directory, on any system."""
+    """Whether a path refers to a file below its directory, on any system."""
     steps = path.split("/")
     return not {"", ".", ".."} & {*steps} and path.isprintable() and "\\" not in path
 
@@ -315,7 +315,7 @@ def _info(entry: Mapping[str, Any]) -> TensorInfo:
     return TensorInfo(name, shape, encoding)
 
 
-# Tens of thousands of tensors share a few shapes.
+# Tens of thousands of tensors have only a few different shapes.
 _part_shape = lru_cache(maxsize=1024)(part_shape)
 
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import DType
+from weightctl.errors import ArchitectureError
 from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.nn.module import Module
@@ -74,9 +75,14 @@ class Network(Module):
 def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Network:
     """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
 
-    Raises `ArchitectureError` if the checkpoint is not the whole model of its config, as
-    `RecognizedModel.check` does.
+    Raises `ArchitectureError` if the family has no Module, and if the checkpoint is not the whole
+    model of its config, as `RecognizedModel.check` does.
     """
+    if not model.family.module:
+        raise ArchitectureError(
+            f"weightctl does not run {model.family.name} models",
+            hint="they can be listed, converted, sharded and compared tensor by tensor",
+        )
     model.check()
     network: Network = load(model.family.module)(model.config, dtype)
     for name, weight in network.raw_state_dict().items():

@@ -1,6 +1,6 @@
-"""Values of quantized weights: packed numbers, which scale is whose, and blocks of ggml.
+"""Decoding of quantized weights: packed values, the scales of blocks, and blocks of ggml.
 
-All of it computes with NumPy, and is loaded when a weight is decoded: schemes name it before.
+All of it uses NumPy, and is loaded when a weight is decoded; schemes refer to it earlier.
 """
 
 from __future__ import annotations

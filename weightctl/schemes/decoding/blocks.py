@@ -1,4 +1,4 @@
-"""Packed numbers and their scales as ggml's blocks of 32, which hold exactly the same numbers."""
+"""Repacking of integers and scales as ggml's blocks of 32, which hold the same values exactly."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]
 
 _GROUP = 32
-# Cells of a table of scales that are looked at at a time.
+# The number of cells of a table of scales that are checked at a time.
 _CELLS = 1 << 20
-# By the bits of a number.
+# The encoding with a symmetric range, by the bit width.
 _SYMMETRIC = {4: "Q4_0", 8: "Q8_0"}
 _BLOCKS = {"Q4_0": Q4_0.block_dtype, "Q4_1": Q4_1.block_dtype, "Q8_0": Q8_0.block_dtype}
 
@@ -41,7 +41,7 @@ class Blocks(Protocol):
 
     @property
     def encoding(self) -> Encoding:
-        """What they are."""
+        """The encoding of the blocks."""
         ...
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
@@ -51,7 +51,7 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Integers and their scales as Q4_0, Q4_1 or Q8_0; of those that `block_encoding` allows."""
+    """Integers and their scales as Q4_0, Q4_1 or Q8_0, as chosen by `block_encoding`."""
 
     values: Scaled
     encoding: Encoding
@@ -65,7 +65,7 @@ class Integers:
             levels ^= np.uint8(128)
             levels = levels.view(np.int8)
         made = np.empty(levels.shape[:2], _BLOCKS[self.encoding.name])
-        # Of each 32 columns one tells the scale.
+        # All 32 columns of a block have the same scale, so the first one is read.
         first = _firsts(region, transposed=transposed)
         with np.errstate(all="ignore"):
             scales = self.values.scales_of(inputs, region)
@@ -89,7 +89,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Microscaled:
-    """4-bit floats and their powers of two as MXFP4; `exponents` are the bytes of the latter."""
+    """4-bit floats and their powers of two as MXFP4; `exponents` are the bytes of the powers."""
 
     codes: NumberTable
     exponents: PerBlock
@@ -117,20 +117,20 @@ class Microscaled:
 
 
 def _group_rows(levels: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
-    """Return numbers as (rows of the weight, blocks, 32)."""
+    """Return the values as an array of shape (rows of the weight, blocks, 32)."""
     rows = np.ascontiguousarray(levels.T if transposed else levels)
     return rows.reshape(len(rows), -1, _GROUP)
 
 
 def _firsts(region: Region, *, transposed: bool) -> slice:
-    """Return which columns of the weight are the first ones of blocks."""
+    """Return the slice of the weight's columns that are the first of a block."""
     return slice(0, region.shape[0 if transposed else 1], _GROUP)
 
 
 def _sample_scales(
     scales: NDArray[Any], region: Region, first: slice, *, transposed: bool
 ) -> NDArray[Any]:
-    """Return one scale for each block, from those for all numbers of a region."""
+    """Return one scale for each block, from the scales of all values of a region."""
     each = np.broadcast_to(scales, region.shape)
     return (each.T if transposed else each)[:, first]
 
@@ -138,10 +138,11 @@ def _sample_scales(
 def block_encoding(
     values: Scaled, bits: int, inputs: Sequence[ReadableTensor], *, middle: int, are_half: bool
 ) -> Encoding | None:
-    """Return in which blocks a weight has exactly its numbers, None if there is none.
+    """Return the encoding whose blocks hold a weight's values exactly; None if there is none.
 
-    Numbers are of `bits` bits, with `middle` in their middle. All scales and zeros are read, unless
-    `are_half` says that the scales, and the biases, are stored as float16, and there are no zeros.
+    `bits` is the width of the stored integers, and `middle` the zero point of a symmetric range.
+    All scales and zero points are read, unless `are_half`: then the scales and biases are stored as
+    float16, and there are no zero points.
     """
     symmetric = _SYMMETRIC.get(bits)
     if values.zeros is not None:
@@ -174,7 +175,7 @@ def _of_zeros(
 
 
 def _are_half(numbers: PerBlock, inputs: Sequence[ReadableTensor]) -> bool:
-    """Whether all numbers are exactly what float16 has."""
+    """Whether float16 represents all values of a table exactly."""
     pieces = _pieces(numbers.grid.table)
     return all(_is_half(numbers.numbers.read(inputs, cells)) for cells in pieces)
 

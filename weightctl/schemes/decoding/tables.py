@@ -1,4 +1,4 @@
-"""Tables of the numbers of stored tensors: plain ones, those packed in words, one per block."""
+"""Tables of values in stored tensors: plain values, packed values, and one value per block."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
     "Ternary",
 ]
 
-# Bytes that are read at a time where rows are read whole for some of their columns.
+# The number of bytes that are read at a time, if whole rows are read for some of their columns.
 _BAND = 4 << 20
-# A request takes as long as copying this many bytes.
+# A read takes as long as copying this many bytes.
 _REQUEST = 8 << 10
 
 
 class PackingLayout(NamedTuple):
-    """How numbers of `bits` bits follow one another in words of `word` bits, the lowest first.
+    """How values of `bits` bits are packed into words of `word` bits, lowest bits first.
 
-    They are one stream of bits; with `whole` no number is split between two words, and what is left
-    of a word is unused. Where they do not stand in their own order, `order` has the place of each.
+    The values are one stream of bits. With `whole`, no value is split between two words, and the
+    rest of a word is unused. If the values are permuted, `order` has the index of each.
     """
 
     bits: int
@@ -54,25 +54,25 @@ class PackingLayout(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers there are in `words` words, after which all repeats."""
+        """The number of values in one repetition of the layout, which has `words` words."""
         return self.word // self.bits if self.whole else self.word // gcd(self.bits, self.word)
 
     @property
     def words(self) -> int:
-        """How many words those numbers fill."""
+        """The number of words in one repetition of the layout."""
         return 1 if self.whole else self.bits // gcd(self.bits, self.word)
 
     def words_of(self, count: int) -> int:
-        """Return how many words this many numbers fill."""
+        """Return the number of words that hold `count` values."""
         if self.whole:
             return -(-count // self.numbers)
         return -(-count * self.bits // self.word)
 
 
 def _unpack_table(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
-    """Return the numbers of a table of unsigned words, packed along an axis (0 or 1).
+    """Return the values of a table of unsigned words, packed along an axis (0 or 1).
 
-    Where the words end within a repetition of the layout, the numbers that are not there are 0.
+    If the words end within a repetition of the layout, the missing values are 0.
     """
     missing = -words.shape[axis] % layout.words
     if missing:
@@ -101,7 +101,7 @@ def _unpack_table(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
 
 
 class Region(NamedTuple):
-    """The cells of a table from row `top` to after the last, `bottom`, and the same of columns."""
+    """A rectangle of a table: rows `top` to `bottom`, columns `left` to `right`, ends excluded."""
 
     top: int
     bottom: int
@@ -115,7 +115,7 @@ class Region(NamedTuple):
 
     @property
     def transposed(self) -> Region:
-        """The same with rows for columns."""
+        """The rectangle with rows and columns exchanged."""
         return Region(self.left, self.right, self.top, self.bottom)
 
 
@@ -127,7 +127,7 @@ class Table(NamedTuple):
     word: str
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region) -> NDArray[Any]:
-        """Return a rectangle, of the shape of `region`."""
+        """Return a rectangle, with the shape of `region`."""
         tensor, kind = inputs[self.place], np.dtype(self.word)
         rows, width = region.shape
         stride, piece = self.columns * kind.itemsize, width * kind.itemsize
@@ -146,7 +146,10 @@ class Table(NamedTuple):
 def _read_bands(
     tensor: ReadableTensor, begin: int, stride: int, left: int, made: NDArray[np.uint8]
 ) -> None:
-    """Fill `made` with what is at `left` in each row of `stride` bytes, the first at `begin`."""
+    """Fill `made` with a part of each row of `stride` bytes; the first row is at byte `begin`.
+
+    The part starts at byte `left` of its row.
+    """
     rows, piece = made.shape
     step = max(1, _BAND // stride)
     for first in range(0, rows, step):
@@ -157,7 +160,7 @@ def _read_bands(
 
 
 class NumberTable(Protocol):
-    """A table of numbers that can be read in rectangles."""
+    """A table of values that can be read in rectangles."""
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return a rectangle: float32, or integers of 8 bits."""
@@ -166,13 +169,13 @@ class NumberTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainNumbers:
-    """Numbers that are stored one by one, as `dtype`."""
+    """Values that are stored separately, as `dtype`."""
 
     table: Table
     dtype: DType
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return them: integers of 8 bits as they are, all others as float32."""
+        """Return a rectangle: 8-bit integers as they are, other types as float32."""
         numbers = unpack(self.table.read(inputs, region).view(np.uint8), self.dtype)
         if self.dtype in {DType.int8, DType.uint8}:
             return numbers
@@ -182,13 +185,13 @@ class PlainNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Powers:
-    """Powers of two, stored as bytes that are their exponents plus `bias`."""
+    """Powers of two, stored as bytes: the exponent plus `bias`."""
 
     table: Table
     bias: int = 127
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return the powers; the greatest byte is not a NaN here."""
+        """Return a rectangle; the largest byte is not NaN here."""
         exponents = self.table.read(inputs, region).astype(np.int32) - self.bias
         with np.errstate(over="ignore"):
             return np.ldexp(np.float32(1), exponents)
@@ -196,10 +199,10 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class PackedNumbers:
-    """Numbers packed along an axis of a table of words, 0 or 1.
+    """Values that are packed along an axis (0 or 1) of a table of words.
 
-    `plus` is added to each, and what goes beyond their bits is lost. With `signed` the upper half
-    is negative.
+    `plus` is added to each value, modulo 2^bits. With `signed`, the upper half of the range is
+    negative.
     """
 
     table: Table
@@ -209,11 +212,11 @@ class PackedNumbers:
     signed: bool = False
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return them, as uint8, or int8 where they are signed."""
+        """Return a rectangle as uint8, or as int8 for signed values."""
         along = region if self.axis else region.transposed
         numbers, words = self.layout.numbers, self.layout.words
         first = along.left // numbers
-        # Of the last repetition there may be fewer words than it would fill.
+        # The last repetition can have fewer words than a full one.
         beyond = first * words + self.layout.words_of(along.right - first * numbers)
         cut = along._replace(left=first * words, right=beyond)
         stored = self.table.read(inputs, cut if self.axis else cut.transposed)
@@ -231,13 +234,13 @@ class PackedNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Ternary:
-    """-1, 0 and 1 in two bits, four rows in one: each quarter of the rows has its bits."""
+    """Values -1, 0 and 1 in two bits each; the four quarters of the rows share their bytes."""
 
     table: Table
     quarter: int
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return them as int8."""
+        """Return a rectangle as int8."""
         made = np.empty(region.shape, np.int8)
         top = region.top
         while top < region.bottom:
@@ -252,7 +255,7 @@ class Ternary:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A stored tensor that says of each index of an axis (0 or 1) in which of `groups` it is."""
+    """A stored tensor with the group of each index of an axis (0 or 1), one of `groups` groups."""
 
     place: int
     axis: int
@@ -277,10 +280,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class BlockGrid:
-    """Blocks of `blocks` elements in each dimension of `shape`, the last ones perhaps cut off.
+    """A grid of blocks over a weight: sizes in `blocks`, counts in `counts` for each dimension.
 
-    There are `counts` of them. A table has the last dimension as its columns, and all before it as
-    its rows. `order` says where those are of an axis, if it is not by their place.
+    The last blocks of a dimension can be incomplete. In tables, the last dimension is the columns,
+    and the other dimensions together are the rows. If `order` is given, it assigns the indices of
+    an axis to blocks, instead of their position.
     """
 
     shape: tuple[int, ...]
@@ -290,11 +294,11 @@ class BlockGrid:
 
     @property
     def table(self) -> tuple[int, int]:
-        """The rows and columns of the table that has a cell for each block."""
+        """The shape of the table with a cell for each block: rows, columns."""
         return prod(self.counts[:-1]), self.counts[-1]
 
     def rows(self, inputs: Sequence[ReadableTensor], top: int, bottom: int) -> NDArray[np.int64]:
-        """Return the row of the table of blocks for each of some rows."""
+        """Return the table's row for each row of the weight from `top` to `bottom`."""
         if self.order is not None and self.order.axis == 0:
             return self.order.read(inputs, top, bottom)
         made = np.zeros(bottom - top, np.int64)
@@ -308,7 +312,7 @@ class BlockGrid:
         return made
 
     def columns(self, inputs: Sequence[ReadableTensor], left: int, right: int) -> NDArray[np.int64]:
-        """Return the column of the table of blocks for each of some columns."""
+        """Return the table's column for each column of the weight from `left` to `right`."""
         if self.order is not None and self.order.axis == 1:
             return self.order.read(inputs, left, right)
         return np.arange(left, right, dtype=np.int64) // self.blocks[-1]
@@ -316,19 +320,19 @@ class BlockGrid:
 
 @dataclass(frozen=True, slots=True)
 class PerBlock:
-    """A number for each block of a grid."""
+    """One value for each block of a grid."""
 
     numbers: NumberTable
     grid: BlockGrid
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return the numbers for a rectangle: one row or column where all are alike."""
+        """Return the values for a rectangle of the weight; one row or column if all are equal."""
         rows = _alike(self.grid.rows(inputs, region.top, region.bottom))
         columns = _alike(self.grid.columns(inputs, region.left, region.right))
         top, left = int(rows.min()), int(columns.min())
         cells = Region(top, int(rows.max()) + 1, left, int(columns.max()) + 1)
         found = self.numbers.read(inputs, cells)
-        # Without copying where each is there once, in order.
+        # No copy is needed if the rectangle has each cell once, in order.
         if not np.array_equal(columns, np.arange(cells.left, cells.right)):
             found = found[:, columns - left]
         if not np.array_equal(rows, np.arange(cells.top, cells.bottom)):

@@ -1,4 +1,4 @@
-"""The stored tensors of one quantized weight, as tables, and how it is made of them."""
+"""The stored tensors of a quantized weight as tables, and the description of its decoding."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 __all__ = ["Decoding", "SchemeTensors", "find_scheme_tensors", "is_half"]
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
-# No tensor that is read at once is larger: what says an order has some bytes for each input.
+# The maximum size of a tensor that is read at once: an order has a few bytes for each input.
 _MOST_READ = 16 << 20
-# What the settings are called in a config.json.
+# Keys of the quantization settings in a config.json.
 _SETTINGS = ("quantization_config", "quantization", "compression_config")
 
 
 class Settings:
-    """The quantization settings of a config.json, which may be untrusted; empty if it has none.
+    """The quantization settings of a config.json, which can be untrusted; empty if it has none.
 
-    Models of text and images may have them with those of the text.
+    Models of text and images can have them in the config of the text model.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -63,19 +63,19 @@ class Settings:
                     self._found = found
 
     def of(self, layer: str) -> Settings:
-        """Return those of a layer, which may have some of its own."""
+        """Return the settings of a layer, which can override the common settings."""
         own = self._found.get(layer)
         made = Settings({})
         made._found = {**self._found, **own} if is_object(own) else self._found  # of this class
         return made
 
     def text(self, key: str) -> str:
-        """Return a setting that is text, in lower case; empty if there is none."""
+        """Return a setting that is a string, in lower case; empty if it is missing."""
         found = self._found.get(key)
         return found.lower() if isinstance(found, str) else ""
 
     def sizes(self, axis: int) -> tuple[int, ...]:
-        """Return the sizes of blocks that are named, along an axis counted from the end: -1, -2."""
+        """Return the block sizes that are stated for an axis, counted from the end: -1 or -2."""
         return tuple(size for size in self._sizes(axis) if type(size) is int and size > 0)
 
     def _sizes(self, axis: int) -> Iterator[Any]:
@@ -93,12 +93,12 @@ class Settings:
 
 
 class Decoding(NamedTuple):
-    """How a weight is made of its tensors.
+    """How a weight is computed from its tensors.
 
-    `values` give it as a matrix, or several; with `transposed` the columns of those are its rows.
-    `shape` is that of the weight. Integers have `bits` bits, with `middle` in their middle, and 0
-    bits where they fit no blocks of ggml. `microscaled` has the weight as MXFP4, where it is
-    that, with rows as they are stored.
+    `shape` is that of the weight, whose `values` are one matrix or several; with `transposed`,
+    their columns are the rows of the weight. `bits` is the width of the stored integers and
+    `middle` the zero point of a symmetric range; `bits` is 0 if they do not fit blocks of ggml.
+    `microscaled` is the weight as MXFP4, with rows as they are stored, if that is possible.
     """
 
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Decoding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemeTensors:
-    """The tensors that a weight is stored as, the numbers first and their scales next."""
+    """The tensors that a weight is stored in: the stored values first, then their scales."""
 
     weight: Quantized
     tensors: tuple[ReadableTensor, ...]
@@ -124,28 +124,28 @@ class SchemeTensors:
 
     @property
     def bits(self) -> int:
-        """The bits of a number, where the scheme does not say it."""
+        """The width of the stored values, if the scheme does not determine it."""
         return self.weight.number_bits
 
     @property
     def numbers(self) -> TensorInfo:
-        """The tensor of the numbers."""
+        """The description of the tensor with the stored values."""
         return self.tensors[0].info
 
     @property
     def scales(self) -> TensorInfo:
-        """The tensor of their scales."""
+        """The description of the tensor with their scales."""
         return self.tensors[1].info
 
     def find(self, *endings: str) -> int | None:
-        """Return the place of the tensor whose name ends so, None if there is none."""
+        """Return the index of the tensor whose name has one of these endings, or None."""
         for place, tensor in enumerate(self.tensors[2:], start=2):
             if tensor.info.name.endswith(endings):
                 return place
         return None
 
     def refuse_others(self, *endings: str) -> None:
-        """Raise `ConversionError` if there are tensors but those that end so."""
+        """Raise `ConversionError` if there are tensors whose names have none of these endings."""
         for tensor in self.tensors[2:]:
             if not tensor.info.name.endswith((*endings, *ACTIVATIONS)):
                 raise self.cannot_dequantize(
@@ -161,7 +161,7 @@ class SchemeTensors:
         )
 
     def raw(self, place: int) -> bytes:
-        """Return what a tensor holds, which is small."""
+        """Return the bytes of a small tensor."""
         tensor = self.tensors[place]
         if tensor.info.nbytes > _MOST_READ:
             raise self.cannot_dequantize(
@@ -173,7 +173,7 @@ class SchemeTensors:
         return bytes(made)
 
     def floats(self, place: int, count: int) -> F32:
-        """Return what a small tensor of this many F32 holds."""
+        """Return the values of a small F32 tensor with `count` elements."""
         info = self.tensors[place].info
         if info.encoding.name != "F32" or info.size != count:
             raise self.cannot_dequantize(
@@ -183,7 +183,7 @@ class SchemeTensors:
         return np.frombuffer(self.raw(place), np.float32).copy()
 
     def table(self, place: int, columns: int | None = None) -> Table:
-        """Return a tensor as a table of unsigned words; its rows are its last dimension."""
+        """Return a tensor as a table of unsigned words; columns default to its last dimension."""
         info = self.tensors[place].info
         word = _WORDS.get(info.encoding.size)
         if word is None:
@@ -195,7 +195,7 @@ class SchemeTensors:
         return Table(place, columns, word)
 
     def plain(self, place: int, columns: int | None = None, *, powers: bool = False) -> NumberTable:
-        """Return the numbers of a tensor; with `powers` bytes are exponents of two, plus 127."""
+        """Return a tensor as a table of values; with `powers`, bytes are exponents plus 127."""
         info = self.tensors[place].info
         dtype = info.encoding.dtype
         is_readable = dtype is not None and (dtype.is_float or dtype in {DType.int8, DType.uint8})
@@ -210,7 +210,7 @@ class SchemeTensors:
     def pack_numbers(
         self, place: int, layout: PackingLayout, axis: int, shape: tuple[int, int], *, plus: int = 0
     ) -> PackedNumbers:
-        """Return a tensor as a table of packed numbers of a shape, packed along an axis of it."""
+        """Return a tensor as a table of `shape` with values that are packed along an axis."""
         info, (rows, columns) = self.tensors[place].info, shape
         words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
         if info.size != prod(words) or 8 * info.encoding.size != layout.word:
@@ -221,10 +221,10 @@ class SchemeTensors:
         return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
 
     def grid(self, shape: Sequence[int], counts: Sequence[int], axis: int = -1) -> BlockGrid:
-        """Return which of `counts` blocks the elements of `shape` are in.
+        """Return the grid of `counts` blocks over the elements of `shape`.
 
-        The sizes of blocks are those that the settings name where these fit, then powers of two,
-        then what divides the length. `axis` is where the settings' groups are.
+        The block sizes are those that the settings state, if they fit, else powers of two, else a
+        divisor of the length. The settings' groups are along `axis`.
         """
         if len(shape) != len(counts):
             raise self.cannot_dequantize(
@@ -251,7 +251,7 @@ class SchemeTensors:
         )
 
     def per_block(self, place: int, grid: BlockGrid, *, powers: bool = False) -> PerBlock:
-        """Return a tensor as the numbers of a grid's blocks."""
+        """Return a tensor as the values of a grid's blocks."""
         info = self.tensors[place].info
         if info.size != prod(grid.counts):
             raise self.cannot_dequantize(
@@ -261,9 +261,9 @@ class SchemeTensors:
         return PerBlock(self.plain(place, grid.counts[-1], powers=powers), grid)
 
     def input_factors(self) -> PerBlock | None:
-        """Return what the inputs are multiplied with before the weight is, as ModelOpt's AWQ does.
+        """Return the factors of the inputs, as in ModelOpt's AWQ; None if there are none.
 
-        None if there is nothing.
+        The inputs are multiplied by them before they are multiplied by the weight.
         """
         place = self.find(".pre_quant_scale")
         if place is None:
@@ -279,10 +279,10 @@ class SchemeTensors:
     def ordered_grid(
         self, place: int | None, shape: tuple[int, ...], counts: tuple[int, ...], axis: int
     ) -> BlockGrid:
-        """Return a grid of groups along an axis, -1 or -2 of two.
+        """Return a grid of groups along an axis, which is -1 or -2.
 
-        A tensor may say in which group each index of the axis is. Where there is none, or it is
-        empty, or has -1 alone, and where it says the same, groups are by place.
+        The tensor at `place` can assign the indices of the axis to groups. If it is missing or
+        empty, has only -1, or assigns them in order, consecutive indices form the groups.
         """
         if place is None or self.tensors[place].info.size == 0:
             return self.grid(shape, counts, axis)
@@ -303,7 +303,7 @@ class SchemeTensors:
         one = [*counts]
         one[axis] = 1
         others = self.grid(shape, one, axis)
-        # By place, the first group has the size of all but the last.
+        # If groups are consecutive, all except the last have the size of the first.
         size = max(1, int((order == 0).sum()))
         blocks = [*others.blocks]
         blocks[axis] = size
@@ -313,9 +313,9 @@ class SchemeTensors:
 
 
 def find_scheme_tensors(source: Source) -> dict[str, SchemeTensors]:
-    """Return the tensors of each quantized weight, in the order of their first.
+    """Return the stored tensors of each quantized weight, in the order of the first tensors.
 
-    Small tensors that say the shapes of others are read, and nothing else.
+    Only small tensors that state shapes are read.
     """
     header = source.header
     config = config_beside(header.files)
@@ -337,5 +337,5 @@ def find_scheme_tensors(source: Source) -> dict[str, SchemeTensors]:
 
 
 def is_half(encoding: Encoding) -> bool:
-    """Whether all numbers of an encoding are exactly what float16 has."""
+    """Whether float16 represents all values of an encoding exactly."""
     return encoding.name in {"F16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}

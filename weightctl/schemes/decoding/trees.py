@@ -1,4 +1,4 @@
-"""A checkpoint's tree with whole weights in place of the tensors that they are stored in."""
+"""Trees with whole weights in place of the tensors that they are stored in."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["merge_scheme_tensors"]
 
-# Elements that are made at a time. A multiple of all blocks, and of all repetitions of packed bits.
+# The number of elements that are computed at a time, which is a multiple of all block sizes and of
+# all repetitions of packed bits.
 _AREA = 1 << 20
 _SQUARE = 128
-# Scales of a whole model are read up to so many bytes, to find out whether blocks can hold them.
+# The limit of bytes of scales that are read for a model, to determine whether blocks can hold them.
 _MOST_READ = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Dequantized:
-    """The values of a weight that is stored in several tensors, float32.
+    """The float32 values of a weight that is stored in several tensors.
 
-    `shape` is that of the weight. With `transposed` the tables of `values` have the columns of its
-    matrices as rows. `label` is what people call the packing.
+    `shape` is that of the weight. With `transposed`, the tables of `values` have the columns of its
+    matrices as rows. `label` is the name of the scheme for users.
     """
 
     label: str
@@ -54,14 +55,14 @@ class _Dequantized:
     transposed: bool = False
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
+        """Return the shape of the weight, and F32."""
         del inputs
         return self.shape, ENCODINGS["F32"]
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Compute a run."""
+        """Compute the values of a byte range."""
         made = np.frombuffer(buffer, np.float32)
         first = start // 4
         for strip in _strips(self.shape, first, first + made.size, transposed=self.transposed):
@@ -76,9 +77,9 @@ class _Dequantized:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Repacked:
-    """The same numbers in blocks of ggml, bit for bit; fields are those of `_Dequantized`.
+    """A weight with its stored values in ggml's blocks, without changing a value.
 
-    The shape has rows of whole blocks.
+    Fields are as in `_Dequantized`. Rows consist of whole blocks.
     """
 
     label: str
@@ -87,14 +88,14 @@ class _Repacked:
     transposed: bool = False
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and the encoding of the blocks."""
+        """Return the shape of the weight, and the encoding of the blocks."""
         del inputs
         return self.shape, self.blocks.encoding
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Pack a run of blocks."""
+        """Pack the blocks of a byte range."""
         block, size = self.blocks.encoding.block, self.blocks.encoding.size
         made: U8 = np.frombuffer(buffer, np.uint8)
         first = start // size * block
@@ -110,7 +111,7 @@ class _Repacked:
 
 
 def _transpose(values: F32) -> F32:
-    """Return a table with its rows as columns, a few at a time: caches have it in squares."""
+    """Return a transposed table, a few rows at a time, so that squares fit into the cache."""
     made = np.empty(values.shape[::-1], np.float32)
     for first in range(0, len(values), _SQUARE):
         made[:, first : first + _SQUARE] = values[first : first + _SQUARE].T
@@ -118,9 +119,9 @@ def _transpose(values: F32) -> F32:
 
 
 class _Strip(NamedTuple):
-    """Elements of a weight from `start` to `stop`, and the region of its table that has them.
+    """The elements from `start` to `stop` of a weight, and the region of its table with them.
 
-    Laid out as rows of the weight, the region has `skip` elements before them.
+    In the row-major order of the weight, the region has `skip` elements before them.
     """
 
     region: Region
@@ -130,9 +131,9 @@ class _Strip(NamedTuple):
 
 
 def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) -> Iterator[_Strip]:
-    """Cut a run of elements: into whole rows, or, where rows are very long, into pieces of one."""
+    """Divide a range of elements into whole rows, or into pieces of rows that are very long."""
     columns = shape[-1] if shape else 1
-    # Of a transposed matrix no strip has rows of two.
+    # For a transposed weight, a strip must not contain rows of two matrices.
     height = shape[-2] if transposed and len(shape) > 1 else prod(shape[:-1])
     most = max(1, _AREA // columns)
     width = min(columns, _AREA)
@@ -155,7 +156,7 @@ def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) 
 
 
 def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
-    """Return the tree of `dequantize_weights`, for a source with some quantized weight."""
+    """Return the tree of `dequantize_weights`, for a source with at least one quantized weight."""
     header = source.header
     found = find_scheme_tensors(source)
     owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
@@ -185,7 +186,7 @@ def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
 
 
 def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
-    """Raise `ConversionError` for numbers and scales that make up no weight."""
+    """Raise `ConversionError` for stored values and scales that do not form a weight."""
     rest = list_scheme_tensors(header) - owner.keys()
     for name in header.tensors:
         if name in rest:
@@ -205,7 +206,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 
 def _cost(stored: SchemeTensors, decoded: Decoding) -> int:
-    """Return the bytes that must be read to know whether blocks hold a weight exactly."""
+    """Return the bytes that must be read to determine whether blocks hold a weight exactly."""
     values = decoded.values
     if not decoded.bits or not isinstance(values, Scaled):
         return 0
@@ -227,7 +228,7 @@ def _merge(
 def _make_repacking_step(
     stored: SchemeTensors, decoded: Decoding, *, may_read: bool
 ) -> Step | None:
-    """Return the step that makes blocks of a weight; None if they would not be the same."""
+    """Return the step that repacks a weight into blocks; None if they would change its values."""
     values = decoded.values
     if decoded.microscaled is not None:
         return _Repacked(stored.weight.label, stored.shape, decoded.microscaled)
@@ -257,7 +258,7 @@ def _make_repacking_step(
 def _aliases(
     header: Header, tensors: Mapping[str, ReadableTensor], owner: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the further names of what is there; tensors with two names are a weight with two."""
+    """Return the tied names of the new tree; if a weight's tensors are tied, the weight is."""
     made: dict[str, str] = {}
     for alias, name in header.aliases.items():
         if name in tensors:

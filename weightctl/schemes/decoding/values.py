@@ -1,4 +1,4 @@
-"""The values of a quantized weight's numbers: scaled numbers, and codes in a row of bytes."""
+"""Values of quantized weights: scaled integers, and codes in a row of bytes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["E2M1", "CodedRow", "NestedScales", "Scaled", "WeightValues"]
 
-# Elements that stay in the processor's cache while all is done to them.
+# The number of elements that fit into the processor's cache for all steps.
 _BAND = 1 << 16
-# 4-bit floats by code: a sign, two bits of exponent, one of mantissa.
+# The values of 4-bit floats by code: a sign, two bits of exponent, one of mantissa.
 E2M1: tuple[float, ...] = (
     0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
 )  # fmt: skip
 
 
 class WeightValues(Protocol):
-    """A table of the values of a weight that can be read in rectangles."""
+    """A table of a weight's values that can be read in rectangles."""
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
         """Return a rectangle."""
@@ -39,13 +39,12 @@ class WeightValues(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """(number - zero) * scale, in float32, in this order.
+    """The values (q - zero) * scale of stored integers or codes q, in float32, in this order.
 
-    `zero` is added to each of `zeros`, where there are some. `codes` are what numbers represent
-    where these are codes. The scale of a block is multiplied with that of a larger one, `above`, or
-    divided by it with `is_divided`. Where there are `biases`, they are added; where there are
-    `factors`, or a `factor`, it is all multiplied with that. With `inverse` it is divided by the
-    scale.
+    `zero` is added to each of the `zeros`, if they are given. If `codes` are given, q is an index
+    of `codes`. The scale of a block is multiplied by that of a larger block, `above`, or divided by
+    it if `is_divided`. `biases` are then added, and the result is multiplied by `factors` and
+    `factor`. With `inverse`, q - zero is divided by the scale.
     """
 
     numbers: NumberTable
@@ -65,7 +64,7 @@ class Scaled:
         levels = self.numbers.read(inputs, region)
         made = np.empty(region.shape, np.float32)
         step = max(1, _BAND // max(1, region.shape[1]))
-        # Scales of damaged files may be anything; what they give is for the reader to judge.
+        # Scales of damaged files can be any floats, so NaN and infinities are possible results.
         with np.errstate(all="ignore"):
             for first in range(0, len(made), step):
                 top = region.top + first
@@ -77,7 +76,7 @@ class Scaled:
     def _fill(
         self, made: F32, levels: NDArray[Any], inputs: Sequence[ReadableTensor], region: Region
     ) -> None:
-        """Compute a rectangle from its numbers."""
+        """Compute a rectangle from its stored values."""
         if self.codes:
             np.take(np.array(self.codes, np.float32), levels, out=made, mode="clip")
         else:
@@ -96,14 +95,14 @@ class Scaled:
             made *= np.float32(self.factor)
 
     def zeros_of(self, inputs: Sequence[ReadableTensor], region: Region) -> F32:
-        """Return what is subtracted from the numbers of a rectangle, to be broadcast."""
+        """Return the zero points of a rectangle, in a shape that broadcasts."""
         zero = np.full((1, 1), self.zero, np.float32)
         if self.zeros is None:
             return zero
         return self.zeros.read(inputs, region).astype(np.float32) + zero
 
     def scales_of(self, inputs: Sequence[ReadableTensor], region: Region) -> F32:
-        """Return what the numbers of a rectangle are multiplied with, to be broadcast."""
+        """Return the scales of a rectangle, in a shape that broadcasts."""
         scales = self.scales.read(inputs, region).astype(np.float32)
         if self.above is None:
             return scales
@@ -114,7 +113,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NestedScales:
-    """Scales that are quantized too: codes into `values`, scales for these, and an offset."""
+    """Scales that are quantized too: codes into `values`, the scales of these, and an offset."""
 
     values: F32
     scales: NumberTable
@@ -124,9 +123,9 @@ class NestedScales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedRow:
-    """Codes into `values`, two in a byte, the first above; a scale for each `block` of them.
+    """Codes into `values`, two per byte, high bits first; each `block` of codes has a scale.
 
-    Rows of the weight have `columns` elements, and may begin within a byte.
+    Rows of the weight have `columns` elements, and can begin within a byte.
     """
 
     codes: Table
@@ -137,7 +136,7 @@ class CodedRow:
     nested: NestedScales | None
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> F32:
-        """Return a rectangle: whole rows, or a part of one."""
+        """Return a rectangle, which must be whole rows or a part of one row."""
         first = region.top * self.columns + region.left
         last = first + prod(region.shape)
         word = np.dtype(self.codes.word).itemsize

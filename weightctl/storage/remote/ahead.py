@@ -8,7 +8,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from weightctl.storage.base import Bytes
 
@@ -78,14 +78,14 @@ _WORKERS = _Workers()
 class _AheadChunk:
     """A range that is being fetched, or has been; `left` counts the bytes not yet taken."""
 
-    def __init__(self, start: int, stop: int, request: Callable[[int, int], Bytes]) -> None:
+    def __init__(self, start: int, stop: int, request: Callable[[int, int], list[Bytes]]) -> None:
         self.start = start
         self.stop = stop
         self.left = stop - start
         self.is_dropped = False
         self._request = request
         self._done = Event()
-        self._data: Bytes = b""
+        self._data: list[Bytes] = []
         self._error: Exception | None = None
 
     def fetch(self) -> None:
@@ -97,12 +97,17 @@ class _AheadChunk:
             self._error = error
         self._done.set()
 
-    def data(self) -> memoryview:
-        """Wait for the bytes."""
+    def read(self, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
+        """Wait for the bytes; yield those from `start` to `stop` as they arrived, with offsets."""
         self._done.wait()
         if self._error is not None:
             raise self._error
-        return memoryview(self._data)
+        at = self.start
+        for data in self._data:
+            first, last = max(start - at, 0), min(stop - at, len(data))
+            if first < last:
+                yield at + first, memoryview(data)[first:last]
+            at += len(data)
 
 
 class ReadAhead:
@@ -112,7 +117,7 @@ class ReadAhead:
     and not yet read.
     """
 
-    def __init__(self, request: Callable[[int, int], Bytes], size: int) -> None:
+    def __init__(self, request: Callable[[int, int], list[Bytes]], size: int) -> None:
         self._request = request
         self._size = size
         self._pieces: list[_AheadChunk] = []  # in order, without overlap
@@ -162,7 +167,8 @@ class ReadAhead:
         for piece in pieces:
             begin, end = max(start, piece.start), min(stop, piece.stop)
             try:
-                use(begin, piece.data()[begin - piece.start : end - piece.start])
+                for at, data in piece.read(begin, end):
+                    use(at, data)
             except Exception:
                 self._drop(piece)
                 raise

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from azure.core import MatchConditions
 from azure.core.credentials import AccessToken, AzureSasCredential
@@ -21,12 +22,18 @@ from azure.core.exceptions import (
     ResourceModifiedError,
     ResourceNotFoundError,
 )
-from azure.storage.blob import BlobBlock, BlobServiceClient, ExponentialRetry
+from azure.storage.blob import (
+    BlobBlock,
+    BlobSasPermissions,
+    BlobServiceClient,
+    ExponentialRetry,
+    generate_blob_sas,
+)
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import StoredObject, UploadedPart
 from weightctl.storage.location import split_url
-from weightctl.storage.remote.accounts import azure_account
+from weightctl.storage.remote.accounts import AzureAccount, azure_account
 from weightctl.storage.remote.requests import (
     LOGIN_HINTS,
     NETWORK_HINT,
@@ -53,6 +60,11 @@ _ATTEMPTS = 8
 _LARGEST_PUT = 256 << 20
 # All block ids of a blob have the same length.
 _DIGITS = 5
+_SCOPE = "https://storage.azure.com/.default"
+# How long the store may read the source of a copy; another signature is made before that.
+_SIGNED_HOURS, _RENEWED_HOURS = 4, 2
+# Codes of copies whose source the store cannot read, although this program can.
+_NOT_COPIED = {"CannotVerifyCopySource", "UnsupportedHeader", "NotImplemented"}
 
 
 class AzureUploads:
@@ -75,16 +87,34 @@ class AzureUploads:
         return UploadedPart(name, len(data))
 
     def can_copy(self, source: str) -> bool:
-        """Return False: the store copies only what it is given a signed URL of."""
-        del source
-        return False
+        """Whether the store can copy bytes of the object at a URL."""
+        return source.startswith("az://")
 
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Return None, for the same reason."""
-        del path, upload, number, source
-        return None
+        """Have the store copy a range of another object as a part; None if it cannot."""
+        name, tag = _block(upload, number), source.file.tag
+        options: dict[str, Any] = {"headers": {"x-ms-source-if-match": tag}} if tag else {}
+        read = _open_source(source.file.path)
+        if read.authorization:
+            options["source_authorization"] = read.authorization
+        try:
+            _call(
+                path,
+                lambda blob: blob.stage_block_from_url(
+                    name, read.url, source.offset, source.nbytes, **options
+                ),
+            )
+        except _DeniedError:
+            # The bytes are sent instead, which shows whether it is the source or the output.
+            return None
+        except _ChangedSourceError as error:
+            raise OutputError(
+                f"{source.file.path} changed while it was copied",
+                hint="try again when nothing writes to it",
+            ) from error
+        return UploadedPart(name, source.nbytes)
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
         """Return the parts that were uploaded, by number; None if there are none."""
@@ -162,6 +192,52 @@ class AzureUploads:
         return found
 
 
+class _DeniedError(OutputError):
+    """The account has no access, or the store cannot read the source of a copy."""
+
+
+class _ChangedSourceError(OutputError):
+    """The source of a copy is not the object that was opened."""
+
+
+class _CopySource(NamedTuple):
+    """The URL by which the store reads an object, with what allows it: a signature or a token."""
+
+    url: str
+    authorization: str = ""
+
+
+def _open_source(path: str) -> _CopySource:
+    """Return what the store needs to read an object as this program may."""
+    account, (_, container, key) = azure_account(), split_url(path)
+    client = _client(cloud_environment()).get_blob_client(container, key)
+    url = str(client.url).partition("?")[0]
+    if account.is_anonymous:
+        return _CopySource(url)
+    if account.key:
+        period = int(time.time() // 3600 // _RENEWED_HOURS)
+        return _CopySource(f"{url}?{_sign(account, container, key, period)}")
+    if account.signature:
+        return _CopySource(f"{url}?{account.signature}")
+    credential: Any = client.credential
+    return _CopySource(url, f"Bearer {credential.get_token(_SCOPE).token}")
+
+
+@cache
+def _sign(account: AzureAccount, container: str, key: str, period: int) -> str:
+    """Return a signature that allows to read an object from a period on; periods count hours."""
+    hours = period * _RENEWED_HOURS + _RENEWED_HOURS + _SIGNED_HOURS
+    signature: str = generate_blob_sas(
+        account.name,
+        container,
+        key,
+        account_key=account.key,
+        permission=BlobSasPermissions(read=True),
+        expiry=datetime.fromtimestamp(hours * 3600, UTC),
+    )
+    return signature
+
+
 class _GivenToken:
     """A token of OAuth from the environment, which is not renewed."""
 
@@ -212,7 +288,11 @@ def _translate(error: AzureError | FormatError, path: str) -> OutputError:
     code = str(getattr(found, "value", found) or type(error).__name__)
     kind: type[OutputError] = OutputError
     reason, hint = f" cannot be written: {code}", NETWORK_HINT
-    if isinstance(error, (ResourceExistsError, ResourceModifiedError)):
+    if code == "SourceConditionNotMet":
+        kind, reason = _ChangedSourceError, " cannot be written: the source of a copy changed"
+    elif code in _NOT_COPIED:
+        kind = _DeniedError
+    elif isinstance(error, (ResourceExistsError, ResourceModifiedError)):
         kind, reason = ExistingObjectError, " exists"
         hint = "to replace it, use --force (force=True in Python)"
     elif code == "ContainerNotFound":
@@ -220,7 +300,7 @@ def _translate(error: AzureError | FormatError, path: str) -> OutputError:
     elif isinstance(error, ResourceNotFoundError):
         kind, reason, hint = MissingObjectError, " does not exist", "check the URL"
     elif isinstance(error, HttpResponseError) and error.status_code in {401, 403}:
-        reason, hint = f": access is denied ({code})", LOGIN_HINTS["az"]
+        kind, reason, hint = _DeniedError, f": access is denied ({code})", LOGIN_HINTS["az"]
     elif isinstance(error, ClientAuthenticationError):
         reason, hint = ": no credentials were found", LOGIN_HINTS["az"]
     elif code in {"InvalidBlobOrBlock", "InvalidBlockId"}:

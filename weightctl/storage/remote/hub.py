@@ -166,15 +166,15 @@ class HubStore(RemoteStore):
         below, key = ("", place.path) if "[" not in place.path else (quote(place.path), "")
         store = _open_commit(endpoint(), commit.repository, commit.commit, read_token(), below)
 
-        def fetch(start: int, stop: int) -> tuple[Bytes, RemoteObject]:
+        def fetch(start: int, stop: int) -> tuple[Iterator[Bytes], RemoteObject]:
             try:
-                data, found = fetch_range(store, key, start, stop)
+                arriving, found = fetch_range(store, key, start, stop)
             except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
                 if commit.is_gated:
                     raise explain_gate(place, path) from None
                 raise
             # The host of the bytes has ETags of its own.
-            return data, RemoteObject(found.size)
+            return arriving, RemoteObject(found.size)
 
         return fetch
 

@@ -16,7 +16,7 @@ from weightctl.storage.remote.requests import ChangedObjectError, repeat, transl
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from weightctl.storage.base import Bytes
 
@@ -56,10 +56,10 @@ class RemoteObject(NamedTuple):
 
 
 class Fetch(Protocol):
-    """A request for a range of an object; it raises obstore's errors."""
+    """A request for a range of an object; it raises obstore's errors, as its iterator does."""
 
-    def __call__(self, start: int, stop: int, /) -> tuple[Bytes, RemoteObject]:
-        """Return the bytes from `start` to `stop`, and the object that they are of."""
+    def __call__(self, start: int, stop: int, /) -> tuple[Iterator[Bytes], RemoteObject]:
+        """Return the bytes from `start` to `stop` as they arrive, and the object they are of."""
         ...
 
 
@@ -105,21 +105,37 @@ class RemoteReader:
         """Return the start of the object, which headers fit into as a rule."""
         return self._block(0, min(FIRST_BLOCK, self.size))[1] if self.size else b""
 
-    def _request(self, start: int, stop: int) -> Bytes:
-        """Request a range; raises `FormatError`."""
+    def _request(self, start: int, stop: int) -> list[Bytes]:
+        """Request a range; return its bytes as they arrived. Raises `FormatError`.
 
-        def fetch() -> Bytes:
-            data, found = self._fetch(start, stop)
+        After a failure, only the bytes that have not arrived are requested again.
+        """
+        received: list[Bytes] = []
+        at = start
+
+        def fetch() -> None:
+            nonlocal at
+            began = at
+            arriving, found = self._fetch(at, stop)
             self._object.refuse_other(found)
-            if len(data) != stop - start:
-                raise ConnectionError(f"{len(data)} of {stop - start} bytes were received")
-            TRAFFIC.count(read=len(data))
-            return data
+            try:
+                for data in arriving:
+                    received.append(data)
+                    at += len(data)
+            finally:
+                TRAFFIC.count(read=at - began)
+            if at != stop:
+                failure = ConnectionError(f"{at - start} of {stop - start} bytes were received")
+                if at > stop:
+                    received.clear()
+                    at = start
+                raise failure
 
         try:
-            return repeat(fetch, self.path)
+            repeat(fetch, self.path)
         except Exception as error:
             raise translate_error(error, self.path) from error
+        return received
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return the bytes at `offset`: `nbytes`, or fewer where the object had fewer."""
@@ -148,7 +164,7 @@ class RemoteReader:
                 size = max(nbytes, min(size, FIRST_BLOCK))
             else:
                 self._next_block = min(2 * self._next_block, _LARGEST_BLOCK)
-            block = self._request(offset, min(offset + size, self.size))
+            block = b"".join(self._request(offset, min(offset + size, self.size)))
             self._blocks = [*self._blocks[-_BLOCKS + 1 :], (offset, block)]
             return offset, block
 

@@ -1,4 +1,4 @@
-"""A model's card: the `general.*` keys of GGUF, and a README's front matter.
+"""Model cards: the `general.*` keys of GGUF, and the front matter of a README.
 
 The keys that are read, and their names in GGUF, are those of llama.cpp's `gguf/metadata.py`.
 """

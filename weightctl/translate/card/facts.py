@@ -1,4 +1,4 @@
-"""The `general.*` keys of a model, from the files in its directory."""
+"""The `general.*` keys of a model, from the files of its directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["from_directory", "size_label"]
 _README, _CONFIG = "README.md", "config.json"
 _MOST_CONFIG = 20_000_000
 _MOST_LISTED = 1000
-# In the cache of huggingface_hub, the name of a model's directory is that of a commit.
+# In huggingface_hub's cache, the name of a model's directory is that of a commit.
 _CACHED = re.compile(r"models--([^/]+)--([^/]+)/snapshots/[^/]+")
 _HUB = "hf://"
 _NAMED = ("finetune", "basename", "version", "size_label")
@@ -48,11 +48,11 @@ def from_directory(
     experts: int = 0,
     of_experts: int = 0,
 ) -> dict[str, MetadataValue]:
-    """Return the facts in a model's README, in config.json, and in the name of its directory.
+    """Return the facts in a model's README, in its config.json, and in the name of its directory.
 
     Earlier sources in this order take precedence. `parameters` is the number of parameters, 0 if
-    unknown; `experts` and `of_experts` are as in `size_label`. If a file cannot be read, `tell`
-    gets a sentence, and the other files are read.
+    unknown; `experts` and `of_experts` are as in `size_label`. If a file cannot be read, `tell` is
+    called with a sentence, and the other files are read.
     """
     directory = directory if is_remote(directory) else os.path.abspath(directory)
     readme = os.path.join(directory, _README)
@@ -81,10 +81,10 @@ def from_directory(
 
 
 def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
-    """Return `135M` for a model with this many parameters, `8x7B` for one with experts.
+    """Return `135M` for a model with this many parameters, or `8x7B` for a mixture of experts.
 
     `of_experts` is the number of parameters of all experts together. The label then counts one
-    expert and everything that is shared.
+    expert and the shared parameters.
     """
     if experts:
         parameters += of_experts // experts - of_experts
@@ -99,7 +99,7 @@ def size_label(parameters: int, experts: int = 0, of_experts: int = 0) -> str:
 
 
 def _complete(texts: dict[str, str], found: ModelId) -> None:
-    """Add facts from a model's name that are still missing."""
+    """Add missing facts from a model's name."""
     names = {"name": found.name, "organization": found.organization}
     stated = {key: title(text) for key, text in names.items() if text}
     stated |= {key: text for key in _NAMED if (text := getattr(found, key))}
@@ -108,11 +108,11 @@ def _complete(texts: dict[str, str], found: ModelId) -> None:
 
 
 def _read_stated_name(path: str) -> str:
-    """Return the name that a config.json says the model had where it was loaded; "" for a path."""
+    """Return the name in a config.json of the model that was loaded; empty if it is a path."""
     try:
         document = read_json(open_reader(path), _MOST_CONFIG)
     except FormatError:
-        return ""  # the reader of the config reports the error
+        return ""  # the error is reported when the config itself is read
     name = document.get("_name_or_path") if is_object(document) else None
     return name if isinstance(name, str) and name.count("/") <= 1 else ""
 
@@ -125,26 +125,26 @@ def _directory_name(directory: str) -> str:
 
 
 def _text(card: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    """Return a card's text under the first of some names; "" if it is not text."""
+    """Return a card's text under the first existing name; empty if it is not text."""
     content = next((card[name] for name in names if name in card), "")
     return ",".join(_texts(content))
 
 
 def _texts(content: object) -> list[str]:
-    """Return a text, or the texts of a list."""
+    """Return a list of the text, or of the texts of a list."""
     found = content if is_list(content) else [content]
     return [_whole(each) for each in found[:_MOST_LISTED] if isinstance(each, str) and each]
 
 
 def _whole(text: str) -> str:
-    """Return a text with `?` for lone surrogates, which cannot be stored."""
+    """Return a text with `?` in place of lone surrogates, which cannot be stored."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _origins(
     kind: str, card: Mapping[str, Any], names: tuple[str, ...], parameters: int
 ) -> dict[str, MetadataValue]:
-    """Return a card's facts about the models, or the data, that this one was made from."""
+    """Return a card's facts about the models, or the data, that this model was made from."""
     content = next((card[name] for name in names if name in card), None)
     listed = content[:_MOST_LISTED] if is_list(content) else [content]
     entries = [entry for each in listed if (entry := origin(each, parameters))]

@@ -1,7 +1,7 @@
-"""A model's origins: what facts are called, the parts of a model's name, and what it was made from.
+"""Names and origins of models: keys of facts, parts of a model's name, and what it was made from.
 
-The rules for names are those of llama.cpp's `gguf/metadata.py`, so that both tools say the same of
-a model.
+The rules for names are those of llama.cpp's `gguf/metadata.py`, so that both tools write the same
+facts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = [
 
 _HUB = "https://huggingface.co/"
 
-# GGUF's key, without `general.`, and what a README may call it; the first one that exists is read,
-# and the first one is written.
+# GGUF's keys, without `general.`, and their names in a README. The first name that exists is read,
+# and the first name is written.
 TEXTS = {
     "name": ("name", "model_name"),
     "author": ("author", "model_author", "model_creator"),
@@ -46,15 +46,15 @@ TEXTS = {
     "source.uuid": ("uuid", "model_uuid"),
     "source.repo_url": ("repo_url", "model_repo_url"),
 }
-# The values of these keys are joined to one list.
+# The values of these keys are joined into one list.
 LISTS = {"tags": ("tags", "pipeline_tag"), "languages": ("language", "languages")}
 _BASE, _DATASET = "base_model", "dataset"
-# What a model was made from.
+# Keys of the models and the data that a model was made from.
 SOURCES = {
     _BASE: ("base_model", "base_models", "base_model_sources"),
     _DATASET: ("datasets", "dataset", "dataset_sources"),
 }
-# What GGUF says of each of these.
+# The facts that GGUF has for each of these models or datasets.
 ENTRY = (
     "name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url",
 )  # fmt: skip
@@ -76,7 +76,7 @@ _ADDRESSES = ("http://", "https://", "ssh://")
 
 
 class ModelId(NamedTuple):
-    """The parts of a model's name, each None if it does not say."""
+    """The parts of a model's name; a part is None if the name does not have it."""
 
     name: str | None = None
     organization: str | None = None
@@ -87,7 +87,7 @@ class ModelId(NamedTuple):
 
 
 def title(text: str) -> str:
-    """Return a name as a person writes it: `tiny-llama-v1.1` is `Tiny Llama v1.1`."""
+    """Return a name in the usual spelling: `tiny-llama-v1.1` is `Tiny Llama v1.1`."""
     return " ".join(
         word.title() if word.islower() and not _KEPT_AS_WRITTEN.fullmatch(word) else word
         for word in text.replace("-", " ").split()
@@ -95,11 +95,11 @@ def title(text: str) -> str:
 
 
 def parse_model_id(text: str, parameters: int = 0) -> ModelId:
-    """Return what `organization/name` says, or a name alone.
+    """Return the parts of `organization/name`, or of a name alone.
 
-    `Mistral-7B-Instruct-v0.2` has a base, a size and a version.
-    `parameters` is the size of the model, 0 if unknown: a part that looks like a size, but differs
-    much from it, is a context length.
+    `Mistral-7B-Instruct-v0.2` has a base name, a size, a fine-tune and a version. `parameters` is
+    the number of parameters, 0 if unknown: a part that looks like a size, but is very different, is
+    a context length.
     """
     if " " in text or len(text) > _MOST:
         return ModelId(text)
@@ -132,7 +132,7 @@ def parse_model_id(text: str, parameters: int = 0) -> ModelId:
     return ModelId(
         name,
         organization if slash and not organization.startswith(".") else None,
-        # Without another known part, the name can mean anything.
+        # Without another known part, the name could mean anything.
         join_parts("basename") if size or finetune or version else None,
         finetune,
         version,
@@ -145,7 +145,7 @@ def _has_digit(text: str) -> bool:
 
 
 def _classify_part(part: str, parameters: int, *, is_first: bool) -> tuple[str, str]:
-    """Return a part of a name in its usual spelling, and its kind, "" if unknown."""
+    """Return a part of a name in its usual spelling, and its kind; empty if unknown."""
     if _VERSION.fullmatch(part):
         return part, "version"
     if _TYPE.fullmatch(part):
@@ -174,7 +174,7 @@ def _size(part: str) -> str:
 
 
 def _mark_base(parts: list[str], kinds: list[set[str]]) -> None:
-    """Mark the first parts of a name as the base, and unexplained parts as a fine-tune."""
+    """Mark the first parts of a name as the base name, and unknown parts as a fine-tune."""
     at_start = True
     for part, kind in zip(parts, kinds, strict=True):
         if at_start and ("version" in kind or (not kind and part[0].isalpha())):
@@ -212,7 +212,7 @@ def origin(written: object, parameters: int = 0) -> dict[str, str]:
 
 
 def format_origin(facts: dict[str, str]) -> str | dict[str, str]:
-    """Return a card's entry for these facts: an id or address if it is sufficient."""
+    """Return a card's entry for these facts: a model id or an address if that is sufficient."""
     address = facts.get("repo_url", "")
     for text in (address.removeprefix(_HUB), address, facts.get("name", "").replace(" ", "-")):
         if text and origin(text) == facts:

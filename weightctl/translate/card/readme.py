@@ -1,7 +1,7 @@
-"""READMEs of models' directories: the facts at their head, between two lines of dashes, in YAML.
+"""READMEs of model directories: the YAML front matter, between two lines of dashes.
 
-Facts that are read are untrusted. Every scalar is text here, so `no` is Norwegian and `1.0` is a
-version; only texts, lists and mappings are created; and only requested keys are parsed, because the
+The front matter is untrusted. All scalars are read as text, so `no` is Norwegian and `1.0` is a
+version; only strings, lists and mappings are created. Only requested keys are parsed, because the
 results of evaluations can be long.
 """
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["parse_front_matter", "read_front_matter", "to_readme"]
 
 _MOST_READ = 4_000_000
-# Several times the length of the longest lists of languages; more would take seconds to parse.
+# Several times the length of the longest lists of languages; longer texts would take seconds to
+# parse.
 _MOST_PARSED = 20_000
 _FENCE = re.compile(r"---[ \t\r]*")
 _KEY = re.compile(r"""["']?([A-Za-z_][\w-]*)["']?[ \t]*:(?:\s|$)""")
@@ -32,7 +33,7 @@ _MOST_LISTED = 1000
 
 
 def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
-    """Return what a file's front matter says for some keys; empty if the file does not exist.
+    """Return the values of some keys in a file's front matter; empty if the file does not exist.
 
     Raises `ValueError`, whose message is a clause about the file, if it cannot be read.
     """
@@ -46,9 +47,9 @@ def read_front_matter(path: str, keys: Collection[str]) -> Mapping[str, Any]:
 
 
 def parse_front_matter(text: str, keys: Collection[str]) -> Mapping[str, Any]:
-    """Return what the front matter of a text says for some keys; nothing if there is none.
+    """Return the values of some keys in the front matter of a text; empty if it has none.
 
-    Raises `ValueError` if it is not YAML, too long, or nested too deeply.
+    Raises `ValueError` if the front matter is not valid YAML, too long, or nested too deeply.
     """
     lines = text.removeprefix("\ufeff").split("\n")
     if not _FENCE.fullmatch(lines[0]):
@@ -100,11 +101,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _format_front_matter(facts: Mapping[str, Any]) -> str:
-    """Return facts between two lines of dashes; texts that look like other things are quoted."""
+    """Return facts between two lines of dashes; strings that look like other types are quoted."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Quotes text that a reader could take for the end of a line, and writes no aliases."""
+        """Quotes strings that a reader could take for the end of a line, and writes no aliases."""
 
         def represent_str(self, data: str) -> yaml.ScalarNode:
             if data.isprintable():
@@ -121,7 +122,7 @@ def _format_front_matter(facts: Mapping[str, Any]) -> str:
 
 
 def to_readme(metadata: Mapping[str, MetadataValue]) -> bytes | None:
-    """Return a README with the metadata's facts in its front matter; None without facts."""
+    """Return a README with the metadata's facts in its front matter; None if there are no facts."""
     facts: dict[str, Any] = {}
     for key, names in TEXTS.items():
         if text := _text(metadata, f"general.{key}"):
@@ -159,5 +160,5 @@ def _text(metadata: Mapping[str, MetadataValue], key: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return a text as UTF-8 can hold it; GGUF's strings may be any bytes."""
+    """Return a text that UTF-8 can encode; GGUF's strings can be any bytes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Tokenizers, read from and written to Hugging Face's files and GGUF's metadata."""
+"""Tokenizers: read from and written to Hugging Face's files and GGUF's metadata."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ __all__ = [
     "with_ends",
 ]
 
-# What reads the files of each kind of model: `(files: Files, model_type: str) -> Tokenizer`. Ids of
-# special tokens, flags, templates and padding that the files beside say are added to its answer.
+# The readers of each kind of tokenizer: `(files: TokenizerFiles, model_type: str) -> Tokenizer`.
+# Ids of special tokens, flags, templates and padding from the other files are added to the result.
 READERS: dict[str, str] = {
     "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
     "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
     "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
 }
-# What writes each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the document
-# of tokenizer.json`. The padding at the end of `tokens` is gone from what it is given.
+# The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
+# document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.
 WRITERS: dict[str, str] = {
     "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
     "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",

@@ -1,4 +1,4 @@
-"""Tokens outside of a model's own rules: special tokens, and tokens that users added."""
+"""Added tokens: special tokens, and tokens of users, which the tokenizer model does not produce."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = [
 
 # The types of tokens that are searched for in a text first.
 ADDED = frozenset(map(int, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
-# Older tools of llama.cpp gave padding the type of tokens that users added.
+# llama.cpp's older tools gave padding the type of user-defined tokens.
 _UNUSED = frozenset({int(TokenType.UNUSED), int(TokenType.USER_DEFINED)})
-# More tokens than any vocabulary has: larger ids are damage.
+# The limit for ids, which is more than any vocabulary has. Larger ids are damage.
 MAX_TOKENS = 1 << 22
-# The number of ids that can be without a token, in addition to as many as have one.
+# The number of ids that can be without a token, in addition to the number of tokens.
 _MAX_HOLES = 4096
-# Added tokens that llama.cpp's tools take for special, whatever their files say
-# (`does_token_look_special` of its converter).
+# Added tokens that llama.cpp's tools treat as special, whatever their files state
+# (`does_token_look_special` in its converter).
 _LOOK_SPECIAL = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
 _BRACKETS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
 
@@ -43,7 +43,7 @@ _BRACKETS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
 def read_added(document: Mapping[str, Any], where: str) -> dict[int, Mapping[str, Any]]:
     """Return the entries of `added_tokens`, by id.
 
-    Raises `TokenizerError` if one has no id or text.
+    Raises `TokenizerError` if an entry has no id or text.
     """
     entries = document.get("added_tokens")
     made: dict[int, Mapping[str, Any]] = {}
@@ -69,7 +69,7 @@ def type_of_added(entry: Mapping[str, Any]) -> TokenType:
 def order_tokens(
     vocabulary: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], where: str
 ) -> tuple[list[str], list[int]]:
-    """Return tokens and their types in the order of their ids; ids without a token are padding.
+    """Return the tokens and their types, ordered by id; ids without a token are padding.
 
     Raises `TokenizerError` if an id is invalid, or if two tokens have the same id.
     """
@@ -93,10 +93,10 @@ def order_tokens(
 
 
 def id_count(ids: Collection[int], where: str) -> int:
-    """Return the number of ids of a vocabulary, including those without a token.
+    """Return the number of ids of a vocabulary, including ids without a token.
 
     Raises `TokenizerError` if there are no tokens, or if the largest id is far beyond their number.
-    Known vocabularies leave out a few thousand ids at most.
+    Known vocabularies skip a few thousand ids at most.
     """
     largest = max(ids, default=-1)
     if not ids:
@@ -112,12 +112,12 @@ def id_count(ids: Collection[int], where: str) -> int:
 
 
 def padding(token: int) -> str:
-    """Return what llama.cpp's tools call an id that has no token."""
+    """Return the text that llama.cpp's tools give to an id without a token."""
     return f"[PAD{token}]"
 
 
 def is_padding(tokenizer: Tokenizer, token: int) -> bool:
-    """Whether an id has no token, and only fills the vocabulary."""
+    """Whether an id has no token, and only pads the vocabulary."""
     return tokenizer.types[token] in _UNUSED and tokenizer.tokens[token] == padding(token)
 
 
@@ -129,7 +129,8 @@ def to_added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 def _find_added(tokenizer: Tokenizer) -> Iterator[int]:
     special = {*tokenizer.special.values()}
     for token, kind in enumerate(tokenizer.types):
-        # Old files have no types, and in a faulty file, the id of a special token can be a word.
+        # Old files have no types. In a faulty file, the id of a special token can be that of a
+        # word.
         is_named = token in special and _looks_special(
             tokenizer.tokens[token], (*_BRACKETS, ("<", ">"), ("[", "]"))
         )

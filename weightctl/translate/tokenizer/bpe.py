@@ -1,4 +1,4 @@
-"""Byte-level BPE, `tokenizer.ggml.model` "gpt2": tokenizer.json, or vocab.json and merges.txt."""
+"""Byte-level BPE (`tokenizer.ggml.model` "gpt2"): tokenizer.json, or vocab.json and merges.txt."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["from_files", "to_tokenizer_json"]
 
 _SPACE = "\u0120"  # the character for a space in byte-level tokens
-# How tokenizer classes without a tokenizer.json split text.
+# The rules for splitting text of tokenizer classes that have no tokenizer.json.
 _CLASSES = {
     "GPT2Tokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
     "RobertaTokenizer": PreTokenizerRule((regexes.GPT_2, BYTES)),
     "Qwen2Tokenizer": PreTokenizerRule((regexes.QWEN_2, BYTES), is_composed=True),
 }
 _CLASS = "GPT2Tokenizer"
-# The most digits of an id; Python refuses to convert thousands of digits.
+# The limit of digits of an id: Python refuses to convert thousands of digits.
 _LONGEST = 20
 
 
@@ -74,7 +74,7 @@ def _read_merges(merges: Any, where: str) -> tuple[str, ...]:
 
 
 def _check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
-    """Return merges as tokenizer.json has them.
+    """Return merges for tokenizer.json.
 
     Raises `TokenizerError` if a part of a merge, or its result, is not a token.
     """
@@ -90,7 +90,7 @@ def _check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[
 
 
 def _slow_document(files: TokenizerFiles) -> dict[str, Any]:
-    """Return a document like tokenizer.json for vocab.json and merges.txt."""
+    """Return a document like tokenizer.json from vocab.json and merges.txt."""
     vocabulary = files.document("vocab.json")
     merges = files.text("merges.txt")
     if vocabulary is None or merges is None:
@@ -140,7 +140,7 @@ def _list_added(
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the tokenizer of a directory's tokenizer.json, or vocab.json and merges.txt.
 
-    Raises `TokenizerError`, which shows the rule, for a rule without a name in GGUF.
+    Raises `TokenizerError`, which shows the pre-tokenizer, if GGUF has no name for it.
     """
     del model_type
     document = files.tokenizer
@@ -167,7 +167,8 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Return the document of tokenizer.json.
 
-    Raises `TokenizerError` if the name of the rule is unknown, or the tokens contradict it.
+    Raises `TokenizerError` if the name of the pre-tokenizer is unknown, or the tokens contradict
+    it.
     """
     del model_type
     pre = _pre_of(tokenizer)
@@ -227,7 +228,7 @@ def _name(
         if PRES[name].ignores_merges == ignores:
             return name
     if _all_reachable(document, model["vocab"], merges):
-        return names[0]  # a piece that is a token is still merged to it
+        return names[0]  # merging produces the same tokens
     raise TokenizerError(
         f"{where}: `ignore_merges` is {str(ignores).lower()}, but GGUF's pre-tokenizer "
         f"for this model (`{names[0]}`) uses the opposite value",

@@ -1,8 +1,8 @@
-"""Differences between llama.cpp and a tokenizer's files, as sentences for users.
+"""Differences between llama.cpp and the files of a tokenizer, as sentences for users.
 
-GGUF has no place for these: a normalizer of byte-level BPE, which spaces an added token takes with
-it, a post_processor of more than a first and a last token, a decoder. Their files' own words are
-kept for the way back (see `remainder.py`).
+GGUF cannot express these: a normalizer of byte-level BPE, whether an added token removes spaces
+beside it, a post_processor with more than a first and a last token, a decoder. The original values
+are stored for conversion back (see `remainder.py`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["differences", "list_added_entries"]
 
 _MOST_NAMED = 4
 _DIGITS = 10
-# Tokenizers of which llama.cpp strips the spaces before one token, by `tokenizer.ggml.pre`; and of
-# which it strips those behind all added tokens but some, by `general.name`.
+# llama.cpp removes the spaces before one token for these values of `tokenizer.ggml.pre`, and the
+# spaces after all added tokens except some for these values of `general.name`.
 _STRIPS_MASK = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _PHI_3 = ("phi-3", "phi3")
 _PHI_3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 _PHI_3_TOKENS = {*_PHI_3_PLAIN, "</s>"}
 _MODERN_BERT = "modern-bert"
-# The decoders that do what llama.cpp does with the tokens of each `tokenizer.ggml.model`; with None
-# of one that may have any options.
+# The decoders that have the same effect as llama.cpp, for each `tokenizer.ggml.model`. None allows
+# any options of a decoder.
 _MARKS_DECODERS: dict[str, dict[str, Any] | None] = {
     "Replace": {"pattern": {"String": "\u2581"}, "content": " "},
     "ByteFallback": None,
@@ -53,7 +53,7 @@ _COMPOSES = (
 
 
 def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
-    """Yield the differences between llama.cpp's treatment of text and a directory's files.
+    """Yield the differences between llama.cpp's treatment of text and that of a directory's files.
 
     `name` is the model's `general.name` in GGUF, which llama.cpp uses.
     """
@@ -79,7 +79,7 @@ def _is_listed(step: Mapping[str, Any], usual: Mapping[str, dict[str, Any] | Non
 
 
 def list_added_entries(files: TokenizerFiles) -> dict[int, Mapping[str, Any]]:
-    """Return the added tokens of a directory by id, as tokenizer.json has their entries."""
+    """Return the added tokens of a directory by id, in the form of entries of tokenizer.json."""
     listed = (files.tokenizer or {}).get("added_tokens")
     if is_list(listed):
         entries = [(entry.get("id"), entry) for entry in listed if is_object(entry)]
@@ -106,12 +106,12 @@ def _of_flags(
         return {tokenizer.tokens[token] for token, entry in own.items() if entry.get(flag) is True}
 
     left, right = _find_stripped(tokenizer, name)
-    # Such a model must have these tokens.
+    # A model of this family has all of these tokens.
     is_phi_3 = {*tokenizer.tokens} >= _PHI_3_TOKENS
     as_phi_3 = is_phi_3 and having("rstrip") <= _find_stripped(tokenizer, _PHI_3[0])[1]
     for flag, where, found, here in (
         ("lstrip", "before", having("lstrip"), left),
-        ("rstrip", "behind", having("rstrip"), right),
+        ("rstrip", "after", having("rstrip"), right),
     ):
         if lost := found - here:
             hint = (
@@ -139,7 +139,7 @@ def _of_flags(
 
 
 def _find_stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]:
-    """Return the tokens before and after which llama.cpp removes white space, by their texts."""
+    """Return the texts of tokens before which, and after which, llama.cpp removes white space."""
     name, pre = name.lower(), tokenizer.pre or ""
     added = {
         text for text, kind in zip(tokenizer.tokens, tokenizer.types, strict=True) if kind in ADDED
@@ -152,7 +152,7 @@ def _find_stripped(tokenizer: Tokenizer, name: str) -> tuple[set[str], set[str]]
 
 
 def _rewrites(document: Mapping[str, Any]) -> bool:
-    """Whether a normalizer does more than to mark the spaces of a text."""
+    """Whether a normalizer does more than replace the spaces of a text."""
     steps = _steps(document.get("normalizer"), "normalizers")
     return any(step.get("type") != "Replace" for step in steps)
 
@@ -163,10 +163,10 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
     is_bert = tokenizer.model == "bert"
     for flag, where, says, words in (
         ("add_bos_token", "before", around and around.before, ("bos", "cls")),
-        ("add_eos_token", "behind", around and around.behind, ("eos", "seperator")),
+        ("add_eos_token", "after", around and around.behind, ("eos", "seperator")),
     ):
         if isinstance(files.config.get(flag), bool) and not (around and around.is_separated):
-            continue  # which is what transformers goes by
+            continue  # transformers uses the config's flag instead
         puts = is_bert or tokenizer.flags.get(flag, False)
         token = tokenizer.special.get(words[is_bert])
         here = [tokenizer.tokens[token]] if puts and token is not None else []
@@ -178,7 +178,7 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
 
 
 def _steps(part: Any, key: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a part, those within sequences one by one."""
+    """Return the steps of a part, with sequences flattened."""
     waiting: list[Any] = [part]
     made: list[Mapping[str, Any]] = []
     while waiting:

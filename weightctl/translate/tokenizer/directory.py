@@ -1,4 +1,4 @@
-"""The tokenizer of a model's directory, whatever kind it is: how it is read and written."""
+"""Reading and writing of the tokenizer of a model directory, of any kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["from_directory", "to_documents"]
 
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-# The class that loads tokenizer.json as it is, in transformers 4 and (as TokenizersBackend) 5.
+# The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.
 _CLASS = "PreTrainedTokenizerFast"
 _CONTEXTS = ("max_position_embeddings", "n_positions")
 
@@ -40,13 +40,13 @@ _CONTEXTS = ("max_position_embeddings", "n_positions")
 def from_directory(
     directory: str, vocabulary: int, model_type: str, name: str = ""
 ) -> Tokenizer | None:
-    """Return the tokenizer of a model's directory, None if it has no file of one.
+    """Return the tokenizer of a model directory; None if it has no tokenizer files.
 
-    `vocabulary` is the number of rows of the embedding, 0 where it is not known: this many tokens
-    there are, those at the end that nothing represents being padding. `name` is what GGUF calls the
-    model; its `notes` say where llama.cpp treats text otherwise. Raises `TokenizerError` for files
-    that are damaged, of a kind that is not known, of more tokens than that, or that do to text what
-    llama.cpp does not.
+    `vocabulary` is the number of rows of the embedding, 0 if unknown: the tokenizer gets this many
+    tokens, with padding at the end. `name` is the model's name in GGUF. `notes` of the result
+    describe where llama.cpp treats text differently. Raises `TokenizerError` if files are damaged,
+    if the kind of tokenizer or its treatment of text is not supported by llama.cpp, or if it has
+    more tokens than the embedding.
     """
     files = open_files(directory)
     kind = _kind(files)
@@ -78,7 +78,7 @@ def _kind(files: TokenizerFiles) -> str | None:
 def _kind_of(document: Mapping[str, Any], files: TokenizerFiles) -> str:
     model = document.get("model")
     kind = model.get("type") if is_object(model) else None
-    if kind is None and is_object(model):  # older files leave it out
+    if kind is None and is_object(model):  # older files omit it
         kind = "BPE" if "merges" in model else "WordPiece"
     if kind == "BPE" and _is_byte_level(document):
         return "byte-level BPE"
@@ -115,7 +115,8 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
         and tokenizer.model == "llama"
         and {*tokenizer.types[vocabulary:]} <= ADDED
     ):
-        # Tokens for what this model cannot see, as in the text models of gemma3.
+        # Tokens for inputs that this model does not support, such as images in the text models of
+        # gemma3.
         return tokenizer.first(vocabulary)
     if vocabulary < count:
         raise TokenizerError(
@@ -147,9 +148,9 @@ def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) 
     if {*ends} <= {special.get("eos")}:
         ends = ()
     flags = dict(tokenizer.flags)
-    if tokenizer.model != "bert":  # llama.cpp surrounds its texts in any case
+    if tokenizer.model != "bert":  # llama.cpp always adds the tokens around its texts
         stated = read_flags(files, special, ids)
-        # Without a tokenizer.json the reader knows what the model's own class does.
+        # Without a tokenizer.json, the reader knows the defaults of the model's tokenizer class.
         known = tokenizer.flags if files.tokenizer is None else dict[str, bool]()
         flags |= {
             flag: stated[flag] for flag in stated if flag in files.config or flag not in known
@@ -166,7 +167,7 @@ def _check_text(tokenizer: Tokenizer, directory: str) -> None:
     texts = (*tokenizer.tokens, *(tokenizer.merges or ()), *templates, *templates.values())
     try:
         "".join(texts).encode()
-    except UnicodeEncodeError as error:  # JSON can hold halves of characters
+    except UnicodeEncodeError as error:  # JSON can contain lone surrogates
         raise TokenizerError(
             f"{directory}: a token of the tokenizer is not valid Unicode text: {error}",
             hint=KEEP_HINT,
@@ -178,8 +179,8 @@ def to_documents(
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer by name: tokenizer.json, tokenizer_config.json ...
 
-    `config` is the content of config.json. Raises `TokenizerError` for a model that tokenizer.json
-    has no form for, or whose parts contradict each other.
+    `config` is the content of config.json. Raises `TokenizerError` if tokenizer.json cannot express
+    the tokenizer, or if its parts contradict each other.
     """
     if tokenizer.model not in WRITERS:
         raise TokenizerError(
@@ -222,15 +223,16 @@ def _config(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, Any]:
     made = special_entries(tokenizer)
     separates = "add_sep_token" in tokenizer.flags or tokenizer.model == "bert"
     for flag in ("add_bos_token", "add_eos_token"):
-        # transformers makes a post_processor of its own of these, which keeps no two texts apart.
+        # From these flags, transformers creates a post_processor that puts no separator between two
+        # texts.
         if flag in tokenizer.flags and not separates:
             made[flag] = tokenizer.flags[flag]
-    # It takes spaces out before punctuation: what BPE decodes is already the text.
+    # This would remove spaces before punctuation, but BPE decodes to the exact text.
     made["clean_up_tokenization_spaces"] = tokenizer.model == "bert"
     length = next((config[key] for key in _CONTEXTS if isinstance(config.get(key), int)), None)
     if length is not None:
         made["model_max_length"] = length
-    if tokenizer.model != "bert":  # models that write text take no kinds of segments
+    if tokenizer.model != "bert":  # text generators use no segment ids
         made["model_input_names"] = ["input_ids", "attention_mask"]
     made["tokenizer_class"] = _CLASS
     return made

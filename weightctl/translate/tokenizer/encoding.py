@@ -1,4 +1,4 @@
-"""Text cut into tokens, by the library that transformers itself leaves that to."""
+"""Encoding of text into token ids, by the `tokenizers` library, which transformers uses too."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PROBE = "a"
 
 
 class Encoder:
-    """What a tokenizer.json does to text.
+    """An encoder that treats text as a tokenizer.json defines.
 
-    `first` and `last` are the tokens that it puts around every text, either may be empty. Raises
-    `TokenizerError` if there is no `tokenizers` library, or it refuses the document; `where` names
-    that in errors.
+    `first` and `last` are the tokens that are added before and after a text; they can be empty.
+    Raises `TokenizerError` if the `tokenizers` library is not installed or rejects the document;
+    `where` names the document in errors.
     """
 
     def __init__(self, document: bytes, config: Mapping[str, Any], where: str) -> None:
@@ -42,7 +42,7 @@ class Encoder:
 
         self._where = where
         self._tokenizer: Any = self._call(Tokenizer.from_buffer, document)
-        # What the model was last trained or served with is nothing to a text of any length.
+        # Limits from training or serving do not apply to texts here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         first, last = self._around()
@@ -51,15 +51,15 @@ class Encoder:
 
     @property
     def count(self) -> int:
-        """How many tokens it knows."""
+        """The number of tokens in the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
 
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a text, without those around it."""
+        """Return the tokens of a text, without those added around it."""
         return self._encode(text, is_whole=False)
 
     def text(self, token: int) -> str:
-        """Return what a token represents, empty if that is nothing."""
+        """Return the text of a token, which can be empty."""
         found = self._call(self._tokenizer.decode, [token], skip_special_tokens=False)
         return str(found)
 
@@ -67,7 +67,7 @@ class Encoder:
         return list(self._call(self._tokenizer.encode, text, add_special_tokens=is_whole).ids)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return what comes before and after a text that is whole."""
+        """Return the tokens that are added before and after a text."""
         plain = self._encode(_PROBE, is_whole=False)
         whole = self._encode(_PROBE, is_whole=True)
         for start in range(len(whole) - len(plain) + 1):
@@ -78,7 +78,7 @@ class Encoder:
     def _apply_config(
         self, config: Mapping[str, Any], word: str, found: Sequence[int]
     ) -> list[int]:
-        """Return what tokenizer_config.json makes of the tokens at one side, as transformers."""
+        """Return the tokens on one side after tokenizer_config.json applies, as in transformers."""
         is_added, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
         content = named.get("content") if is_object(named) else named
         is_text = isinstance(content, str)
@@ -92,7 +92,7 @@ class Encoder:
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except BaseException as error:  # a panic of the library's is not an `Exception`
+        except BaseException as error:  # a panic of the library is not an `Exception`
             panicked = type(error).__name__ == "PanicException"
             if not panicked and not isinstance(error, Exception):
                 raise
@@ -105,10 +105,10 @@ class Encoder:
 def encoder_of(
     metadata: Mapping[str, MetadataValue], directory: str | None, model_type: str, where: str
 ) -> Encoder | None:
-    """Return the tokenizer of a GGUF's metadata, else of a model's directory; None without one.
+    """Return an encoder for a GGUF's metadata, else for a model directory; None if neither has one.
 
-    Raises `TokenizerError` if it is damaged, of a kind that no tokenizer.json can say, or there is
-    no `tokenizers` library.
+    Raises `TokenizerError` if the tokenizer is damaged, if tokenizer.json cannot express it, or if
+    the `tokenizers` library is not installed.
     """
     made = from_metadata(metadata, where)
     if made is None and directory is not None:

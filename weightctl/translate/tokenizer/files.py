@@ -1,4 +1,4 @@
-"""The files of a model's directory that say what its tokenizer is."""
+"""The files of a model directory that define its tokenizer."""
 
 from __future__ import annotations
 
@@ -20,42 +20,46 @@ KEEP_HINT = (
     "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "
     'accepts only token ids; to convert only the tensors, use --names keep (names="keep" in Python)'
 )
-# The longest known are tokenizer.json files of 260,000 tokens, 35 MB.
+# The largest known files are those with 260,000 tokens: tokenizer.json has 35 MB.
 _MAX_SIZE = 300_000_000
 _UNREADABLE = "download the file again from the source of the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A directory's tokenizer.json (None if there is none) and tokenizer_config.json."""
+    """A directory's tokenizer.json (None if it is missing) and tokenizer_config.json."""
 
     directory: str
     tokenizer: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
     def path(self, name: str) -> str:
-        """Return the path of a file of the directory, for messages."""
+        """Return the path of a file in the directory, for messages."""
         return os.path.join(self.directory, name)
 
     def has(self, name: str) -> bool:
-        """Whether the directory holds a file of this name."""
+        """Whether the directory has a file of this name."""
         return is_file(self.path(name))
 
     def data(self, name: str) -> bytes | None:
-        """Return the bytes of a file, None if there is none.
+        """Return the bytes of a file; None if it is missing.
 
-        Raises `TokenizerError` if it cannot be read or is larger than such a file can be.
+        Raises `TokenizerError` if it cannot be read, or is too large.
         """
         return _data(self.path(name))
 
     def text(self, name: str) -> str | None:
-        """Return the text of a file, None if there is none; raises `TokenizerError`."""
+        """Return the text of a file; None if it is missing.
+
+        Raises `TokenizerError` if it cannot be read, is too large, or is not UTF-8.
+        """
         return _text(self.path(name))
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the texts of special tokens by their keys, `bos_token` ...
+        """Return the texts of special tokens by their keys, such as `bos_token`.
 
-        tokenizer_config.json comes before special_tokens_map.json. Raises `TokenizerError`.
+        tokenizer_config.json takes precedence over special_tokens_map.json. Raises `TokenizerError`
+        if a file is damaged.
         """
         documents = (self.document("special_tokens_map.json") or {}, self.config)
         made: dict[str, str] = {}
@@ -69,12 +73,12 @@ class TokenizerFiles:
         return made
 
     def document(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object of a file, None if there is none; raises `TokenizerError`."""
+        """Return the JSON object of a file; None if it is missing. Raises like `read_document`."""
         return read_document(self.directory, name)
 
 
 def open_files(directory: str) -> TokenizerFiles:
-    """Return a directory's files of a tokenizer; raises `TokenizerError` if one is damaged."""
+    """Return the tokenizer files of a directory; raises `TokenizerError` if one is damaged."""
     return TokenizerFiles(
         directory,
         read_document(directory, "tokenizer.json"),
@@ -83,7 +87,7 @@ def open_files(directory: str) -> TokenizerFiles:
 
 
 def read_document(directory: str, name: str) -> dict[str, Any] | None:
-    """Return the JSON object of a directory's file, None if there is none.
+    """Return the JSON object of a file in a directory; None if the file is missing.
 
     Raises `TokenizerError` if it is damaged.
     """

@@ -1,6 +1,7 @@
-"""GGUF's names for the rules that text is cut by before BPE: `tokenizer.ggml.pre`.
+"""GGUF's names of pre-tokenizers (`tokenizer.ggml.pre`), which split text before BPE.
 
-Names, regular expressions and what else a name decides are those of llama.cpp's `llama-vocab.cpp`.
+Names, regular expressions and the other effects of a name are those of llama.cpp's
+`llama-vocab.cpp`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = ["DEFAULT", "PRES", "Pre", "names_of"]
 
 @dataclass(frozen=True, slots=True)
 class Pre:
-    """What a name represents: the rule, and what llama.cpp does where no other key says.
+    """The meaning of a name: the rule, and llama.cpp's defaults for other keys.
 
-    `ignores_merges`: a piece that is a token is taken whole. `adds_bos` and `adds_separator` hold
-    where there is no `add_bos_token` or `add_sep_token`.
+    `ignores_merges`: a piece that is a token is not split further. `adds_bos` and `adds_separator`
+    apply if `add_bos_token` or `add_sep_token` is missing.
     """
 
     rule: PreTokenizerRule
@@ -55,7 +56,7 @@ _GPT_4O = Pre(_bytes(r.GPT_4O))
 _BAILING = Pre(_bytes(r.BAILING))
 _COHERE_2 = Pre(_bytes(r.THOUSANDS, r.GPT_4O))
 
-# Of several names for one rule the first is written.
+# If a rule has several names, the first one is written.
 PRES: dict[str, Pre] = {
     "gpt-2": _GPT_2,
     "llama-bpe": _LLAMA_3,
@@ -123,15 +124,15 @@ PRES: dict[str, Pre] = {
     "cohere2moe": _COHERE_2,
     "default": Pre(_bytes(r.PUNCTUATION, r.GPT_2_SHORT, r.ANY_DIGITS, r.THREE_DIGITS)),
 }  # fmt: skip
-# What llama.cpp takes where a file names no rule.
+# The name that llama.cpp uses if a file has no name.
 DEFAULT = "default"
 
 
 def names_of(rule: PreTokenizerRule) -> Iterator[str]:
-    """Yield what GGUF calls a rule, the names of just this one first.
+    """Yield GGUF's names for a rule, exact matches first.
 
-    llama.cpp normalizes no text of byte-level BPE, so that a rule that differs in this alone still
-    has the name.
+    llama.cpp does not normalize text for byte-level BPE, so a rule that differs only in the
+    normalization has the name too.
     """
     yield from (name for name, pre in PRES.items() if pre.rule == rule)
     yield from (

@@ -1,6 +1,6 @@
-"""A model's tokenizer, in the terms that GGUF keeps it in, and as GGUF's metadata says it.
+"""The record of a model's tokenizer in the terms of GGUF, and its conversion to and from metadata.
 
-Names and types are those of the GGUF specification and of what llama.cpp reads (`llama-vocab.cpp`).
+Names and types are those of the GGUF specification and of llama.cpp (`llama-vocab.cpp`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORDS", "TokenType", "Tokenizer", "from_metadata", "to_metadata"]
 
-# What Hugging Face's files call `tokenizer.ggml.WORD_token_id`, in llama.cpp's order.
+# Hugging Face's names for the WORD in `tokenizer.ggml.WORD_token_id`, in llama.cpp's order.
 WORDS = {
     "bos": "bos",
     "eos": "eos",
@@ -34,9 +34,9 @@ _ENDS = "eos_token_ids"
 _REMAINDER = "tokenizer.weightctl.hugging_face"
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAMES = "tokenizer.chat_templates"
-# An absent id is written as -1, in whatever type the writer had.
+# A missing id is written as -1, in any integer type.
 _NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
-# Keys that older files use for what has another name today.
+# Words that older files use, and their current names.
 _OLD_WORDS = {"separator": "seperator"}
 _HINT = (
     "a faulty tool wrote the file; to convert only its tensors, use --names keep "
@@ -45,7 +45,7 @@ _HINT = (
 
 
 class TokenType(IntEnum):
-    """What kind of token an id represents (ggml's `llama_token_type`)."""
+    """The type of a token (ggml's `llama_token_type`)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -55,25 +55,25 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# 0 is what some tools write where they know nothing.
+# Some tools write 0 for an unknown type.
 _TYPES = frozenset({0, *map(int, TokenType)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """What both naming conventions say of a tokenizer.
+    """A tokenizer, in terms that both naming conventions can express.
 
     `model` is `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE with
     scores), "bert" (WordPiece), "t5" (unigram). `pre` is `tokenizer.ggml.pre`. `tokens` are spelled
-    as GGUF spells them, and `types` are theirs, `TokenType`s; `merges` are "left right". `special`
-    gives the ids of `bos`, `eos`, `unknown`, `seperator`, `padding`, `cls`, `mask`, `eot` ...: the
-    words of the keys `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end generation, in
-    their order, where that is more than the `eos` of `special`. `flags` are `add_bos_token`,
-    `add_space_prefix` ...: the keys `tokenizer.ggml.FLAG`. Of `chat_templates` "" is the default
-    one. `token_type_count` is how many kinds of segment the model knows; `charsmap` is
-    SentencePiece's compiled normalization; `remainder` what only Hugging Face's files say (see
-    `remainder.py`). `notes` say where llama.cpp treats text differently from the files that the
-    tokenizer was read from.
+    as in GGUF, and `types` are their `TokenType`s; `merges` are "left right". `special` has the ids
+    of `bos`, `eos`, `unknown`, `seperator`, `padding`, `cls`, `mask`, `eot` ...: the words of the
+    keys `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end generation, in order, if there
+    are more than the `eos` of `special`. `flags` are `add_bos_token`, `add_space_prefix` ...: the
+    keys `tokenizer.ggml.FLAG`. The default template in `chat_templates` has the name "".
+    `token_type_count` is the number of segment types of the model; `charsmap` is SentencePiece's
+    compiled normalizer; `remainder` has what only Hugging Face's files can express (see
+    `remainder.py`). `notes` describe where llama.cpp treats text differently from the files that
+    the tokenizer was read from.
     """
 
     model: str
@@ -92,7 +92,7 @@ class Tokenizer:
     notes: tuple[str, ...] = ()
 
     def first(self, count: int) -> Tokenizer:
-        """Return the same of its first `count` tokens alone."""
+        """Return the tokenizer with only its first `count` tokens."""
         return replace(
             self,
             tokens=self.tokens[:count],
@@ -104,7 +104,7 @@ class Tokenizer:
 
 
 def from_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Tokenizer | None:
-    """Return the tokenizer that a GGUF file's metadata says, None if it says none.
+    """Return the tokenizer in a GGUF file's metadata; None if it has none.
 
     `where` names the file in errors. Raises `TokenizerError` for values that contradict each other.
     """
@@ -136,7 +136,7 @@ def from_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Tokenize
 
 
 def to_metadata(tokenizer: Tokenizer) -> dict[str, MetadataValue]:
-    """Return what a GGUF file's metadata says of a tokenizer, in the order of llama.cpp's tools."""
+    """Return the metadata of GGUF for a tokenizer, in the order of llama.cpp's tools."""
     made = {"model": MetadataValue("string", tokenizer.model)}
     if tokenizer.pre is not None:
         made["pre"] = MetadataValue("string", tokenizer.pre)
@@ -152,7 +152,7 @@ def to_metadata(tokenizer: Tokenizer) -> dict[str, MetadataValue]:
         made["precompiled_charsmap"] = MetadataValue("array[u8]", list(tokenizer.charsmap))
     for word, token in tokenizer.special.items():
         made[f"{word}_token_id"] = MetadataValue("u32", token)
-    if tokenizer.ends:  # llama.cpp does not read it, other programs do
+    if tokenizer.ends:  # not read by llama.cpp, but by other programs
         made[_ENDS] = MetadataValue("array[i32]", list(tokenizer.ends))
     for flag, value in tokenizer.flags.items():
         made[flag] = MetadataValue("bool", value)
@@ -209,7 +209,7 @@ def _ends(metadata: Mapping[str, MetadataValue], count: int, where: str) -> tupl
     if key not in metadata:
         return ()
     ends = _array(metadata[key], key, where)
-    if not {*map(type, ends)} <= {int}:  # before they are compared: a list has no hash
+    if not {*map(type, ends)} <= {int}:  # checked first, because lists are not hashable
         raise TokenizerError(f"{where}: `{key}` has a value that is not a token id", hint=_HINT)
     return tuple(token for token in dict.fromkeys(ends) if 0 <= token < count)
 
@@ -263,7 +263,7 @@ def _strings(metadata: Mapping[str, MetadataValue], name: str, where: str) -> tu
 def _array(value: MetadataValue, key: str, where: str) -> Sequence[Any]:
     if not is_sequence(value.content):
         raise TokenizerError(f"{where}: `{key}` is a {value.type}, not an array", hint=_HINT)
-    return value.content[:]  # of a file's array the whole is had at once
+    return value.content[:]  # decodes an array of a file at once
 
 
 def _check_count(found: Sequence[Any], count: int, key: str, where: str) -> None:

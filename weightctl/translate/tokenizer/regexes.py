@@ -1,7 +1,7 @@
-r"""The regular expressions that byte-level tokenizers split text with, as tokenizer.json has them.
+"""The regular expressions of byte-level tokenizers for splitting text, as in tokenizer.json.
 
-Each is a fact of a published tokenizer (and of llama.cpp's `llama-vocab.cpp`, which has its own
-spelling of it). `plain` brings the spellings that mean the same to one.
+Each is that of a published tokenizer (and of llama.cpp's `llama-vocab.cpp`, which spells it in its
+own way). `plain` converts other spellings of the same expression.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THREE_DIGITS = "[0-9][0-9][0-9]"
 THOUSANDS = r"\d{1,3}(?=(?:\d{3})*\b)"
 NEWLINE = r"[\r\n]"
 PARAGRAPHS = r"[^\n]+|[\n]+"
-# What Unicode calls punctuation, and ASCII's symbols; llama.cpp's default leaves the backtick out.
+# Unicode's punctuation, and ASCII's symbols; llama.cpp's default does not include the backtick.
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 PUNCTUATION_FALCON = r"[\p{P}\$\+<=>\^~\|`]+"
 
@@ -93,8 +93,8 @@ DEEPSEEK_LATIN = (
     "\U000118a0-\U000118df\U0001e900-\U0001e943]+"
 )
 
-# Other spellings of the same. The possessive ones are here because what follows them can never
-# match what they hold.
+# Other spellings of the same expressions. Possessive quantifiers are included, because the text
+# that follows them can never match what they match.
 _SAME = (
     ("\r", r"\r"),
     ("\n", r"\n"),
@@ -111,7 +111,7 @@ _SAME = (
 
 
 def plain(regex: str) -> str:
-    """Return the spelling of a regular expression that stands here, where one means the same."""
+    """Return a regular expression with known spellings replaced by those of this module."""
     for other, ours in _SAME:
         regex = regex.replace(other, ours)
     return regex

@@ -1,9 +1,9 @@
-"""The parts of a tokenizer that only Hugging Face's files have, kept for the way back.
+"""The parts of a tokenizer that GGUF cannot express, stored for conversion back to Hugging Face.
 
-GGUF cannot express how text is truncated, which spaces an added token swallows, or which of two
-rules that llama.cpp takes for one a tokenizer was made with. It is one JSON string, under a key
-that llama.cpp does not look at, and it holds for the tokenizer that it was read with: where the
-other keys have changed since, they count alone.
+Examples are the truncation of text, the spaces that an added token removes, and which of two rules
+that are the same in llama.cpp a tokenizer uses. They are one JSON string, under a key that
+llama.cpp does not read. They apply to the tokenizer that they were read with: if other keys have
+changed since, only these are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["config_of", "remember_document", "restore_document"]
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 _FLAGS = (*_NO_FLAGS, "special")
-# What the other keys of GGUF say in full, or what names code that is not the tokenizer's.
+# Settings that other keys of GGUF have, or that name code or paths outside of the tokenizer.
 _KEPT_ELSEWHERE = {
     "chat_template",
     "added_tokens_decoder",
@@ -38,13 +38,13 @@ _KEPT_ELSEWHERE = {
     "tokenizer_file",
 }
 _VOCABULARY = {"vocab", "merges"}
-_CHARSMAP = "precompiled_charsmap"  # which GGUF has a key for
-# Longer than any.
+_CHARSMAP = "precompiled_charsmap"  # GGUF has a key for it
+# A limit that no tokenizer is known to reach.
 _MAX_SIZE = 200_000
 
 
 def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
-    """Return a tokenizer that knows what its files say beyond GGUF's words."""
+    """Return a tokenizer with a remainder: what its files state beyond GGUF's keys."""
     document = files.tokenizer
     if document is None:
         listed = list_added_entries(files)
@@ -86,12 +86,12 @@ def _with(tokenizer: Tokenizer, remainder: Mapping[str, Any]) -> Tokenizer:
 
 
 def _map_charsmap(tokenizer: Tokenizer) -> dict[str, str | None]:
-    """Return the compiled normalizer, as tokenizer.json has it, with what stands in for it."""
+    """Return a mapping from the compiled normalizer, as in tokenizer.json, to its placeholder."""
     return {base64.b64encode(tokenizer.charsmap or b"").decode("ascii"): None}
 
 
 def _exchange_charsmap(part: Any, texts: Mapping[Any, Any]) -> Any:
-    """Return a part of tokenizer.json with each compiled normalizer exchanged that is listed."""
+    """Return a part of tokenizer.json with each compiled normalizer replaced as `texts` maps it."""
     if is_list(part):
         return [_exchange_charsmap(each, texts) for each in part]
     if not is_object(part):
@@ -105,14 +105,14 @@ def _exchange_charsmap(part: Any, texts: Mapping[Any, Any]) -> Any:
 
 
 def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of tokenizer.json with what was remembered of the one it was."""
+    """Return the document of tokenizer.json with the stored parts of the original document."""
     remainder = _read_remainder(tokenizer)
     parts = remainder.get("parts")
     model = remainder.get("model")
     if not is_object(parts) or not is_object(model):
         return dict(document)
     kind = document["model"]["type"]
-    if model.get("type", kind) != kind:  # old files leave it out
+    if model.get("type", kind) != kind:  # old files omit it
         return dict(document)
     stored = {own: written for written, own in _map_charsmap(tokenizer).items()}
     made = dict(document)
@@ -131,7 +131,7 @@ def restore_document(tokenizer: Tokenizer, document: Mapping[str, Any]) -> dict[
 
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Return what was remembered of tokenizer_config.json, None if nothing was."""
+    """Return the stored content of tokenizer_config.json; None if there is none."""
     config = _read_remainder(tokenizer).get("config")
     if not is_object(config):
         return None
@@ -150,7 +150,7 @@ def _identity(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "model": tokenizer.model,
         "pre": tokenizer.pre,
-        # The keys that only end generation say nothing of these files.
+        # Keys that only end generation are not in these files.
         "special": {
             word: token for word, token in tokenizer.special.items() if word in WORDS.values()
         },
@@ -176,7 +176,7 @@ def _usual(entries: Iterable[dict[str, Any]], added: Any) -> list[dict[str, Any]
     made: list[dict[str, Any]] = []
     for entry in entries:
         other = {**entry, **_NO_FLAGS, **flags.get(entry["id"], {})}
-        # Where the type is another by now, it counts.
+        # If the type was changed, the new type is used.
         made.append(other if type_of_added(other) == type_of_added(entry) else entry)
     return made
 

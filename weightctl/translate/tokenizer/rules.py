@@ -1,7 +1,7 @@
-"""The cutting of text before byte-level BPE: tokenizer.json's two steps as one rule.
+"""Rules for splitting text before byte-level BPE: two parts of tokenizer.json as one rule.
 
-A rule is what the two say, in one form: the regular expressions that each piece is split with in
-turn, matches and what is between them alike, and where its bytes become characters.
+A rule lists the regular expressions that split each piece in turn (into matches and the text
+between them), and states at which step bytes become characters.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 
 # The step that converts bytes to characters.
 BYTES = ""
-# With these patterns, every character is part of a match, so "keep the matches" splits like
-# "isolate".
+# Every character is part of a match of these patterns, so keeping only matches is the same as
+# "Isolated".
 _COVERING = r"\s+", r"\s{1}"
 
 
@@ -46,14 +46,14 @@ class PreTokenizerRule:
 def parse(document: Mapping[str, Any], where: str) -> PreTokenizerRule:
     """Return the rule of a tokenizer.json.
 
-    Raises `TokenizerError`, with the part of the document, for parts that GGUF cannot express.
+    Raises `TokenizerError`, which shows the part of the document, if GGUF cannot express it.
     """
     steps = tuple(_steps(document.get("pre_tokenizer"), where))
     return PreTokenizerRule(steps, _is_composed(document.get("normalizer"), where))
 
 
 def show_rule_parts(document: Mapping[str, Any]) -> str:
-    """Return the two parts of a tokenizer.json that a rule is made of, as text for messages."""
+    """Return the two parts of a tokenizer.json that define its rule, as text for messages."""
     parts = {key: document.get(key) for key in ("normalizer", "pre_tokenizer")}
     written = json.dumps(parts, ensure_ascii=False)
     return written if len(written) < 1500 else f"{written[:1500]}..."

@@ -1,4 +1,4 @@
-"""Special tokens around a text, as tokenizer.json's post_processor adds them."""
+"""Special tokens around a text, which tokenizer.json's post_processor adds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Surroundings", "read_surroundings", "to_bert_template", "to_template
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The tokens before and after a text, and between two texts.
+    """The tokens before and after a text, and whether two are between two texts.
 
     `is_separated`: the last token appears twice between two texts, as in RoBERTa.
     """
@@ -26,17 +26,17 @@ class Surroundings:
 
     @property
     def first(self) -> str | None:
-        """The first token before a text, None if there is none."""
+        """The first token before a text; None if there is none."""
         return self.before[0] if self.before else None
 
     @property
     def last(self) -> str | None:
-        """The last token after a text, None if there is none."""
+        """The last token after a text; None if there is none."""
         return self.behind[-1] if self.behind else None
 
 
 def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
-    """Return the tokens that a tokenizer.json adds around a text, None if not stated."""
+    """Return the tokens that a tokenizer.json adds around a text; None if it states none."""
     for part in reversed(_parts(document.get("post_processor"))):
         kind = part.get("type") if is_object(part) else None
         if kind in ("RobertaProcessing", "BertProcessing"):
@@ -50,7 +50,7 @@ def read_surroundings(document: Mapping[str, Any]) -> Surroundings | None:
 def to_template(
     first: tuple[str, int] | None, last: tuple[str, int] | None
 ) -> dict[str, Any] | None:
-    """Return the template that adds tokens with their ids around every text; None for none."""
+    """Return the template that adds these tokens around every text; None if both are None."""
     around = [each for each in (first, last) if each is not None]
     if not around:
         return None

@@ -1,7 +1,7 @@
 """Ids of special tokens in config.json and generation_config.json.
 
-GGUF has one key for each special token, and transformers has two files that can differ. The entries
-of both files are therefore also stored unchanged, in a key that llama.cpp does not read. They are
+GGUF has one key for each special token, and transformers has two files that can differ. So the
+entries of both files are also stored unchanged, in a key that llama.cpp does not read. They are
 used if the ids that were written with them are unchanged.
 
 transformers stops at each id of the list `eos_token_id`. llama.cpp stops at the ids of some keys of
@@ -38,9 +38,9 @@ __all__ = [
     "with_ends",
 ]
 
-# What llama.cpp takes for the end where no key names it, by `tokenizer.ggml.model`.
+# llama.cpp's default for the end of generation if no key has it, by `tokenizer.ggml.model`.
 _DEFAULT_ENDS = {"llama": 2, "gpt2": 11, "t5": 1}
-# The end of a turn, where the key `eot` does not name it.
+# Texts of tokens that end a turn, if the key `eot` is missing.
 _TURN_ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>",
@@ -49,7 +49,8 @@ _END_TEXTS = _TURN_ENDS | {
     "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>",
     "<turn|>", "<|tool_response>",
 }  # fmt: skip
-# Tokens that fill a gap in a text, by their keys. llama.cpp also stops at the last three.
+# Texts of tokens for fill-in-the-middle, by their keys. llama.cpp also stops at the last three
+# keys.
 _FILL_TEXTS = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>",
                 "<|prefix|>"),
@@ -75,7 +76,7 @@ _MAX_TEXT, _MAX_LIST = 20_000, 1_000
 
 
 def stops(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens at which llama.cpp ends generation, with the existing keys."""
+    """Return the tokens at which llama.cpp ends generation with the keys of a tokenizer."""
     ids = _ids(tokenizer)
     named = {word: tokenizer.special[word] for word in _END_WORDS if word in tokenizer.special}
     default = _default(tokenizer)
@@ -85,20 +86,20 @@ def stops(tokenizer: Tokenizer) -> frozenset[int]:
     for word in _FILL_ENDS:
         by_text = [ids[text] for text in _FILL_TEXTS[word] if text in ids]
         found = [tokenizer.special[word]] if word in tokenizer.special else by_text
-        ends |= {*found} if len(found) == 1 else set()  # of several texts it takes any
+        ends |= {*found} if len(found) == 1 else set()  # llama.cpp chooses any of several
     texts = {tokenizer.tokens[token]: token for token in ends}
     calls = texts.keys() & {"<|call|>", "<|calls|>"}
     if calls and texts.keys() & {"<|return|>", "<|flush|>"}:
-        ends.discard(texts.get("<|end|>", -1))  # it ends parts of a message there
+        ends.discard(texts.get("<|end|>", -1))  # this token ends parts of a message in these models
     if "<|tool_response>" in texts:
         ends.discard(texts.get("</s>", -1))
     return frozenset(ends)
 
 
 def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
-    """Return a tokenizer whose keys make llama.cpp stop at all of its `ends`.
+    """Return a tokenizer with keys that make llama.cpp stop at all of its `ends`.
 
-    Raises `TokenizerError` that names the tokens that GGUF has no key for.
+    Raises `TokenizerError`, which names the tokens, if GGUF does not have enough keys.
     """
     if not tokenizer.ends or tokenizer.model == "bert":
         return tokenizer
@@ -120,7 +121,7 @@ def with_ends(tokenizer: Tokenizer, directory: str) -> Tokenizer:
 
 
 def describe_assumed_end(tokenizer: Tokenizer) -> str:
-    """Return a note where no end is given and llama.cpp takes its default; empty if one is."""
+    """Return a note if no end of generation is given and llama.cpp uses its default; else empty."""
     default = _default(tokenizer)
     if "eos" in tokenizer.special or default is None:
         return ""
@@ -131,10 +132,11 @@ def describe_assumed_end(tokenizer: Tokenizer) -> str:
 
 
 def list_ends(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens at which transformers is to end generation, as llama.cpp does.
+    """Return the tokens at which transformers should end generation, so that it is as in llama.cpp.
 
-    Without a list they are those of the keys, then those that llama.cpp recognizes by their texts.
-    Tokens that fill a gap are not among them: nothing but a request to fill one makes them.
+    These are the `ends` if there are any, else the tokens of the keys, then those that llama.cpp
+    detects by their texts. Fill-in-the-middle tokens are not included if the model has such tokens,
+    because it only generates them in this mode.
     """
     if tokenizer.ends:
         return list(tokenizer.ends)
@@ -147,9 +149,9 @@ def list_ends(tokenizer: Tokenizer) -> list[int]:
 
 
 def _free_words(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the keys that can make llama.cpp stop at one more token each."""
+    """Yield the unused keys that make llama.cpp stop at one more token each."""
     ids = _ids(tokenizer)
-    # A token that llama.cpp recognizes as the end of a turn stays that as long as possible.
+    # The token that llama.cpp detects as the end of a turn should keep this role, so `eot` is last.
     words = ["eom", "eot"] if _TURN_ENDS & ids.keys() else ["eot", "eom"]
     if not _fills_gaps(tokenizer):
         words += _FILL_ENDS
@@ -157,7 +159,7 @@ def _free_words(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _fills_gaps(tokenizer: Tokenizer) -> bool:
-    """Whether the model has tokens to fill a gap in a text with."""
+    """Whether the model has tokens for fill-in-the-middle."""
     ids = _ids(tokenizer)
     words = (*list(_FILL_TEXTS)[:3], *_OLD_FILL_WORDS)
     is_named = any(word in tokenizer.special for word in words)
@@ -169,7 +171,7 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _default(tokenizer: Tokenizer) -> int | None:
-    """Return the end that llama.cpp takes where no key names one, None if it takes none."""
+    """Return llama.cpp's default for the end of generation; None if it has none."""
     default = _DEFAULT_ENDS.get(tokenizer.model)
     return default if default is not None and default < len(tokenizer.tokens) else None
 
@@ -184,7 +186,7 @@ class TokenIds(NamedTuple):
     generation: Mapping[str, Any] | None = None
 
     def first(self, name: str) -> int | None:
-        """Return the id of a special token, `bos` ...; None if neither file gives one."""
+        """Return the id of a special token such as `bos`; None if neither file has it."""
         return next(iter(self._all(f"{name}{_ID}")), None)
 
     @property
@@ -200,7 +202,7 @@ class TokenIds(NamedTuple):
         return found
 
     def to_metadata(self, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-        """Return the key that stores the entries, for a GGUF file with these other keys."""
+        """Return the key that stores the entries; `metadata` has the other keys of the GGUF."""
         if not self.config and self.generation is None:
             return {}
         kept = {"of": _collect_ids(metadata), _CONFIG: self.config, _GENERATION: self.generation}
@@ -208,10 +210,10 @@ class TokenIds(NamedTuple):
 
 
 def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> TokenIds:
-    """Return the entries in the files of a model's directory.
+    """Return the entries in the files of a model directory.
 
-    `config` is the content of config.json if known. Raises `TokenizerError` for a damaged file, and
-    for an entry that is not an id or a list of ids.
+    `config` is the content of config.json if it is known. Raises `TokenizerError` for a damaged
+    file, and for an entry that is not an id or a list of ids.
     """
     config = read_document(directory, _CONFIG) or {} if config is None else config
     nested = config.get("text_config")
@@ -225,7 +227,7 @@ def read_token_ids(directory: str, config: Mapping[str, Any] | None = None) -> T
 def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -> TokenIds:
     """Return the entries of config.json and generation_config.json for a GGUF file's tokens.
 
-    `tokenizer` is the one that the metadata describes, None if there is none.
+    `tokenizer` is the tokenizer in the metadata, None if there is none.
     """
     kept = _read_kept_ids(metadata)
     if kept is not None:
@@ -233,12 +235,12 @@ def ids_of(metadata: Mapping[str, MetadataValue], tokenizer: Tokenizer | None) -
     special = _special(metadata) if tokenizer is None else tokenizer.special
     ids = {"pad_token_id": special.get("padding")}
     if tokenizer is not None and tokenizer.model == "bert":
-        return TokenIds(ids)  # an encoder has no tokens for begin and end
-    # For missing entries, transformers uses ids of the first model of the family.
+        return TokenIds(ids)  # encoders have no tokens for the start and end of generation
+    # If entries are missing, transformers uses the ids of the family's first model.
     ids |= {"bos_token_id": special.get("bos"), "eos_token_id": special.get("eos")}
     if tokenizer is None:
         return TokenIds(ids)
-    if tokenizer.model == "llama":  # files of the first versions do not have the usual ids
+    if tokenizer.model == "llama":  # early files do not state the usual ids
         usual = {"bos_token_id": 1, "eos_token_id": _DEFAULT_ENDS["llama"]}
         ids |= {key: token for key, token in usual.items() if ids[key] is None}
     ends = list_ends(tokenizer)
@@ -278,7 +280,7 @@ def _read_kept_ids(metadata: Mapping[str, MetadataValue]) -> TokenIds | None:
 
 
 def _collect_ids(metadata: Mapping[str, MetadataValue]) -> dict[str, Any]:
-    """Return the ids of a GGUF file by their keys."""
+    """Return the ids of special tokens in a GGUF file, by their keys."""
     found: dict[str, Any] = dict(_special(metadata))
     for key, value in metadata.items():
         content = value.content

@@ -1,6 +1,6 @@
-"""The settings of a tokenizer_config.json and the files beside it: special tokens, chat templates.
+"""tokenizer_config.json and the files beside it: special tokens, flags, and chat templates.
 
-Hugging Face's libraries have kept chat templates in several places over time.
+Hugging Face's libraries have stored chat templates in several places over time.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _DEFAULT = "default"
 
 
 def read_special(files: TokenizerFiles, ids: Mapping[str, int], given: TokenIds) -> dict[str, int]:
-    """Return the ids of a directory's special tokens by GGUF's names.
+    """Return the ids of a directory's special tokens, by GGUF's names.
 
-    tokenizer_config.json names the tokens. `given` has the ids in the files of the model, which
-    count for tokens that it does not name.
+    tokenizer_config.json names the tokens. For other tokens, the ids in `given` are used, which are
+    from the files of the model.
     """
     texts = files.special_tokens()
     made: dict[str, int] = {}
@@ -82,7 +82,7 @@ def special_entries(tokenizer: Tokenizer) -> dict[str, Any]:
     for name, word in WORDS.items():
         token = tokenizer.special.get(word)
         made[f"{name}_token"] = None if token is None else tokenizer.tokens[token]
-    # If they were named twice, they would be added twice.
+    # If they had both names, they would be added twice.
     for name, same in (("bos", "cls"), ("eos", "sep")):
         if tokenizer.model == "bert" and made[f"{name}_token"] == made[f"{same}_token"]:
             made[f"{name}_token"] = None
@@ -90,10 +90,10 @@ def special_entries(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
-    """Return a directory's chat templates by name, "" for the default one.
+    """Return a directory's chat templates by name; the default template has the name "".
 
     The files take precedence over tokenizer_config.json, as in transformers. Raises
-    `TokenizerError`.
+    `TokenizerError` if a file is damaged.
     """
     made = _collect_templates(files.config.get("chat_template"))
     if not made:
@@ -109,7 +109,7 @@ def read_chat_templates(files: TokenizerFiles) -> dict[str, str]:
 
 
 def template_entries(templates: Mapping[str, str]) -> list[dict[str, str]] | None:
-    """Return the entry of tokenizer_config.json for several chat templates, None for one."""
+    """Return the entry of tokenizer_config.json for named chat templates; None without any."""
     if not set(templates) - {""}:
         return None
     return [
@@ -118,7 +118,7 @@ def template_entries(templates: Mapping[str, str]) -> list[dict[str, str]] | Non
 
 
 def template_documents(templates: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the file of a single chat template; several are in tokenizer_config.json."""
+    """Return the file of a single default chat template; else empty, for `template_entries`."""
     if set(templates) != {""}:
         return {}
     return {_FILE: templates[""].encode("utf-8", "surrogateescape")}

@@ -1,4 +1,4 @@
-"""WordPiece, `tokenizer.ggml.model` "bert": tokenizer.json, or vocab.txt.
+"""WordPiece (`tokenizer.ggml.model` "bert"): tokenizer.json, or vocab.txt.
 
 GGUF marks tokens that begin a word with U+2581; Hugging Face marks tokens that continue one with
 "##".
@@ -31,9 +31,9 @@ _START = "\u2581"
 _CONTINUATION = "##"
 _LOWERCASE = "normalizer.lowercase"
 _STRIP_ACCENTS = "normalizer.strip_accents"
-# llama.cpp's name for BERT's rules. llama.cpp has no other rules for WordPiece, and ignores it.
+# llama.cpp's name for BERT's rules. It has no other rules for WordPiece, and does not use the name.
 _PRE = "bert-bge"
-# BERT's own tokens, if the files do not name any.
+# BERT's own special tokens, for files that do not name any.
 _SPECIAL = {
     "unknown": "[UNK]",
     "seperator": "[SEP]",
@@ -41,15 +41,14 @@ _SPECIAL = {
     "cls": "[CLS]",
     "mask": "[MASK]",
 }
-# llama.cpp's default ids: those of BERT's own vocabulary.
+# llama.cpp's default ids, which are those of BERT's own vocabulary.
 _DEFAULTS = {"cls": 101, "seperator": 102, "unknown": 100}
 
 
 def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the tokenizer of a directory's tokenizer.json or vocab.txt.
 
-    Raises `TokenizerError`, which shows the rules, for rules that GGUF's WordPiece does not
-    support.
+    Raises `TokenizerError`, which shows the rules, if GGUF's WordPiece does not support the rules.
     """
     del model_type
     document = files.tokenizer or _slow_document(files)
@@ -81,7 +80,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
-    """Return the document of tokenizer.json."""
+    """Return the document of tokenizer.json; raises `TokenizerError` if a special id is invalid."""
     del model_type
     tokens = [_to_hugging_face(tokenizer, token) for token in range(len(tokenizer.tokens))]
     vocabulary = {
@@ -139,7 +138,7 @@ def _to_hugging_face(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _special(document: Mapping[str, Any], tokens: tuple[str, ...]) -> dict[str, int]:
-    """Return the keys of BERT's tokens; `bos` is the token that llama.cpp adds before a text."""
+    """Return the ids of BERT's special tokens; `bos` is the token that is added before a text."""
     around = read_surroundings(document)
     first = around.first if around and around.first else _SPECIAL["cls"]
     last = around.last if around and around.last else _SPECIAL["seperator"]

@@ -276,7 +276,9 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
                 fields = add_fields(fields, numbers_of(tensor))
         if fields is checkpoint.fields:
             return Read(fields, checkpoint.config)
-        return Read(fields, checkpoint.family.make_config(checkpoint.family.checked(fields)))
+        family = checkpoint.family
+        config = family.make_config(family.checked(fields), checkpoint.convention)
+        return Read(fields, config)
     except (KeyError, ValueError, WeightctlError):
         return Read(checkpoint.fields, checkpoint.config)
 

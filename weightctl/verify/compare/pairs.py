@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.family import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
@@ -16,7 +17,7 @@ from weightctl.verify.compare.causes.dequantized import OnceQuantized, find_once
 from weightctl.verify.compare.distance import PairSide, count_bits
 from weightctl.verify.compare.measure import Samples
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor, tensor_of
-from weightctl.weights.steps.numbers import AsFloat32, Constant
+from weightctl.weights.steps.numbers import Constant
 from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
 
 if TYPE_CHECKING:
@@ -170,19 +171,13 @@ def convert_convention(
     checkpoint: RecognizedModel,
     convention: NamingConvention,
 ) -> ReadableTensor:
-    """Return a tensor of a checkpoint in another naming convention.
+    """Return a tensor of a model in the form of a naming convention.
 
-    It is returned unchanged if the convention is its own. Raises `ConversionError` if its shape
+    It is returned unchanged if modules have that form. Raises `ConversionError` if its shape
     does not fit the change between the conventions.
     """
-    change = names.change
-    if change is None or checkpoint.convention == convention:
-        return tensor
-    if not change.is_of_rows and tensor.info.encoding.block > 1:
-        tensor = DerivedTensor(names.module, AsFloat32(), [tensor])
-    config = checkpoint.config
-    step = change.to_gguf(config) if convention == "gguf" else change.to_hugging_face(config)
-    return DerivedTensor(names.module, step, [tensor])
+    form = module_form(names, checkpoint.convention)
+    return convert_form(names, tensor, checkpoint.config, form, convention)
 
 
 def pair_tensors(subject: Subject, reference: Subject) -> Pairing:

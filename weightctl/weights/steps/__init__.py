@@ -1,1 +1,1 @@
-"""Steps that compute tensors from others, a chunk of bytes at a time; a module for each kind."""
+"""Steps that compute tensors from others, one byte range at a time; each module has one kind."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AsFloat32", "Constant", "Plus", "numbers_of"]
+__all__ = ["AsFloat32", "Constant", "LogOfMinus", "MinusExp", "Plus", "numbers_of"]
 
-# Numbers that are decoded at a time.
+# The number of values that are decoded at a time.
 _RUN = 1 << 20
 
 
@@ -29,7 +29,7 @@ class AsFloat32:
     """Values as float32; blocks are dequantized."""
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
+        """Return the same shape, and F32."""
         (info,) = inputs
         dtype = info.encoding.dtype
         is_number = info.encoding.quantization is not None or (dtype is not None and dtype.is_float)
@@ -42,7 +42,7 @@ class AsFloat32:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the run."""
+        """Decode the requested range."""
         import numpy as np
 
         made = np.frombuffer(buffer, np.float32)
@@ -56,18 +56,18 @@ class AsFloat32:
 
 @dataclass(frozen=True, slots=True)
 class Plus:
-    """Each number plus `value`, in float32."""
+    """Each value plus `value`, in float32."""
 
     value: float
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
+        """Return the same shape, and F32."""
         return AsFloat32().infer(inputs)
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the run, and add."""
+        """Decode the requested range, and add `value`."""
         import numpy as np
 
         AsFloat32().read_into(inputs, start, buffer)
@@ -78,22 +78,68 @@ class Plus:
         return f"{self.value:+g}"
 
 
+@dataclass(frozen=True, slots=True)
+class MinusExp:
+    """`-exp(x)` of each number, in float32."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the run, and compute."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        made = np.frombuffer(buffer, np.float32)
+        with np.errstate(all="ignore"):  # NaN and infinity stay
+            made[:] = -np.exp(made.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "-exp(x)"
+
+
+@dataclass(frozen=True, slots=True)
+class LogOfMinus:
+    """`log(-x)` of each number, in float32: the inverse of `MinusExp`."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the run, and compute."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        made = np.frombuffer(buffer, np.float32)
+        with np.errstate(all="ignore"):  # of what is not negative there is none
+            made[:] = np.log(-made.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "log(-x)"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """Float32 values that no checkpoint contains; `text` describes where they are from."""
+    """Float32 values that are not in a checkpoint; `text` describes where they are from."""
 
     numbers: NDArray[np.float32]
     text: str
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the numbers' shape, and F32."""
+        """Return the shape of the values, and F32."""
         del inputs
         return self.numbers.shape, ENCODINGS["F32"]
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Copy them."""
+        """Copy the requested range."""
         del inputs
         raw = memoryview(self.numbers.astype("<f4").tobytes())
         buffer[:] = raw[start : start + len(buffer)]
@@ -103,12 +149,12 @@ class Constant:
 
 
 def numbers_of(tensor: ReadableTensor) -> NDArray[np.float32]:
-    """Return all numbers of a small tensor, in float32 and in its shape."""
+    """Return all values of a small tensor, as float32 and in its shape."""
     return _floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
 
 
 def _floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
-    """Return some of a tensor's values, decoded from the whole blocks around them."""
+    """Return `count` values from number `first` on, decoded from the blocks that contain them."""
     import numpy as np
 
     from weightctl.codecs import transcode

@@ -1,6 +1,6 @@
-"""Steps that reorder or select whole rows; numbers and blocks are not changed.
+"""Steps that reorder or select whole rows; the bytes of rows are not changed.
 
-A row here is everything at one index of the first dimension.
+In this module, a row is everything at one index of the first dimension.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["RowOrder", "RowRange", "StackedEntry"]
+__all__ = ["RowOrder", "RowRange", "RowsFrom", "StackedEntry", "ZerosBefore"]
 
 
-# Rows that are further apart than this, in bytes, are read one by one.
+# If the range that contains the needed rows has more bytes than this, rows can be read one by one.
 _MOST_BETWEEN = 1 << 26
 
 
@@ -28,27 +28,29 @@ _MOST_BETWEEN = 1 << 26
 class RowOrder:
     """Rows in another order: row i of the result is row `order[i]` of the input.
 
-    Nearby rows should come from nearby rows: the bytes between them are also read, up to a limit.
+    `rows` is the number of rows of the input if the order has only some of them. Nearby rows should
+    come from nearby rows: the rows between them are also read, up to a limit.
     """
 
     order: tuple[int, ...]
     text: str = field(default="rows in another order", compare=False)
+    rows: int | None = None
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return shape and encoding of the input."""
+        """Return the shape with as many rows as the order has, and the encoding of the input."""
         (info,) = inputs
-        if not info.shape or info.shape[0] != len(self.order):
+        rows = len(self.order) if self.rows is None else self.rows
+        if not info.shape or info.shape[0] != rows:
             raise ConversionError(
-                f"`{info.name}` has shape {list(info.shape)}, but {len(self.order)} rows are "
-                "expected",
+                f"`{info.name}` has shape {list(info.shape)}, but {rows} rows are expected",
                 hint="check that the config belongs to this checkpoint",
             )
-        return info.shape, info.encoding
+        return (len(self.order), *info.shape[1:]), info.encoding
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the range that contains the rows, and select them from it."""
+        """Read the range that contains the rows and select them; far apart rows are read singly."""
         import numpy as np
 
         (tensor,) = inputs
@@ -75,7 +77,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The rows from `start` to after the last, `stop`."""
+    """The rows from `start` to `stop`, without `stop` itself."""
 
     start: int
     stop: int
@@ -94,12 +96,66 @@ class RowRange:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read those rows."""
+        """Read these rows."""
         (tensor,) = inputs
         tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
 
     def __str__(self) -> str:
         return f"rows {self.start} to {self.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFrom:
+    """All rows but the first `start`."""
+
+    start: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape with fewer rows."""
+        (info,) = inputs
+        return RowRange(self.start, info.shape[0] if info.shape else 0).infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read those rows."""
+        (tensor,) = inputs
+        tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
+
+    def __str__(self) -> str:
+        return f"without the first {self.start} rows"
+
+
+@dataclass(frozen=True, slots=True)
+class ZerosBefore:
+    """The rows after `count` rows whose bytes are zeros."""
+
+    count: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape with more rows."""
+        (info,) = inputs
+        if not info.shape or info.encoding.block > 1:
+            raise ConversionError(
+                f"`{info.name}`, stored as {info.encoding} of shape {list(info.shape)}, cannot "
+                "have rows of zeros"
+            )
+        return (info.shape[0] + self.count, *info.shape[1:]), info.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read what is after the zeros."""
+        (tensor,) = inputs
+        zeros = max(0, self.count * _row_bytes(tensor.info) - start)
+        made = min(zeros, len(buffer))
+        buffer[:made] = bytes(made)
+        if made < len(buffer):
+            behind = start + made - self.count * _row_bytes(tensor.info)
+            tensor.read_into(behind, buffer[made:])
+
+    def __str__(self) -> str:
+        return f"{self.count} rows of zeros before the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +177,7 @@ class StackedEntry:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read that one."""
+        """Read this entry."""
         (tensor,) = inputs
         tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["ByteRun", "Sliced", "read_part", "runs", "unfit"]
+__all__ = ["ByteRun", "Sliced", "read_part", "runs", "shortest_run", "unfit"]
 
-# Gaps of fewer bytes than this are read too, because the system reads whole pages.
+# Gaps with fewer bytes than this are read too, because the system reads whole pages.
 _PAGE = 4096
-# The number of bytes that are read at a time in this case.
+# The most bytes that are read at a time with their gaps.
 _MOST = 1 << 20
 
 
 class ByteRun(NamedTuple):
-    """Bytes of a part that are also contiguous in the whole, from `offset` on."""
+    """Bytes of a part that are also contiguous in the whole tensor: offset there, and length."""
 
     offset: int
     nbytes: int
@@ -35,7 +35,7 @@ class ByteRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """A part of a tensor, of whole blocks."""
+    """A part of a tensor that consists of whole blocks."""
 
     part: Part
 
@@ -52,7 +52,7 @@ class Sliced:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read that part alone."""
+        """Read the bytes of the part."""
         (tensor,) = inputs
         read_part(tensor.info, self.part, tensor.read_into, start, buffer)
 
@@ -64,7 +64,7 @@ class Sliced:
 
 
 def unfit(info: TensorInfo, part: Part) -> str:
-    """Return why a tensor cannot be split in this way, empty if it can."""
+    """Return why a tensor cannot be split into this part; empty if it can."""
     block, last = info.encoding.block, len(info.shape) - 1
     for axis, ranges in part:
         if not 0 <= axis <= last:
@@ -86,9 +86,9 @@ def read_part(
     start: int,
     buffer: memoryview,
 ) -> None:
-    """Fill `buffer` with a part's bytes from `start` on, with a reader of the whole tensor.
+    """Fill `buffer` with a part's bytes from `start`; `read` reads ranges of the whole tensor.
 
-    Apart from short gaps between pieces, no other bytes are read.
+    Only the part's bytes are read, and short gaps between them.
     """
     done = 0
     for near in _neighbors(runs(info, part, start, start + buffer.nbytes)):
@@ -104,16 +104,26 @@ def read_part(
             done += nbytes
 
 
+def shortest_run(info: TensorInfo, part: Part) -> int:
+    """Return the bytes of the shortest run of a part, those of the tensor if it is all of it."""
+    if not part:
+        return info.nbytes
+    shape, cuts = byte_shape(info), byte_part(info, part)
+    axis, ranges = max(cuts)
+    # A tensor without elements has no ranges.
+    return min((stop - start for start, stop in ranges), default=0) * prod(shape[axis + 1 :])
+
+
 def runs(
     info: TensorInfo, part: Part, start: int = 0, stop: int | None = None
 ) -> Iterator[ByteRun]:
-    """Yield the runs of a part's bytes from `start` to `stop`, in order."""
+    """Yield the contiguous runs of a part's bytes from `start` to `stop`, in order."""
     if not part:
         yield ByteRun(start, (info.nbytes if stop is None else stop) - start)
         return
     whole, cuts = byte_shape(info), {cut.axis: cut.ranges for cut in byte_part(info, part)}
     own = part_shape(whole, byte_part(info, part))
-    # The last split axis has the pieces; each entry of the axes before it has all of them.
+    # The last split axis has the ranges; each entry of the axes before it has all of them.
     axis = max(cuts, default=0)
     inner = prod(whole[axis + 1 :])
     row, pieces = own[axis] * inner, cuts.get(axis, ((0, whole[axis]),))
@@ -137,7 +147,7 @@ def _entry(
     whole: Sequence[int],
     cuts: dict[int, tuple[tuple[int, int], ...]],
 ) -> int:
-    """Return the entry of the whole's first axes for an entry of the part's."""
+    """Return the entry number in the whole tensor's first axes, from that in the part's."""
     found, step = 0, 1
     for axis in reversed(range(len(own))):
         number, at = divmod(number, own[axis])
@@ -152,7 +162,7 @@ def _entry(
 
 
 def _neighbors(found: Iterator[ByteRun]) -> Iterator[list[ByteRun]]:
-    """Yield groups of runs that should be read together."""
+    """Yield groups of runs that are read together."""
     near: list[ByteRun] = []
     for run in found:
         if near:

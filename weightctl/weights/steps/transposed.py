@@ -1,4 +1,4 @@
-"""Rows as columns."""
+"""Transposition of matrices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Transposed"]
 
-# If this much of a row is needed, reading all of it is quicker than reading the part.
+# If at least 1/8 of each row is needed, reading whole rows is faster than reading the parts.
 _SHARE = 8
-# Bytes of rows that are read at a time.
+# The most bytes of rows that are read at a time.
 _BAND = 4 << 20
 
 
@@ -39,7 +39,7 @@ class Transposed:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the part of each row that contains the columns, and transpose it."""
+        """Read the part of each row with the requested columns, and transpose it."""
         import numpy as np
 
         (tensor,) = inputs

@@ -10,9 +10,8 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
-from weightctl.text.sizes import parse_size
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
-from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.batches import cut_batches, parse_task_size
 from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
@@ -82,11 +81,7 @@ def plan_distribution(
             hint="use a path on this machine or on a shared file system, or the URL of an object "
             "store; or remove --on (on in Python)",
         )
-    size = parse_size(task_size) if isinstance(task_size, str) else task_size
-    if size < 1:
-        raise ConversionError(
-            f"a task cannot have {task_size} bytes", hint="write a size such as 2GB"
-        )
+    size = parse_task_size(task_size)
     return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
 
 
@@ -127,11 +122,11 @@ def distribute(
     place: Place,
     accept: Callable[[BatchResult, int], object],
 ) -> WorkerCounts:
-    """Have workers do all tasks; `accept` gets the result of each batch, and its bytes.
+    """Run all tasks on workers; `accept` gets the result of each batch, and its bytes.
 
-    A batch whose worker has ended is given to another. When nothing ends for long, all that is
-    left is given to a second worker, and the first result counts. Raises the first error of a
-    batch, and `OutputError` if workers end again and again.
+    If a worker ends, its batch is given to another one. If no batch ends for a long time, those
+    that are left are also given to a second worker, and the first result counts. Raises the first
+    error of a batch, and `OutputError` if workers end repeatedly.
     """
     job = make_job(distribution, purpose, place, token=new_token())
     batches = cut_batches(tasks, distribution.task_size)

@@ -57,8 +57,8 @@ def start(address: str) -> RayExecutor:
 class RayExecutor(Executor):
     """Runs calls on the workers of a Ray cluster; each takes one of its CPUs.
 
-    A call whose worker ends raises `WorkerLostError`. At the end, a connection that is ours is
-    closed.
+    A call whose worker ends raises `WorkerLostError`. `shutdown` closes the connection if
+    `is_ours`.
     """
 
     def __init__(self, ray: Any, *, is_ours: bool) -> None:
@@ -74,8 +74,11 @@ class RayExecutor(Executor):
         found: Future[_Made] = Future()
         found.set_running_or_notify_cancel()
         call = self._running[found] = self._answer.remote(fn, args, kwargs)
-        call.future().add_done_callback(lambda done: self._settle(found, done))
+        self._watch(call.future(), found)
         return found
+
+    def _watch(self, done: Future[tuple[bool, Any]], found: Future[_Made]) -> None:
+        done.add_done_callback(lambda ended: self._settle(found, ended))
 
     def _settle(self, found: Future[_Made], done: Future[tuple[bool, Any]]) -> None:
         self._running.pop(found, None)

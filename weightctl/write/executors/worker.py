@@ -20,7 +20,7 @@ from weightctl.write.targets import Target
 from weightctl.write.threads import StoppedError, run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from threading import Event
 
     from weightctl.plan.plan import Plan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from weightctl.write.executors.places import Delivered, OpenPlace, Place
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
+    from weightctl.write.tasks import KeyedTask
 
 __all__ = [
     "DEFAULT_TASK",
@@ -56,6 +57,14 @@ _GOLDEN_COLUMNS = 1024
 
 class BatchWork(Protocol):
     """The part of `Work` that workers need."""
+
+    def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
+        """Return the tasks that are not recorded."""
+        ...
+
+    def measure(self, task: Any, /) -> KeyedTask:
+        """Return a key by which workers find the task, its bytes and its expected time."""
+        ...
 
     def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
         """Return the tasks with these keys, which are the next to be done."""

@@ -6,9 +6,14 @@ between such ranges, and those that make a part long enough, are sent.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.formats.sharded.record import SourceShard
 from weightctl.plan.plan import Plan
+from weightctl.split import part_shape
+from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.steps.sliced import runs, shortest_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +27,10 @@ __all__ = ["ObjectPart", "cut_object", "list_copies", "list_gaps"]
 
 # A store copies this within seconds; a part of many times this would look like a stalled request.
 _LARGEST_COPY = 64 << 20
+# Shorter ranges are sent: a request for each would take longer.
+_SHORTEST_COPY = 1 << 20
+# Shards whose bytes in the source follow one another for less than this are sent as a whole.
+_LEAST_RUN = 1 << 16
 # A large object has this many parts at most that are copied.
 _MOST_COPIES = 4_000
 
@@ -63,23 +72,29 @@ def _list_copies(
 ) -> Iterator[_Copy]:
     if layout.between is not None:  # a checksum needs the bytes
         return
-    names = _list_unchanged(plan, number)
-    for info, offset in zip(layout.tensors, layout.offsets, strict=True):
-        name = names.get(info.name)
-        source = None if name is None else plan.source.file_range(name)
-        if source is not None and source.nbytes and uploads.can_copy(source.file.path):
-            yield _Copy(offset, source)
+    pieces = _list_pieces(plan, number)
+    for made, offset in zip(layout.tensors, layout.offsets, strict=True):
+        at = offset
+        for name, part in pieces.get(made.name, ()):
+            info, source = plan.source.header.tensors[name], plan.source.file_range(name)
+            is_short = part and shortest_run(info, part) < _LEAST_RUN
+            if source is None or is_short or not uploads.can_copy(source.file.path):
+                at += prod(part_shape(byte_shape(info), byte_part(info, part)))
+                continue
+            for start, nbytes in runs(info, part):
+                yield _Copy(at, source.part(start, start + nbytes))
+                at += nbytes
 
 
-def _list_unchanged(plan: Plan | ShardPlan, number: int) -> dict[str, str]:
-    """Return the tensors of a file that are stored as in the source, with their names there."""
+def _list_pieces(plan: Plan | ShardPlan, number: int) -> dict[str, tuple[SourceShard, ...]]:
+    """Return what the tensors of a file, that have bytes of the source as they are, consist of."""
     if isinstance(plan, Plan):
-        return {item.info.name: item.source.name for item in plan.items if item.is_copy}
-    return {
-        shard.info.name: shard.pieces[0].source
-        for shard in plan.ranks[number]
-        if len(shard.pieces) == 1 and not shard.pieces[0].part
-    }
+        return {
+            item.info.name: (SourceShard(item.source.name, ()),)
+            for item in plan.items
+            if item.is_copy and item.info.nbytes
+        }
+    return {shard.info.name: shard.pieces for shard in plan.ranks[number] if shard.info.nbytes}
 
 
 def _merge(copies: Iterator[_Copy]) -> Iterator[_Copy]:
@@ -109,6 +124,7 @@ def cut_object(
     Parts that are sent have `size` bytes or fewer, and all but the last have `least` or more:
     ranges that are too short are sent, and a copy gives up its first bytes to a part before it.
     """
+    shortest = max(least, min(_SHORTEST_COPY, size))
     parts: list[ObjectPart] = []
     position = 0
     largest = max(_LARGEST_COPY, -(-nbytes // _MOST_COPIES))
@@ -116,7 +132,7 @@ def cut_object(
         stop = start + source.nbytes
         # What is sent before it must be long enough to be a part.
         begin = start if start == position else max(start, position + least)
-        if stop - begin < least:
+        if stop - begin < shortest:
             continue
         parts += _cut_sent(position, begin, size, least)
         for at in range(begin, stop, largest):

@@ -70,6 +70,7 @@ class UploadRun:
         is_shared: bool = False,
     ) -> None:
         self._outcome = outcome
+        self._source = plan.source
         self._markers = None if is_shared else stopped.markers
         self._identify = identify
         self._uploads = uploads
@@ -221,12 +222,16 @@ class UploadRun:
         """
         for file in self.files:
             file.finish()
+        if any(self._copies):
+            # Some stores ignore the condition of a copy that the source is the same.
+            self._source.refuse_change()
         outcome = self._outcome
         last = {MANIFEST, *([outcome.index[0]] if outcome.index else ())}
         old = outcome.list_objects_to_remove() if force else []
         # From here on, objects that exist are those of this run.
         if self._identify is not None:
             self._journal.begin_publishing(self._identify())
+            self.is_resumable = True
         with defer_signals():
             if force:
                 # Readers must not take new parts for those of an old index.

@@ -1,1 +1,1 @@
-"""SentencePiece tokenizers: their model file, and the tokenizer.json made from one."""
+"""SentencePiece tokenizers: reading of their model files, and writing of tokenizer.json."""

@@ -1,4 +1,4 @@
-"""Tokens that a directory's files add to a SentencePiece vocabulary, or change in type."""
+"""Tokens that a directory's files add to a SentencePiece vocabulary, or whose type they change."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["ADDED_SCORE", "SPACE", "TokenTable", "VocabularyEntry", "added_tokens"]
 
 SPACE = "▁"
-# The scores that llama.cpp's script gives to added tokens, and to rows without a token.
+# The scores that llama.cpp's script gives to added tokens, and to ids without a token.
 ADDED_SCORE = -1000.0
 _UNUSED_SCORE = -10000.0
 
 
 class VocabularyEntry(NamedTuple):
-    """A token: its text as GGUF spells it, its score, its `TokenType`."""
+    """A token: its text in GGUF's spelling, its score, and its `TokenType`."""
 
     text: str
     score: float
@@ -32,7 +32,7 @@ class VocabularyEntry(NamedTuple):
 
 
 class TokenTable:
-    """Tokens by id; ids can come in any order, and ids without a token are unused."""
+    """Tokens by id; ids can be set in any order, and ids without a token are unused."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -52,22 +52,22 @@ class TokenTable:
         self._entries[index] = entry
 
     def add(self, index: object, text: str, *, special: bool) -> None:
-        """Set an added token of an id, or make its token special or user-defined."""
+        """Set an added token of an id; byte tokens and the unknown token keep their type."""
         there = self._entries.get(index) if isinstance(index, int) else None
         if there is not None and there.type in {TokenType.UNKNOWN, TokenType.BYTE}:
             self.put(index, there._replace(text=text))
         elif type_of_added({"content": text, "special": special}) == TokenType.CONTROL:
             self.put(index, VocabularyEntry(text, ADDED_SCORE, TokenType.CONTROL))
         else:
-            # llama.cpp searches for these in the original text.
+            # llama.cpp searches for user-defined tokens in the original text.
             plain = text.replace(SPACE, " ")
             self.put(index, VocabularyEntry(plain, ADDED_SCORE, TokenType.USER_DEFINED))
 
     def entries(self) -> list[VocabularyEntry]:
         """Return all tokens.
 
-        Raises `TokenizerError` if two are the same, if there are none, or if an id is far beyond
-        their number.
+        Raises `TokenizerError` if two have the same text, if there are none, or if an id is far
+        beyond their number.
         """
         made = [
             self._entries.get(index)
@@ -86,10 +86,10 @@ class TokenTable:
 
 
 def added_tokens(files: TokenizerFiles) -> Iterator[tuple[object, str, bool]]:
-    """Yield the id and text of each added token and whether it is special.
+    """Yield the id and text of each added token, and whether it is special.
 
-    A token in several files appears once for each; the entry that takes precedence in transformers
-    is last. Raises `TokenizerError` for entries that are not tokens.
+    A token in several files is yielded for each; the entry that takes precedence in transformers is
+    last. Raises `TokenizerError` for invalid entries.
     """
     named = _find_role_texts(files.config)
     for text, index in (files.document("added_tokens.json") or {}).items():
@@ -111,7 +111,7 @@ def _token(token: object, path: str) -> tuple[str, bool]:
 
 
 def _find_role_texts(config: Any) -> set[str]:
-    """Return the texts of tokens that tokenizer_config.json gives a role."""
+    """Return the texts of the tokens that have a role in tokenizer_config.json."""
     values = [value for key, value in config.items() if key.endswith("_token")]
     more = config.get("additional_special_tokens")
     values += more if is_list(more) else []

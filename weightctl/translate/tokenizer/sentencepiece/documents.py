@@ -1,4 +1,4 @@
-"""The tokenizer.json of a SentencePiece tokenizer: GGUF's "llama", and its unigram model "t5"."""
+"""Writing of tokenizer.json for SentencePiece tokenizers: BPE ("llama") and unigram ("t5")."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["to_tokenizer_json", "to_unigram_json"]
 
-# llama.cpp's defaults.
+# llama.cpp's default ids.
 _ROLES = {"unknown": 0, "bos": 1, "eos": 2}
-# The control tokens of phi3 after which spaces are not removed (llama.cpp knows them by name).
+# The control tokens of phi3 after which llama.cpp keeps spaces (it selects them by name).
 _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Return a tokenizer.json that splits text into the same ids as llama.cpp.
 
-    Raises `TokenizerError` if the tokenizer has no scores, or two tokens are the same.
+    Raises `TokenizerError` if the tokenizer has no scores, or if two tokens are the same.
     """
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
@@ -67,7 +67,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
 
 
 def _role(tokenizer: Tokenizer, word: str) -> int | None:
-    """Return the id of the token of a role, `bos`, `eos` or `unknown`, None if there is none."""
+    """Return the id of the token of a role (`bos`, `eos` or `unknown`); None if there is none."""
     found = tokenizer.special.get(word)
     if found is not None or tokenizer.model != "llama":
         return found
@@ -106,10 +106,10 @@ def _make_added_entries(
 
 
 def _spell_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens as tokenizer.json spells them.
+    """Return the tokens in the spelling of tokenizer.json.
 
     In GGUF, user-defined runs of spaces are spelled as in a text. In Hugging Face, they are spelled
-    as after the normalizer, and merges make each of them from shorter ones.
+    as after the normalizer, and merges create each of them from shorter ones.
     """
     tokens = tokenizer.tokens
     runs = {
@@ -153,7 +153,8 @@ def _normalizer(tokenizer: Tokenizer) -> dict[str, Any]:
 def _pre_tokenizer(tokenizer: Tokenizer) -> dict[str, Any] | None:
     if tokenizer.flags.get("add_space_prefix", True):
         return None
-    # Gemma's has it. It has no effect, because the normalizer leaves no spaces.
+    # Gemma's tokenizer.json has this step. It has no effect, because the normalizer leaves no
+    # spaces.
     split = {"pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     return {"type": "Split", **split}
 
@@ -173,7 +174,8 @@ def _decoder(tokenizer: Tokenizer) -> dict[str, Any]:
 def to_unigram_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Return a tokenizer.json that splits text into the same ids as llama.cpp.
 
-    Raises `TokenizerError` without scores, or with a compiled normalizer that is damaged.
+    Raises `TokenizerError` if the tokenizer has no scores, or if its compiled normalizer is
+    damaged.
     """
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
@@ -203,10 +205,10 @@ def to_unigram_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
 
 
 def _scores(tokenizer: Tokenizer) -> Iterator[float]:
-    """Yield the scores, so that an ordinary token has the lowest.
+    """Yield the scores, raised so that no score is below that of the lowest normal token.
 
-    The score of an unknown character is relative to the lowest; llama.cpp considers only ordinary
-    tokens for it.
+    The score of an unknown character is relative to the lowest score; llama.cpp only considers
+    normal tokens for it.
     """
     scores = tokenizer.scores or ()
     pairs = list(zip(scores, tokenizer.types, strict=True))

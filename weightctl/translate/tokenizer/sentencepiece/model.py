@@ -1,10 +1,10 @@
-"""SentencePiece tokenizers as a directory's tokenizer.model or tokenizer.json says them.
+"""Reading of SentencePiece tokenizers from a directory's tokenizer.model or tokenizer.json.
 
-GGUF's model "llama" is BPE with a score for each token; "t5" is a unigram model. Before its model
-llama.cpp's "llama" marks spaces and may put a mark before the text; it normalizes nothing. "t5"
-also applies SentencePiece's compiled normalizer and may remove extra spaces. Steps of a
-tokenizer.json that amount to this become a `_TextRule`; other steps are refused, because text would
-become other tokens.
+GGUF's model "llama" is BPE with a score for each token; "t5" is a unigram model. For "llama",
+llama.cpp marks spaces and can put a mark before the text; it does not normalize text. For "t5", it
+also applies SentencePiece's compiled normalizer and can remove extra spaces. Steps of a
+tokenizer.json with this effect become a `_TextRule`; other steps are refused, because text would be
+tokenized differently.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _EXTRA = (
     "SentencePiece removes extra spaces from text for this model; llama.cpp and the llama "
     "tokenizer of transformers keep them"
 )
-# The names of SentencePiece's own file, for families whose ids are those of its pieces.
+# The names of SentencePiece's own file in families whose ids are those of its pieces.
 _MODEL_FILES = ("tokenizer.model", "spiece.model")
 
 
@@ -57,9 +57,9 @@ _MODEL_FILES = ("tokenizer.model", "spiece.model")
 class _TextRule:
     """The treatment of text. `notes` are the differences from llama.cpp.
 
-    `adds_prefix`: a space comes before it. `removes_spaces`: spaces at its ends are removed, and of
-    several in a row one is kept. `splits_words`: tokens have spaces only at their start. `charsmap`
-    is the compiled normalizer, empty if there is none.
+    `adds_prefix`: a space is added before it. `removes_spaces`: spaces at its ends are removed, and
+    one of several consecutive spaces is kept. `splits_words`: tokens have spaces only at their
+    start. `charsmap` is the compiled normalizer, empty if there is none.
     """
 
     adds_prefix: bool
@@ -70,7 +70,7 @@ class _TextRule:
 
 
 def _is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json is of a SentencePiece tokenizer, BPE or unigram."""
+    """Whether a tokenizer.json is that of a SentencePiece tokenizer, BPE or unigram."""
     model = document.get("model")
     if not is_object(model):
         return False
@@ -86,7 +86,7 @@ def _is_sentencepiece(document: Mapping[str, Any]) -> bool:
 def _rule_of_document(document: Mapping[str, Any], path: str, *, is_unigram: bool) -> _TextRule:
     """Return the effect of the normalizer and the pre_tokenizer of a tokenizer.json.
 
-    Raises `TokenizerError`, with the step, if llama.cpp does not support a step.
+    Raises `TokenizerError`, which shows the step, if llama.cpp does not support a step.
     """
     steps = Steps(path, is_unigram=is_unigram)
     for step in _all_steps(document):
@@ -110,7 +110,7 @@ def _rule_of_document(document: Mapping[str, Any], path: str, *, is_unigram: boo
 
 
 def _rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) -> _TextRule:
-    """Return the rule in SentencePiece's own file.
+    """Return the rule of SentencePiece's own file.
 
     Raises `TokenizerError` if llama.cpp does not support it.
     """
@@ -160,7 +160,7 @@ def _makes_marks(step: Mapping[str, Any]) -> bool:
 
 
 def _all_steps(document: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the steps, those within sequences one by one."""
+    """Yield the steps of the normalizer and the pre_tokenizer, with sequences and their steps."""
     parts = (document.get("normalizer"), document.get("pre_tokenizer"))
     waiting = [(part, 0) for part in parts if part is not None]
     while waiting:
@@ -169,7 +169,7 @@ def _all_steps(document: Mapping[str, Any]) -> Iterator[Any]:
         for key in ("normalizers", "pretokenizers") if is_object(step) else ():
             within = step.get(key)
             if is_list(within):
-                inner: list[Any] = within if depth < _DEPTH else [None]  # which is refused
+                inner: list[Any] = within if depth < _DEPTH else [None]  # None is refused
                 waiting = [(part, depth + 1) for part in inner] + waiting
 
 
@@ -228,7 +228,7 @@ def _from_model(files: TokenizerFiles, model: SentencePieceModel, path: str) -> 
             vocabulary.put(index, VocabularyEntry(piece.text, piece.score, piece.type))
     document = files.tokenizer
     if document is not None and _is_sentencepiece(document):
-        # The file that transformers uses.
+        # transformers uses this file.
         rule = _rule_of_document(document, files.path("tokenizer.json"), is_unigram=is_unigram)
     else:
         rule = _rule_of_model(model, path, is_unigram=is_unigram)

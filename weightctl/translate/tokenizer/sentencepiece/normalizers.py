@@ -1,4 +1,4 @@
-"""The steps of a SentencePiece tokenizer's tokenizer.json, applied in order."""
+"""The effect of the steps in the tokenizer.json of a SentencePiece tokenizer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WORD = struct.Struct("<I")
 _LABEL = 1 << 31 | 0xFF
 _VALUE = (1 << 31) - 1
 _HAS_LEAF, _IS_WIDE = 1 << 8, 1 << 9
-# Regular expressions of a Replace: spaces of which one is left, spaces at the ends of a text, and
-# the start of a text that does not consist of spaces.
+# Regular expressions of a Replace: runs of spaces, of which one is kept; spaces at the ends of a
+# text; and the start of a text that does not consist of spaces.
 RUNS = " {2,}"
 AT_ENDS = r"\A +| +\z"
 BEFORE_TEXT = r"\A(?= *[^ ])"
@@ -53,11 +53,11 @@ _CLUSTERS = (
 
 
 class Charsmap:
-    """A compiled normalizer: a table of texts and what each is replaced with.
+    """A compiled normalizer: a table of texts and their replacements.
 
-    The texts are a double array as darts-clone stores it, after its length in bytes; the
-    replacements follow it, each ended by a zero byte. `where` names the normalizer in errors.
-    Raises `TokenizerError` for bytes that llama.cpp refuses.
+    The table is a double array of darts-clone, after its length in bytes; the replacements follow
+    it, each terminated by a zero byte. `where` names the normalizer in errors. Raises
+    `TokenizerError` for bytes that llama.cpp refuses.
     """
 
     def __init__(self, data: bytes, where: str) -> None:
@@ -71,9 +71,9 @@ class Charsmap:
         self._texts = memoryview(data)[_WORD.size + size :]
 
     def replacement(self, text: str) -> str | None:
-        """Return the replacement of a whole text, None if the table does not have the text.
+        """Return the replacement of a whole text; None if the table does not have the text.
 
-        Raises `TokenizerError` if the table refers to a place outside of itself.
+        Raises `TokenizerError` if the table refers to an entry outside of itself.
         """
         unit = self._unit(0)
         place = _offset(unit)
@@ -114,18 +114,19 @@ def _offset(unit: int) -> int:
 
 
 class Steps:
-    """The effect of the applied steps on text.
+    """The effect on text of the steps that were applied.
 
-    `is_marked`: spaces are `▁`. `prefix` states which texts get a mark in front: "each"; each
-    "text" that does not consist of spaces; "always", unless there is one; the "first", unless there
-    is one; empty for none. `removes_spaces`, `splits_words` and `charsmap` are as in `TextRule`.
+    `is_marked`: spaces are `▁`. `prefix` states before which texts a mark is added: "each" text;
+    each "text" that does not consist of spaces; "always", unless the text begins with one; the
+    "first" text, unless it begins with one; empty for none. `removes_spaces`, `splits_words` and
+    `charsmap` are as in `_TextRule`.
     """
 
     def __init__(self, path: str, *, is_unigram: bool) -> None:
         self._path = path
         self._is_unigram = is_unigram
-        self._ends: set[str] = set()  # at which spaces are removed
-        self._is_cut = self._is_stripped = False  # at white space of any kind
+        self._ends: set[str] = set()  # the ends of a text at which spaces are removed
+        self._is_cut = self._is_stripped = False  # at any white space
         self.charsmap = b""
         self.is_marked = self.removes_spaces = self.splits_words = False
         self.prefix = ""
@@ -173,7 +174,7 @@ class Steps:
         return is_early and not _COMMON & {*self._white_space()}
 
     def _is_early(self) -> bool:
-        """Whether a step that only unigram models have is possible here."""
+        """Whether a step that only unigram models have is possible at this point."""
         return self._is_unigram and not self.is_marked and not self.prefix
 
     def _takes_prefix(self, prefix: str) -> bool:
@@ -215,7 +216,7 @@ class Steps:
         if text == SPACE and step.get("behavior") == "MergedWithNext":
             self.splits_words = True
             return True
-        return text == " "  # there are none behind the marks
+        return text == " "  # has no effect: spaces have been replaced with marks
 
     def _takes_charsmap(self, step: Mapping[str, Any]) -> bool:
         is_first = not (self.charsmap or self._ends or self._is_stripped or self.removes_spaces)
@@ -262,7 +263,7 @@ class Steps:
         made = {each: table.replacement(each) for each in _WHITE}
         return [each for each, text in made.items() if text is None or text.strip(" ")]
 
-    # How each type of step is applied; other types are refused.
+    # The method for each type of step; other types are refused.
     _TAKES: ClassVar[dict[Any, Callable[[Steps, Mapping[str, Any]], bool]]] = {
         "Metaspace": _takes_metaspace,
         "Precompiled": _takes_charsmap,
@@ -276,5 +277,5 @@ class Steps:
 
 
 def _pattern(pattern: object) -> object:
-    """Return the text, or the regular expression, of a pattern."""
+    """Return the text or the regular expression of a pattern."""
     return next(iter(pattern.values()), None) if is_object(pattern) else pattern

@@ -1,4 +1,4 @@
-"""The fields of a SentencePiece model file that define the tokenizer.
+"""Parsing of a SentencePiece model file: the fields that define the tokenizer.
 
 The file is a protobuf message, `ModelProto` of sentencepiece's `sentencepiece_model.proto`; its
 other fields are skipped. Lengths are checked before anything is read.
@@ -20,16 +20,16 @@ __all__ = ["BPE", "UNIGRAM", "SentencePiece", "SentencePieceModel", "parse_sente
 UNIGRAM: Final = 1
 BPE: Final = 2
 
-# Wire types: how the bytes of a field are laid out.
+# Wire types: the encodings of a field's content.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# The largest known vocabularies have 300,000.
+# The largest known vocabularies have 300,000 pieces.
 _MAX_PIECES = 1 << 20
 _HINT = "download tokenizer.model again from the source of the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """A token; `type` is one of GGUF's `TokenType`, whose numbers are sentencepiece's."""
+    """A token; `type` is a `TokenType` of GGUF, which has the same numbers as sentencepiece."""
 
     text: str
     score: float
@@ -40,9 +40,9 @@ class SentencePiece:
 class SentencePieceModel:
     """The content of a SentencePiece model file; ids of missing tokens are -1.
 
-    `normalizer` names the rule that `charsmap` is the compiled form of. `escapes_spaces`: spaces
-    are `▁` to the model; `marks_word_ends`: the mark is after a word, not before it.
-    `denormalizes`: the text of tokens is rewritten too.
+    `normalizer` is the name of the rule whose compiled form is `charsmap`. `escapes_spaces`: the
+    model sees spaces as `▁`. `marks_word_ends`: the mark is after a word, not before it.
+    `denormalizes`: the text of generated tokens is changed too.
     """
 
     pieces: tuple[SentencePiece, ...]
@@ -140,7 +140,10 @@ class _Reader:
         return found
 
     def _fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield number, wire type, where the content begins, and where it ends or the varint."""
+        """Yield the number and wire type of each field, the offset of its content, and a value.
+
+        The value is the integer of a varint; for other types, it is the end of the content.
+        """
         at = start
         while at < stop:
             key, content = self._varint(at, stop)

@@ -1,8 +1,8 @@
-"""The vocabulary in a SentencePiece tokenizer's tokenizer.json, as tokens with scores and types.
+"""The tokens of a SentencePiece tokenizer's tokenizer.json, with scores and types.
 
-SentencePiece, and llama.cpp after it, joins the neighbors whose concatenation is the token of the
-highest score. Hugging Face's BPE joins the pair that stands first in a list. The list that does
-the same has every pair of tokens whose concatenation is a token, by the score of the result.
+SentencePiece, and llama.cpp in the same way, joins the neighbors whose concatenation is the token
+with the highest score. Hugging Face's BPE joins the pair that is first in a list. The equivalent
+list has every pair of tokens whose concatenation is a token, ordered by the score of the result.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ __all__ = [
     "rank_tokens",
 ]
 
-_MAX_SCORE = 3.4e38  # of float32, the type of scores in GGUF
+_MAX_SCORE = 3.4e38  # the largest float32, the type of scores in GGUF
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BYTES = 256
 # Options of a BPE that llama.cpp does not support for SentencePiece.
 _OPTIONS = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges")
-# Ten times the number for the largest vocabularies.
+# The limit for the total length of merges, ten times that of the largest vocabularies.
 _MOST_TEXT = 50_000_000
 
 
 def put_unigram(vocabulary: TokenTable, model: Mapping[str, Any], path: str) -> None:
-    """Put the tokens of a unigram model into a vocabulary; raises `TokenizerError`."""
+    """Add the tokens of a unigram model to a vocabulary.
+
+    Raises `TokenizerError` if an entry is not a token with a score.
+    """
     unknown = model.get("unk_id")
     for index, entry in enumerate(model["vocab"]):
         match entry:
@@ -57,11 +60,12 @@ def put_unigram(vocabulary: TokenTable, model: Mapping[str, Any], path: str) -> 
 
 
 def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: set[str]) -> None:
-    """Put the tokens of a BPE into a vocabulary, with scores in the order of its merges.
+    """Add the tokens of a BPE model to a vocabulary, with scores in the order of its merges.
 
-    Tokens that merges make come first, in their order, then the others in the order of their ids,
-    each with a score less by one than the one before, as in SentencePiece's own files. The `added`
-    tokens are left out. Raises `TokenizerError`.
+    Tokens that merges produce come first, in the order of the merges, then the others by id. Each
+    normal token lowers the score by one, as in SentencePiece's own files; tokens in `added` do not.
+    Raises `TokenizerError` if the model is invalid, or has an option that llama.cpp does not
+    support.
     """
     for option in _OPTIONS:
         if model.get(option):
@@ -88,11 +92,10 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
 
 
 def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: bool) -> None:
-    """Check the treatment of characters that are not in the vocabulary.
+    """Raise `TokenizerError` if llama.cpp treats characters outside of the vocabulary differently.
 
-    In llama.cpp, a BPE converts them to bytes, and a unigram model to the unknown token. Raises
-    `TokenizerError` for a BPE without a token for every byte, and for a unigram model with such
-    tokens.
+    In llama.cpp, a BPE model converts them to bytes, and a unigram model to the unknown token. So a
+    BPE model must have a token for every byte, and a unigram model must not have such tokens.
     """
     count = len({entry.text for entry in entries if entry.type == TokenType.BYTE})
     if is_unigram and count:
@@ -112,10 +115,7 @@ def check_bytes(entries: Sequence[VocabularyEntry], where: str, *, is_unigram: b
 
 
 def check_words(entries: Sequence[VocabularyEntry], where: str) -> None:
-    """Check that no token spans several words if text is first split into words.
-
-    llama.cpp does not split it. Raises `TokenizerError` that names such a token.
-    """
+    """Raise `TokenizerError` if a token spans words, which llama.cpp does not split."""
     for entry in entries:
         if entry.type == TokenType.NORMAL and SPACE in entry.text[1:]:
             raise TokenizerError(
@@ -148,14 +148,14 @@ def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that join to another token, the highest score first.
+    """Return the pairs of tokens whose concatenation is a token, the highest score first.
 
-    Between equal scores: the pair of the longer left part first, then of the longer right part,
-    then of the token that comes first in `scores`, as transformers has it (`generate_merges`).
-    Raises `TokenizerError` if that is more text than any vocabulary makes.
+    Pairs with equal scores are ordered as in transformers (`generate_merges`): longer left parts
+    first, then longer right parts, then the token that is first in `scores`. Raises
+    `TokenizerError` if their total length exceeds that of any vocabulary.
     """
     made: list[tuple[str, str]] = []
-    # Only a few of the places where a long token could be split need a check.
+    # Only a few of the positions at which a long token could be split must be checked.
     lengths = {len(token) for token in scores}
     size = 0
     for _, tokens in groupby(sorted(scores, key=lambda token: -scores[token]), scores.__getitem__):
@@ -182,6 +182,6 @@ def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def rank_tokens(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Return each token that merges make, with its place when they are taken in order."""
+    """Return each token that merges produce, with its rank in the order of the merges."""
     made = dict.fromkeys(left + right for left, right in merges)
     return {token: place for place, token in enumerate(made)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weightctl.families.names import split_layer_number
@@ -42,7 +43,9 @@ def check(request: Request) -> Result:
         )
     repeated = [info.name for info in infos if _is_repeated(header, info)]
     infos = [info for info in infos if not _is_repeated(header, info)]
-    surveyed = survey_tensors(source_of(weights), infos, lambda done: request.tell("finite", done))
+    surveyed = survey_tensors(
+        source_of(weights), infos, partial(request.tell, "finite"), workers=request.workers
+    )
     notes = [
         f"`{name}` repeats a few values of its file; it was not checked"
         for name in repeated[:MOST_NAMED]

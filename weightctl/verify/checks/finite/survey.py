@@ -15,6 +15,7 @@ from weightctl.errors import WeightctlError
 from weightctl.system.threads import Memory, map_in_threads
 from weightctl.verify.checks.finite.scales import Extremes, clear_signs, read_codes
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
+    from weightctl.verify.request import Request
+    from weightctl.verify.workers import Workers
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
@@ -284,13 +287,50 @@ def survey_tensors(
     progress: Callable[[float], object],
     *,
     threads: int | None = None,
+    workers: Workers | None = None,
 ) -> dict[str, Survey | str]:
     """Return the survey of each tensor by name, or the reason why it cannot be read.
 
     `progress` is called with the fraction that is done, by one thread at a time. Each thread uses a
-    few megabytes.
+    few megabytes. With `workers`, they do the work; the source is that of the checked weights.
     """
-    total = sum(info.nbytes for info in infos) or 1
+    # In file order, which disks read fastest.
+    extents = source.header.extents
+    in_order = sorted(infos, key=lambda info: extents[info.name][:2])
+    stretches = [stretch for info in in_order for stretch in _cut_stretches(info)]
+    if workers is None:
+        parts = _survey_stretches(source, stretches, progress, threads=threads)
+    else:
+        sizes = [_count_bytes(source.header.tensors[each.name], each) for each in stretches]
+        parts = workers.map(_survey_units, stretches, sizes, progress)
+    found: dict[str, Survey | str] = {}
+    for stretch, part in zip(stretches, parts, strict=True):
+        found[stretch.name] = _join(found.get(stretch.name), part)
+    return found
+
+
+def _count_bytes(info: TensorInfo, stretch: Stretch) -> int:
+    return info.nbytes * (stretch.stop - stretch.start) // info.size
+
+
+def _survey_units(request: Request, units: Sequence[Stretch]) -> list[Survey | str]:
+    source = source_of(request.subject.weights)
+    return list(_survey_stretches(source, units, lambda _: None, threads=1))
+
+
+def _survey_stretches(
+    source: Source,
+    stretches: Sequence[Stretch],
+    progress: Callable[[float], object],
+    *,
+    threads: int | None = None,
+) -> Iterator[Survey | str]:
+    """Yield the survey of each stretch, or the reason why it cannot be read.
+
+    `progress` is called with the fraction that is done, by one thread at a time.
+    """
+    tensors = source.header.tensors
+    total = sum(_count_bytes(tensors[each.name], each) for each in stretches) or 1
     one_at_a_time, memory = Lock(), Memory()
     done = 0
 
@@ -313,15 +353,8 @@ def survey_tensors(
         except WeightctlError as error:
             return str(error)
 
-    # In file order, which disks read fastest.
-    extents = source.header.extents
-    in_order = sorted(infos, key=lambda info: extents[info.name][:2])
-    stretches = [stretch for info in in_order for stretch in _cut_stretches(info)]
-    found: dict[str, Survey | str] = {}
     with map_in_threads(survey_stretch, stretches, threads=threads) as parts:
-        for stretch, part in zip(stretches, parts, strict=True):
-            found[stretch.name] = _join(found.get(stretch.name), part)
-    return found
+        yield from parts
 
 
 def _join(before: Survey | str | None, part: Survey | str) -> Survey | str:

@@ -8,13 +8,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
+from weightctl.families.conversions import convert_form, module_form
 from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, percent
 from weightctl.verify.compare.configs import ConfigDifference, correct
 from weightctl.verify.compare.distance import is_within
 from weightctl.verify.compare.explaining import computes_the_same, explain_each
 from weightctl.verify.compare.measure import measure_pair
-from weightctl.verify.compare.pairs import convert_convention
 from weightctl.verify.results import LISTED_APART, MOST_NAMED, Explanation, Problem, keep_first
 from weightctl.verify.run.parts import OUTPUT, Running
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.families import RecognizedModel
+    from weightctl.families.family import TensorNames
     from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairs import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor
@@ -145,7 +146,7 @@ class Blame:
                 made[pair.module] = pair.reference
                 continue
             try:
-                made[pair.module] = convert_convention(pair.names, tensor, other, own.convention)
+                made[pair.module] = _convert_for(own, pair.names, tensor, other)
             except ConversionError:
                 continue
         return made
@@ -158,10 +159,19 @@ class Blame:
         names = {each.module: each for each in other.family.tensors(other.config)}
         lacking = [name for name in running.weights_of(part.name) if name not in own.tensors]
         return {
-            name: convert_convention(names[name], other.tensors[name], other, own.convention)
+            name: _convert_for(own, names[name], other.tensors[name], other)
             for name in lacking
             if name in names and name in other.tensors
         }
+
+
+def _convert_for(
+    model: RecognizedModel, names: TensorNames, tensor: ReadableTensor, other: RecognizedModel
+) -> ReadableTensor:
+    """Return a tensor of another model as the modules of a model compute with it."""
+    form = module_form(names, other.convention)
+    wanted = module_form(names, model.convention)
+    return convert_form(names, tensor, other.config, form, wanted)
 
 
 class _Trial(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
+from weightctl.families.conversions import convert_form, module_form
 from weightctl.verify.compare.distance import PairSide
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.compare.pairs import convert_convention
@@ -69,8 +70,8 @@ def degrade(
         if turned.info.shape != wanted.info.shape:
             return None
         made = DerivedTensor(pair.module, step, [wanted, turned])
-        turned_back = replace(reference, convention=convention)
-        return convert_convention(pair.names, made, turned_back, reference.convention)
+        form = module_form(pair.names, reference.convention)
+        return convert_form(pair.names, made, reference.config, convention, form)
     except ConversionError:
         return None
 

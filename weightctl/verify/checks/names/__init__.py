@@ -157,7 +157,7 @@ def _report_no_config(subject: Subject) -> Problem:
 def _find_nearest(subject: Subject) -> str:
     header = header_of(subject.stored)
     convention: NamingConvention = "gguf" if header.format == "gguf" else "hugging_face"
-    return describe_nearest(header.tensors.values(), convention)
+    return describe_nearest(header.tensors.values(), convention, metadata=header.metadata)
 
 
 def _explain_skip(subject: Subject, refusal: WeightctlError | None) -> str:

@@ -16,7 +16,7 @@ from weightctl.verify.results import MOST_NAMED, Problem, Result, keep_first
 from weightctl.weights.json_file import read_json
 from weightctl.weights.metadata import TEXT
 from weightctl.weights.tree import source_of
-from weightctl.write.digests import count_checked_bytes, find_altered
+from weightctl.write.digests import compute_digests, count_checked_bytes, find_altered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -207,7 +207,32 @@ def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Proble
             "that of the manifest",
             hint="copy the file again, or write the shards again",
         )
-        for part in find_altered(gathered, progress=tell)
+        for part in find_altered(gathered, progress=tell, digests=_digest_by_workers(request))
     ]
     where = gathered.header.listing or ""
     return keep_first(problems, "{} more shards were changed", where)
+
+
+def _digest_by_workers(request: Request) -> dict[str, str] | None:
+    """Return the SHA-256 of each tensor of the ranks' files; None if there are no workers."""
+    gathered = request.subject.cut
+    if request.workers is None or gathered is None:
+        return None
+    tensors = gathered.shards.header.tensors
+    # In the order of the files, which disks read fastest.
+    names = sorted(tensors, key=lambda name: gathered.shards.header.extents[name][:2])
+    made = request.workers.map(
+        _digest_units,
+        names,
+        [tensors[name].nbytes for name in names],
+        lambda done: request.tell("reading the files of all ranks", 0.2 * done),
+    )
+    return {name: digest.hex() for name, digest in zip(names, made, strict=True)}
+
+
+def _digest_units(request: Request, names: Sequence[str]) -> list[bytes]:
+    gathered = request.subject.cut
+    if gathered is None:
+        raise TypeError("only sharded checkpoints have digests")
+    found = compute_digests(gathered.shards, names, threads=1)
+    return [bytes.fromhex(found[name]) for name in names]

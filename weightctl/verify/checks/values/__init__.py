@@ -115,7 +115,7 @@ def _measure(
     pairing = request.pairing
     errors: dict[str, TensorError] = {}
     progress = partial(request.tell, "values")
-    with closing(measure_pairs(pairs, progress)) as made:
+    with closing(measure_pairs(pairs, progress, request=request)) as made:
         for pair, measured in zip(pairs, made, strict=True):
             pairing.within[pair.module] = is_within(pair, measured)
             if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:

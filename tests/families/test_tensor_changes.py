@@ -1,0 +1,96 @@
+"""Every change of a tensor between the conventions is undone by its inverse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from arrays import weights_of
+from weightctl.errors import ConversionError
+from weightctl.families.changes import (
+    MINUS_EXP,
+    PLUS_ONE,
+    TRANSPOSED,
+    LeadingRows,
+    RopeRows,
+    Rows,
+    Squeezed,
+    TurnedHeads,
+)
+from weightctl.families.row_orders import alternate, group_heads, invert
+from weightctl.weights.derived import DerivedTensor, tensor_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.families.changes import Change
+    from weightctl.weights.derived import Step
+
+CONFIG: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
+CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
+    "rows for rotation": (RopeRows("heads"), (24, 3), (24, 3)),
+    "rows by head": (Rows(lambda config: group_heads(config.heads, (4,))), (24, 3), (24, 3)),
+    "transposed": (TRANSPOSED, (24, 3), (3, 24)),
+    "plus one": (PLUS_ONE, (24,), (24,)),
+    "minus exp": (MINUS_EXP, (24,), (24,)),
+    "squeezed": (Squeezed(1), (24, 1, 3), (24, 3)),
+    "squeezed row": (Squeezed(0), (1, 24), (24,)),
+    "heads apart": (TurnedHeads(), (24, 3), (6, 4, 3)),
+    "heads turned": (TurnedHeads(is_transposed=True), (24, 3), (6, 3, 4)),
+    "leading rows": (LeadingRows(lambda _: 2), (24, 3), (22, 3)),
+}
+
+
+def done(step: Step, array: NDArray[Any]) -> NDArray[Any]:
+    tree = weights_of({"x": array})
+    made = DerivedTensor("y", step, [tensor_of(tree.source, "x")])
+    raw = bytearray(made.info.nbytes)
+    # In two parts, as a writer asks for them.
+    half = len(raw) // 8 * 4
+    made.read_into(0, memoryview(raw)[:half])
+    made.read_into(half, memoryview(raw)[half:])
+    return np.frombuffer(raw, array.dtype).reshape(made.info.shape)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
+    change, shape, in_gguf = CHANGES[name]
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
+    if name == "leading rows":
+        array[:2] = 0
+    there = done(change.to_gguf(CONFIG), array)
+    assert there.shape == in_gguf
+    back = done(change.to_hugging_face(CONFIG), there)
+    assert back.shape == shape
+    assert np.allclose(back, array, atol=1e-6)
+
+
+def test_rates_of_state_spaces_are_negative_exponentials() -> None:
+    found = done(MINUS_EXP.to_gguf(CONFIG), np.array([0, 1, 2], np.float32))
+    assert np.allclose(found, [-1, -np.e, -(np.e**2)])
+
+
+def test_the_matrix_of_each_head_is_turned() -> None:
+    array = np.arange(72, dtype=np.float32).reshape(24, 3)
+    found = done(TurnedHeads(is_transposed=True).to_gguf(CONFIG), array)
+    assert (found == array.reshape(6, 4, 3).swapaxes(1, 2)).all()
+
+
+def test_parts_that_take_turns() -> None:
+    assert alternate(3) == (0, 3, 1, 4, 2, 5)
+    assert invert(alternate(3)) == (0, 2, 4, 1, 3, 5)
+
+
+def test_queries_keys_and_values_of_each_head_together() -> None:
+    # Two heads of one row each, and two rows of queries for each of keys and values.
+    assert group_heads(2, (1, 1, 1)) == (0, 2, 4, 1, 3, 5)
+    assert group_heads(2, (2, 1, 1)) == (0, 1, 4, 6, 2, 3, 5, 7)
+
+
+@pytest.mark.parametrize("change", [Squeezed(1), TurnedHeads()], ids=["squeezed", "heads"])
+def test_a_tensor_of_another_shape_is_refused_by_name(change: Change) -> None:
+    with pytest.raises(ConversionError, match=r"`x` has shape \[5, 3\]"):
+        done(change.to_gguf(CONFIG), np.zeros((5, 3), np.float32))

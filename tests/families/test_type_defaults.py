@@ -1,0 +1,98 @@
+"""What a family takes where config.json leaves something out is what transformers takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from weightctl.families import FAMILIES
+from weightctl.families.configs import from_hugging_face
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.families.family import Family
+
+TYPES = [(name, kind) for name in FAMILIES for kind in load(FAMILIES[name]).model_types]
+# Their own config classes fill in what is in a config of another text model.
+NESTED = {"gemma3"}
+
+
+def stated(kind: str) -> dict[str, Any]:
+    """Return a whole config.json of a type, as transformers writes it by default."""
+    return CONFIG_MAPPING[kind]().to_dict()
+
+
+@pytest.mark.parametrize(("name", "kind"), [each for each in TYPES if each[1] not in NESTED])
+def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
+    name: str, kind: str
+) -> None:
+    family: Family = load(FAMILIES[name])
+    ours: Any = from_hugging_face(family, {"model_type": kind}, "here").config
+    theirs: Any = from_hugging_face(family, stated(kind), "here").config
+    differing = {
+        field.name: (getattr(ours, field.name), getattr(theirs, field.name))
+        for field in dataclasses.fields(ours)
+        if getattr(ours, field.name) != getattr(theirs, field.name)
+    }
+    assert differing == {}
+
+
+@pytest.mark.parametrize(("name", "kind"), TYPES)
+def test_the_class_of_a_type_is_that_of_transformers(name: str, kind: str) -> None:
+    found = load(FAMILIES[name]).model_types[kind].class_name
+    assert found in {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind), "BertModel"}
+
+
+# Keys of configs that say nothing of what a model computes, or that the tokenizer has.
+UNREAD = {
+    "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob",
+    "attn_pdrop", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype",
+    "embd_pdrop", "embedding_dropout", "eos_token_id", "hidden_dropout", "hidden_dropout_prob",
+    "id2label", "initializer_range", "is_encoder_decoder", "label2id", "model_type",
+    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "pretraining_tp", "problem_type", "reorder_and_upcast_attn", "resid_dropout", "resid_pdrop",
+    "residual_dropout", "return_dict", "rope_parameters", "router_aux_loss_coef",
+    "router_jitter_noise", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+    "summary_type", "summary_use_proj", "transformers_version", "use_cache",
+    # What other keys say.
+    "_sliding_window_pattern", "max_window_layers", "original_max_position_embeddings",
+    "layer_types",
+}  # fmt: skip
+# And those that say nothing in one type.
+UNREAD_OF = {
+    "bloom": {"slow_but_exact"},
+    "falcon": {"multi_query"},
+    "gpt_bigcode": {
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "num_key_value_heads",
+    },
+    "gpt_neox": {"is_decoder"},
+    "mpt": {
+        "emb_pdrop",
+        "embedding_fraction",
+        "init_device",
+        "learned_pos_emb",
+        "logit_scale",
+        "no_bias",
+        "norm_type",
+        "verbose",
+    },
+    "bert": {"add_cross_attention", "tie_word_embeddings"},
+    "dots1": {"sliding_window"},
+    "qwen3_moe": {"num_local_experts"},
+    "smollm3": {"sliding_window"},
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [each for each in TYPES if each[1] not in NESTED])
+def test_every_key_that_transformers_reads_is_read(name: str, kind: str) -> None:
+    family: Family = load(FAMILIES[name])
+    read = {key.hugging_face.partition(".")[0] for key in family.keys}
+    fixed = family.model_types[kind].fixed
+    aside = {key.hugging_face for key in family.keys if key.field in fixed}
+    assert stated(kind).keys() - read - aside - UNREAD - UNREAD_OF.get(kind, set()) == set()

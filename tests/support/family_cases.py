@@ -1,0 +1,202 @@
+"""Tiny checkpoints of every family, as transformers saves them: one or more in a file of each.
+
+`tests/crossing/cases/FAMILY.json` has a list of cases. A case has a `model_type`, what of its
+config is not usual (`config`), and may have a `name`, a kind of `tokenizer`, whether it is in the
+usual run of the tests (`usual`, else only with `-m long`), and why a judge cannot run it
+(`no_llama_cpp`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+
+import family_tokenizers
+from once import once
+from weightctl.families import FAMILIES
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CASES", "FamilyCase", "FamilyCheckpoint", "make_checkpoint", "run_transformers"]
+
+_FILES = Path(__file__).parents[1] / "crossing" / "cases"
+_TOKENS, _SPREAD = 80, 2.5
+# What most configs call their sizes: of these a config gets those that its class has.
+_HIDDEN, _INNER, _LAYERS, _HEADS, _KV, _CONTEXT = 256, 512, 3, 4, 2, 512
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _HIDDEN),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), _INNER),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), _HEADS),
+    "num_key_value_heads": _KV,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), _CONTEXT),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size",
+                     "shared_intermediate_size"), 256),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FamilyCase:
+    """A tiny model of a family; its fields are those of the file."""
+
+    family: str
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    name: str = ""
+    tokenizer: str = "gpt2"
+    usual: bool = False
+    no_llama_cpp: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}-{self.name}" if self.name else self.family
+
+
+def _read_cases() -> dict[str, FamilyCase]:
+    found: dict[str, FamilyCase] = {}
+    for path in sorted(_FILES.glob("*.json")):
+        for given in json.loads(path.read_text()):
+            case = FamilyCase(path.stem, **given)
+            found[case.id] = case
+    return found
+
+
+CASES = _read_cases()
+
+
+@dataclass(frozen=True)
+class FamilyCheckpoint:
+    """A checkpoint in a directory, and what transformers computes of some tokens.
+
+    `expected` are logits [tokens, vocabulary], or the states of an encoder [tokens, hidden].
+    """
+
+    case: FamilyCase
+    path: Path
+    tokens: list[int]
+    expected: NDArray[np.float32]
+    is_encoder: bool
+
+
+def make_checkpoint(name: str, directory: Path) -> FamilyCheckpoint:
+    """Return a case's checkpoint, made in a directory where it is not there yet."""
+    case = CASES[name]
+    path = once(directory / "cases" / name, lambda half: _make(case, half))
+    expected = np.load(path / "expected.npy")
+    about = json.loads((path / "about.json").read_text())
+    return FamilyCheckpoint(case, path / "hf", about["tokens"], expected, about["is_encoder"])
+
+
+def _make(case: FamilyCase, into: Path) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer = _tokenizer(case.tokenizer)
+    config = _config(case, tokenizer)
+    is_encoder = load(FAMILIES[case.family]).config.endswith("EncoderConfig")
+    kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(8, len(tokenizer) - 8, (_TOKENS,)).tolist()
+    _draw(model, tokens)
+    model.save_pretrained(into / "hf")
+    tokenizer.save_pretrained(into / "hf")
+    np.save(into / "expected.npy", run_transformers(model, tokens))
+    (into / "about.json").write_text(json.dumps({"tokens": tokens, "is_encoder": is_encoder}))
+
+
+@cache
+def _tokenizer(name: str) -> Any:
+    return getattr(family_tokenizers, name)()
+
+
+def _config(case: FamilyCase, tokenizer: Any) -> Any:
+    kind = transformers.CONFIG_MAPPING[case.model_type]
+    known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
+    # A size may have two names, of which the class has one.
+    aliases = getattr(kind, "attribute_map", {})
+    sizes = {key: value for key, value in _SIZES.items() if key in known and key not in aliases}
+    ids = {
+        f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in ("bos", "eos", "pad")
+    }
+    return kind(**({"vocab_size": len(tokenizer)} | ids | sizes | case.config))
+
+
+def run_transformers(model: Any, tokens: list[int]) -> NDArray[np.float32]:
+    """Return the logits of a model of transformers, or an encoder's states, of one text."""
+    with torch.inference_mode():
+        out = model(torch.tensor([tokens]))
+    found: Any = getattr(out, "logits", None)
+    return (out.last_hidden_state if found is None else found)[0].float().numpy()
+
+
+def _draw(model: Any, tokens: list[int]) -> None:
+    """Fill a model with values of which a lost or a misplaced one would be seen.
+
+    Norms and biases are not ones and zeros. The logits are spread, so that the likeliest token is
+    neither certain nor a matter of rounding.
+    """
+    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    scales_embedding = model.config.model_type.startswith("gemma")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.dim() > 1:
+                scale = _deviation(name, parameter.shape, is_tied=is_tied)
+                if scales_embedding and re.search(r"embed_tokens", name):
+                    scale /= math.sqrt(parameter.shape[-1])
+                parameter.copy_(noise * scale)
+            elif re.search(r"norm|ln_|layernorm", name) and name.endswith("weight"):
+                parameter.add_(0.25 * noise)
+                if "word_embeddings_layernorm" in name:  # or the output only repeats its input
+                    parameter.mul_(0.1)
+            else:
+                parameter.copy_(0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():  # what is added to the scores of experts
+                buffer.copy_(0.2 * torch.randn_like(buffer))
+    model.tie_weights()
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        return
+    for _ in range(2):
+        times = _SPREAD / max(float(run_transformers(model, tokens).std(-1).mean()), 1e-6)
+        with torch.no_grad():
+            _amplify(model, head, times, is_tied=is_tied)
+
+
+def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
+    """Return the standard deviation of a matrix's values."""
+    if re.search(r"embed|wte|wpe|lm_head", name) and len(shape) == 2:
+        if re.search(r"position|wpe|token_type", name):
+            return 0.3
+        return _SPREAD / math.sqrt(shape[-1]) if is_tied or "head" in name else 1.0
+    # The inputs of these stand first.
+    is_turned = re.search(r"c_(attn|proj|fc)\.weight", name) is not None
+    return 1 / math.sqrt(shape[-2 if is_turned else -1])
+
+
+def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
+    """Multiply the logits of a model by way of its weights."""
+    if not is_tied:
+        head.weight.mul_(times)
+        if head.bias is not None:
+            head.bias.mul_(times)
+        return
+    last = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|norm_f)\.(weight|bias)$")
+    for name, parameter in model.named_parameters():
+        if last.search(name) and ".layers." not in name and ".h." not in name:
+            is_less_one = model.config.model_type.startswith("gemma") and name.endswith("weight")
+            parameter.copy_((1 + parameter) * times - 1 if is_less_one else parameter * times)

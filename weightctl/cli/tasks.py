@@ -1,0 +1,273 @@
+"""`weightctl tasks`: the tasks of a conversion or of shards, for other schedulers."""
+
+from __future__ import annotations
+
+import json
+from copy import copy
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+
+import typer
+
+from weightctl.cli.convert import convert
+from weightctl.cli.costs import document_network
+from weightctl.cli.options import examples, exit_codes, section
+from weightctl.cli.planned import plan_conversion, plan_shards
+from weightctl.cli.render import Cell, note, show_lines, show_table, show_text
+from weightctl.cli.shard import shard
+from weightctl.errors import ConversionError
+from weightctl.plan.type_names import list_recipes, single_types
+from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.wording import pluralize
+from weightctl.write.conversion_tasks import DEFAULT_MEMORY
+from weightctl.write.describe import identify_run
+from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.distribution import plan_distribution
+from weightctl.write.gathering import gathering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.write.conversion import Conversion
+    from weightctl.write.executors.batches import Batch
+    from weightctl.write.gathering import Gathering
+    from weightctl.write.journal import Purpose
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.shard import ShardedOutput
+
+__all__ = ["app"]
+
+_AXES = ("tensor", "experts", "stages")
+_OF_SHARDS = (*_AXES, "rules", "layout", "gather")
+# Options that change no task. They are accepted, so that in a command only a word is replaced.
+_WITHOUT_EFFECT = {
+    "private", "pull_request", "force", "dry_run", "threads", "memory", "on", "report",
+}  # fmt: skip
+_HELP = {
+    "out": "The path that the command would write.",
+    "task_size": "Divide the work into tasks of at most SIZE. A tensor that cannot be divided may "
+    "be larger.",
+    "tensor": "Tensor parallelism: split the tensors of each layer across N ranks.",
+    "gather": "List the tasks of joining the shards in MODEL.",
+}
+_GENERAL = {
+    "path", "out", "task_size", "bandwidth", "as_json", "quiet", "anonymous", *_WITHOUT_EFFECT,
+}  # fmt: skip
+_Bandwidth = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="The bytes that a worker reads and writes in a second, for the expected time.",
+    ),
+]
+
+app = typer.Typer(add_completion=False)
+
+
+class _TaskList(NamedTuple):
+    """The tasks of a planned output, and the identity of the plan."""
+
+    outcome: Outcome
+    batches: Sequence[Batch]
+    purpose: Purpose
+    task_size: int
+    bandwidth: int
+
+
+def _list_parameters() -> Iterator[Parameter]:
+    """Yield the parameters of `convert`, those of `shard` that it lacks, and our own."""
+    for function, names in ((convert, None), (shard, _OF_SHARDS)):
+        hints = get_type_hints(function, include_extras=True)
+        for name, parameter in signature(function).parameters.items():
+            if names is None or name in names:
+                yield parameter.replace(annotation=_change(name, hints[name]))
+    yield Parameter("bandwidth", Parameter.KEYWORD_ONLY, default="1GB", annotation=_Bandwidth)
+
+
+def _change(name: str, annotation: Any) -> Any:
+    """Return the type and the option of a parameter as this command has it."""
+    if name not in _WITHOUT_EFFECT and name not in _HELP:
+        return annotation
+    kind, option = get_args(annotation)
+    changed = copy(option)
+    changed.hidden = name in _WITHOUT_EFFECT
+    changed.help = _HELP.get(name, option.help)
+    return Annotated[kind, changed]
+
+
+def tasks(**given: Any) -> None:
+    """List the tasks of a conversion, or of splitting a checkpoint into shards.
+
+    Use this to run the tasks with a scheduler of your own. Replace `convert` in a command by
+    `tasks`, or `shard`: the arguments and options are the same. With --tp, --ep, --pp or --gather,
+    the tasks are those of `weightctl shard`. Only headers are read, and nothing is written.
+
+    The expected time is that of one core: reading, writing, and encoding at speeds that were
+    measured.
+    """
+    planned = _plan(given)
+    if not given["quiet"]:
+        for text in getattr(planned, "notes", ()):
+            note(text)
+    found = _list_tasks(planned, given)
+    if given["as_json"]:
+        show_text(json.dumps(_document(given["path"], found)) + "\n")
+        return
+    show_table(_list_rows(found))
+    if not given["quiet"]:
+        show_lines(_summarize(found))
+
+
+# Typer reads the parameters of a function from its signature.
+tasks.__signature__ = Signature([*_list_parameters()])  # type: ignore[attr-defined]
+tasks.__annotations__ = {each.name: each.annotation for each in _list_parameters()}
+app.command(
+    epilog="\n\n".join(
+        [
+            section(
+                "Recipes and types for --quant",
+                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
+            ),
+            exit_codes("success"),
+            examples(
+                [
+                    "weightctl tasks model/ model-q4.gguf --quant Q4_K_M",
+                    "weightctl tasks model/ model-q4.gguf --quant Q4_K_M --task-size 1MB --json",
+                    "weightctl tasks model/ model-tp2/ --tp 2",
+                ]
+            ),
+        ]
+    )
+)(tasks)
+
+
+def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
+    """Return what the options plan; raises `ConversionError` for options that do not fit."""
+    is_gathering = given["gather"]
+    is_sharding = any(given[name] is not None for name in _AXES)
+    if is_gathering:
+        _refuse(given, {"gather", "to"}, "--gather reads from the manifest how tensors are split")
+        return gathering(given["path"], given["out"], given["to"])
+    if given["tensor"] == "auto":
+        raise ConversionError(
+            "--tp auto writes nothing, so it has no tasks",
+            hint="use a number: `weightctl shard MODEL --tp auto` lists which numbers work",
+        )
+    if is_sharding:
+        known = {*_OF_SHARDS, "to", "source"}
+        _refuse(given, known, "with --tp, --ep or --pp, values are copied into shards unchanged")
+        return plan_shards(given)
+    known = given.keys() - set(_OF_SHARDS)
+    _refuse(given, known, "without --tp, --ep or --pp, the tasks are those of a conversion")
+    return plan_conversion(given)
+
+
+def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
+    """Raise `ConversionError` if an option is given that has no effect with the others."""
+    for parameter in _list_parameters():
+        name = parameter.name
+        if name in _GENERAL or name in known or given[name] == parameter.default:
+            continue
+        _, option = get_args(parameter.annotation)
+        # Without names of its own, an option is called as Typer puts it.
+        named = [option.default, *(option.param_decls or ())]
+        names = [each for each in named if isinstance(each, str) and each.startswith("--")]
+        shown = names[0] if names else f"--{name.replace('_', '-')}"
+        raise ConversionError(why, hint=f"remove {shown}")
+
+
+def _list_tasks(
+    planned: Conversion | ShardedOutput | Gathering, given: Mapping[str, Any]
+) -> _TaskList:
+    """Return the tasks, as workers would get them; raises as a run with workers does."""
+    outcome = planned.outcome
+    distribution = plan_distribution(
+        "processes:1",
+        planned.request,
+        outcome.where,
+        threads=1,
+        memory=DEFAULT_MEMORY,
+        task_size=given["task_size"],
+    )
+    bandwidth = parse_size(given["bandwidth"])
+    if bandwidth < 1:
+        raise ConversionError(
+            f"a worker cannot read {given['bandwidth']} per second",
+            hint="write a size such as 1GB",
+        )
+    work = planned.make_work(threads=1, memory=DEFAULT_MEMORY)
+    measured = [work.work.measure(task) for task in work.work.list_tasks(())]
+    return _TaskList(
+        outcome,
+        cut_batches(measured, distribution.task_size),
+        identify_run(work.plan, outcome),
+        distribution.task_size,
+        bandwidth,
+    )
+
+
+def _list_rows(found: _TaskList) -> Iterator[Sequence[Cell]]:
+    heads = ("file", "task", "read", "written", "expected")
+    yield [Cell(text, "bold", right=bool(place)) for place, text in enumerate(heads)]
+    for number, batch in enumerate(found.batches):
+        yield [
+            Cell(_name_file(found, batch)),
+            Cell(str(number), right=True),
+            Cell(format_size(batch.read), right=True),
+            Cell(format_size(batch.made), right=True),
+            Cell(_format_seconds(batch.estimate_seconds(found.bandwidth)), "dim", right=True),
+        ]
+
+
+def _name_file(found: _TaskList, batch: Batch) -> str:
+    """Return the name of the first file that a task writes to."""
+    return [*found.outcome.parts][batch.tasks[0].place[0]]
+
+
+def _summarize(found: _TaskList) -> list[list[Cell]]:
+    batches = found.batches
+    seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
+    read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
+    longest = _format_seconds(max(seconds, default=0.0))
+    return [
+        [],
+        [Cell(f"{pluralize(len(batches), 'task')} of at most {format_size(found.task_size)}")],
+        [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
+        [Cell(f"{_format_seconds(sum(seconds))} expected on one core, {longest} for a task")],
+    ]
+
+
+def _format_seconds(seconds: float) -> str:
+    """Return a time with a unit: `0.3 ms`, `3.2 s`, `14.0 min`, `2.5 h`."""
+    units = ((3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if seconds >= each[0]), (1e-3, "ms"))
+    return f"{seconds / size:.1f} {unit}"
+
+
+def _document(path: str, found: _TaskList) -> dict[str, Any]:
+    """Return the tasks as `weightctl/schemas/tasks.json` describes them."""
+    batches = found.batches
+    listed = [
+        {
+            "task": number,
+            "file": _name_file(found, batch),
+            "read_bytes": batch.read,
+            "written_bytes": batch.made,
+            "seconds": batch.estimate_seconds(found.bandwidth),
+        }
+        for number, batch in enumerate(batches)
+    ]
+    return {
+        "input": path,
+        "output": found.outcome.where.path,
+        "format": found.outcome.where.format,
+        "plan": found.purpose.plan,
+        "fingerprint": found.purpose.input,
+        "task_size": found.task_size,
+        "bandwidth": found.bandwidth,
+        "read_bytes": sum(batch.read for batch in batches),
+        "written_bytes": sum(batch.made for batch in batches),
+        "seconds": sum(batch.estimate_seconds(found.bandwidth) for batch in batches),
+        "tasks": listed,
+        **document_network(),
+    }

@@ -1,0 +1,173 @@
+"""The specification of a model's blocks and sizes; one Module runs decoders, one encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from weightctl.families.keys import Fields
+    from weightctl.families.rope_scaling import RopeScaling
+
+__all__ = ["DecoderConfig", "EncoderConfig", "check_layers"]
+
+# How messages call fields with a value for each layer.
+_LISTED = {
+    "windowed_layers": "attention types",
+    "rotated_layers": "whether RoPE is used",
+    "sparse_layers": "whether there are experts",
+}
+
+# Of what queries and keys are normed: each head alike, or all heads together.
+QkNorm: TypeAlias = Literal["head", "whole"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """The sizes of a decoder, and which blocks it is made of.
+
+    A family gives the fields that all of its models have alike as `Family.blocks`, and others by
+    its keys. A tuple has a value for each layer. A `tied` model has no output weight of its own.
+
+    Norms: `norm` is their kind, `norm_bias` and `norm_weight` say what a LayerNorm has, and
+    `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
+    (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
+    sum of what they add and what they read. With `parallel` both read the same input,
+    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+
+    Attention: `attention_bias` is that of queries, keys and values, which are one projection if
+    `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
+    `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
+    positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
+    all where it is None. `query_clamp` bounds queries, keys and values.
+
+    Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
+    are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
+    with the other's. Layers with a window may have a `local_rope_base`, and only `rotated_layers`
+    are rotated where that is given. A checkpoint that `has_rope_factors` has as tensors what
+    divides the frequencies: those for long contexts and those for short ones if
+    `rope_factors_by_length`.
+
+    MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
+    that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
+    `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
+    a correction is added if `router_correction`. Shares are those among themselves if
+    `experts_normalized`, and multiplied by `experts_scale`. Of `expert_groups`, those in the
+    `expert_groups_used` best can be chosen. A `shared_intermediate` wide MLP sees
+    all positions beside them, by a gate of its own if `shared_gate`.
+
+    Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
+    `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
+    divided by `logit_divisor`, too, and bounded by `softcap`. The output has an `output_bias`.
+    """
+
+    vocabulary: int
+    context: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_epsilon: float
+    activation: str = "silu"
+    tied: bool = False
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = True
+    norm_weight: bool = True
+    norm_offset: float = 0.0
+    pre_norms: bool = True
+    post_norms: bool = False
+    norms_after: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    embedding_norm: bool = False
+
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    fused_qkv: bool = False
+    qk_norm: QkNorm | None = None
+    query_scalar: int | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    sliding_window: int | None = None
+    windowed_layers: tuple[bool, ...] | None = None
+    query_clamp: float | None = None
+    causal: bool = True
+
+    position: Literal["rope", "learned", "alibi"] = "rope"
+    alibi_bias: float = 8.0
+    rope_base: float = 10000.0
+    rope_dimensions: int = 0
+    rope_scaling: RopeScaling | None = None
+    rope_interleaved: bool = False
+    has_rope_factors: bool = False
+    rope_factors_by_length: bool = False
+    local_rope_base: float | None = None
+    rotated_layers: tuple[bool, ...] | None = None
+
+    mlp_bias: bool = False
+    gated: bool = True
+    fused_gate_up: bool = False
+    transposed: bool = False
+    experts: int = 0
+    experts_used: int = 0
+    expert_intermediate: int = 0
+    sparse_layers: tuple[bool, ...] | None = None
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    router_correction: bool = False
+    experts_normalized: bool = True
+    experts_scale: float = 1.0
+    expert_groups: int = 1
+    expert_groups_used: int = 1
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+
+    embedding_scale: float = 1.0
+    embedding_by_root: bool = False
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_divisor: float = 1.0
+    output_bias: bool = False
+    softcap: float | None = None
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions back those of a layer see; None, all."""
+        windowed = self.windowed_layers
+        return self.sliding_window if windowed is None or windowed[layer] else None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts > 0 and (self.sparse_layers is None or self.sparse_layers[layer])
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer's queries and keys are rotated."""
+        return self.rotated_layers is None or self.rotated_layers[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(DecoderConfig):
+    """The sizes of an encoder, and which blocks it is made of, as those of a decoder.
+
+    Besides words and positions, there may be an embedding of `token_types`. It has no output but
+    the states of its last layer.
+    """
+
+    token_types: int = 0
+    tied: bool = True
+    causal: bool = False
+
+
+def check_layers(fields: Fields) -> None:
+    """Raise `ValueError` for fields with a value for each layer that have too few or too many."""
+    from weightctl.text.untyped import is_sequence
+    from weightctl.text.wording import pluralize
+
+    for name, called in _LISTED.items():
+        value = fields.get(name)
+        if is_sequence(value) and len(value) != fields["layers"]:
+            raise ValueError(
+                f"the model has {pluralize(fields['layers'], 'layer')}, but the config states "
+                f"{called} for {pluralize(len(value), 'layer')}"
+            )

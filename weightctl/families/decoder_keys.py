@@ -1,0 +1,229 @@
+"""The usual config keys of decoders in either naming convention; a family has what differs.
+
+Keys: llama.cpp's `llama-arch.cpp`, and those that most of transformers' configs have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.families.decoder import check_layers
+from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same
+from weightctl.families.kinds import (
+    ACTIVATION,
+    CAUSAL,
+    EPSILON,
+    FLAG,
+    HEADS,
+    LAYERS,
+    SIZE,
+    Exactly,
+    OrNone,
+    Real,
+)
+from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.families.rotations import check_heads, find_rotary_size, scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = [
+    "BIASES",
+    "DECODER_KEYS",
+    "GRANITE_SCALES",
+    "KQV_CLAMP",
+    "LAYER_NORM",
+    "MULTIPLIERS",
+    "NO_EXPERTS",
+    "PARTIAL_ROPE",
+    "PLAIN_HEADS",
+    "SIZES",
+    "SLIDING_WINDOW",
+    "activation",
+    "check_decoder",
+    "rename_keys",
+    "with_keys",
+]
+
+SIZES = (
+    Key(field="vocabulary", kind=SIZE, default=32000, gguf="{arch}.vocab_size",
+        hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
+    Key(field="context", kind=SIZE, default=2048, gguf="{arch}.context_length",
+        hugging_face="max_position_embeddings"),
+    Key(field="hidden", kind=SIZE, default=4096, gguf="{arch}.embedding_length",
+        hugging_face="hidden_size"),
+    Key(field="layers", kind=LAYERS, default=32, gguf="{arch}.block_count",
+        hugging_face="num_hidden_layers"),
+    Key(field="heads", kind=HEADS, default=32, gguf="{arch}.attention.head_count",
+        hugging_face="num_attention_heads"),
+    Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
+        gguf="{arch}.attention.head_count_kv", hugging_face="num_key_value_heads",
+        written=True),
+    Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
+        gguf_default=quotient("hidden", "heads"), gguf="{arch}.attention.key_length",
+        hugging_face="head_dim"),
+    Key(field="value_dim", kind=SIZE, gguf_default=same("head_dim"),
+        gguf="{arch}.attention.value_length"),
+    Key(field="intermediate", kind=SIZE, default=11008, gguf="{arch}.feed_forward_length",
+        hugging_face="intermediate_size"),
+    Key(field="norm_epsilon", kind=EPSILON, default=1e-6,
+        gguf="{arch}.attention.layer_norm_rms_epsilon", hugging_face="rms_norm_eps"),
+)  # fmt: skip
+
+BIASES = (
+    Key(field="attention_bias", kind=FLAG, default=False, hugging_face="attention_bias",
+        seen=Present("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
+    Key(field="attention_output_bias", kind=FLAG, default=False, hugging_face="attention_bias",
+        seen=Present("blk.0.attn_output.bias")),
+    Key(field="mlp_bias", kind=FLAG, default=False, hugging_face="mlp_bias",
+        seen=Present("blk.0.ffn_up.bias")),
+)  # fmt: skip
+
+# Where the norms are LayerNorms.
+LAYER_NORM = Key(
+    field="norm_epsilon",
+    kind=EPSILON,
+    default=1e-5,
+    gguf="{arch}.attention.layer_norm_epsilon",
+    hugging_face="layer_norm_eps",
+)
+
+# 0 is none, in GGUF.
+SLIDING_WINDOW = Key(
+    field="sliding_window",
+    kind=OrNone(SIZE),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.attention.sliding_window",
+    hugging_face="sliding_window",
+)
+
+
+KQV_CLAMP = Key(
+    field="query_clamp",
+    kind=OrNone(Real(0, 1e9), 0.0),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.attention.clamp_kqv",
+    hugging_face="clip_qkv",
+)
+
+
+def activation(name: str, *spellings: str, key: str = "hidden_act") -> Key:
+    """Return the key of an activation that llama.cpp takes for granted.
+
+    `spellings` are what transformers' own configs call it, where there are several.
+    """
+    kind = ACTIVATION.preferring(*spellings)
+    return Key(field="activation", kind=kind, default=name, gguf_default=name, hugging_face=key)
+
+
+NO_EXPERTS = Key(
+    field="experts",
+    kind=Exactly(0, "mixture of experts is not supported"),
+    gguf_default=0,
+    gguf="{arch}.expert_count",
+)
+
+# What most decoders of today have, without biases.
+DECODER_KEYS = (
+    *SIZES,
+    Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
+        hugging_face="hidden_act"),
+    Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
+        seen=IsAbsent("output.weight")),
+    NO_EXPERTS,
+    Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
+        written=False),
+    *ROPE_KEYS,
+)  # fmt: skip
+
+# Where each query head has keys of its own, and the heads fill the hidden size.
+PLAIN_HEADS = (
+    Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads")),
+    Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
+        gguf_default=quotient("hidden", "heads")),
+)  # fmt: skip
+
+# Where a part of each head is rotated.
+PARTIAL_ROPE = Key(
+    field="rope_dimensions",
+    kind=SIZE,
+    default=find_rotary_size,
+    gguf_default=same("head_dim"),
+    gguf="{arch}.rope.dimension_count",
+)
+
+_FACTOR = Real(0, 1e9)
+MULTIPLIERS: Mapping[str, Key] = {
+    key.field: key
+    for key in (
+        Key(field="attention_scale", kind=_FACTOR, default=1.0, gguf_default=None,
+            gguf="{arch}.attention.scale", hugging_face="attention_multiplier"),
+        Key(field="embedding_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+            gguf="{arch}.embedding_scale", hugging_face="embedding_multiplier"),
+        Key(field="residual_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+            gguf="{arch}.residual_scale", hugging_face="residual_multiplier"),
+        Key(field="logit_divisor", kind=_FACTOR, default=1.0, gguf_default=1.0,
+            gguf="{arch}.logit_scale", hugging_face="logits_scaling"),
+        Key(field="logit_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+            gguf="{arch}.logit_scale", hugging_face="logit_scale"),
+    )
+}  # fmt: skip
+
+
+# Those that models of Granite have.
+GRANITE_SCALES = tuple(
+    MULTIPLIERS[name]
+    for name in ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
+)
+
+
+def with_keys(
+    keys: tuple[Key, ...], *others: Key, without: tuple[str, ...] = ()
+) -> tuple[Key, ...]:
+    """Return keys with others in place of those of the same fields, and without some fields.
+
+    Keys of further fields stand behind those that they may follow from.
+    """
+    by_field: dict[str, list[Key]] = {}
+    for key in others:
+        by_field.setdefault(key.field, []).append(key)
+    made: list[Key] = []
+    for key in keys:
+        if key.field in by_field:
+            made += by_field[key.field]
+            by_field[key.field] = []
+        elif key.field not in without and key.field not in {each.field for each in others}:
+            made.append(key)
+    return (*made, *(key for rest in by_field.values() for key in rest))
+
+
+def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:
+    """Return keys that config.json calls otherwise, by their fields."""
+    from dataclasses import replace
+
+    return tuple(
+        replace(key, hugging_face=names[key.field])
+        if key.field in names and key.hugging_face
+        else key
+        for key in keys
+    )
+
+
+def check_decoder(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict.
+
+    0 stands for no window, where a convention has no other way to say it.
+    """
+    check_layers(fields)
+    made = dict(fields)
+    if "rope_dimensions" in fields:
+        check_heads(fields)
+    if "scaling.kind" in fields:
+        made["rope_scaling"] = scaling(fields)
+    if "sliding_window" in fields:
+        made["sliding_window"] = fields["sliding_window"] or None
+    return made

@@ -1,0 +1,145 @@
+"""Falcon: attention and MLP beside each other, few keys, and rotary positions.
+
+Names and keys: transformers' `modeling_falcon.py`; llama.cpp's `conversion/falcon.py`. Those of the
+new architecture have keys by groups of queries, and two norms in each layer, or one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.changes import Rows
+from weightctl.families.decoder_keys import (
+    DECODER_KEYS,
+    LAYER_NORM,
+    activation,
+    check_decoder,
+    with_keys,
+)
+from weightctl.families.family import Family, ModelType
+from weightctl.families.keys import IsAbsent, Key, product
+from weightctl.families.kinds import FLAG, HEADS, SIZE, Exactly, OrNone, WholeNumber
+from weightctl.families.lines import layer_lines, line
+from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.row_orders import group_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_NEW, _NORMS = "new_decoder_architecture", "num_ln_in_parallel_attn"
+
+
+def _order(config: Any) -> Sequence[int]:
+    queries = config.heads // config.kv_heads * config.head_dim
+    return group_heads(config.kv_heads, (queries, config.head_dim, config.head_dim))
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with as many KV heads as its flags say, and the number of norms."""
+    found = dict(standard_rope(document))
+    if not found.get(_NEW):
+        is_shared = found.get("multi_query", True)
+        found["num_kv_heads"] = 1 if is_shared else found.get("num_attention_heads", 71)
+    elif found.get(_NORMS) is None:
+        found[_NORMS] = 2
+    return found
+
+
+def _is_new(fields: Fields) -> bool:
+    return fields["kv_heads"] > 1 or not fields.get("shared_norm", True)
+
+
+def _has_one_norm(fields: Fields) -> bool:
+    return bool(fields["norms_of_layer"] != 2)
+
+
+def _count_norms(fields: Fields) -> int | None:
+    if not _is_new(fields):
+        return None
+    return 1 if fields["shared_norm"] else 2
+
+
+def _one_head(fields: Fields) -> int:  # noqa: ARG001  # as a default has it
+    return 1
+
+
+_KEYS = with_keys(
+    DECODER_KEYS,
+    Key(field="kv_heads", kind=HEADS, default=_one_head, gguf_default=1,
+        gguf="{arch}.attention.head_count_kv", hugging_face="num_kv_heads"),
+    Key(field="intermediate", kind=SIZE, default=product("hidden", 4),
+        gguf="{arch}.feed_forward_length", hugging_face="ffn_hidden_size"),
+    replace(LAYER_NORM, hugging_face="layer_norm_epsilon"),
+    activation("gelu", key="activation"),
+    Key(field="has_alibi", kind=Exactly(False, "ALiBi is not supported"), default=False,
+        hugging_face="alibi"),
+    Key(field="is_parallel", default=True, hugging_face="parallel_attn", written=True,
+        kind=Exactly(True, "attention and MLP one by one are not supported")),
+    Key(field="has_biases", kind=Exactly(False, "biases are not supported"), default=False,
+        hugging_face="bias"),
+)  # fmt: skip
+# Each convention's keys follow from the other's.
+_NORM_KEYS = (
+    Key(field="norms_of_layer", kind=OrNone(WholeNumber(1, 2)), default=_count_norms,
+        hugging_face=_NORMS, written=True),
+    Key(field="shared_norm", kind=FLAG, default=_has_one_norm,
+        seen=IsAbsent("blk.0.attn_norm_2.weight")),
+    Key(field="is_new", kind=FLAG, default=_is_new, hugging_face=_NEW, written=True),
+)  # fmt: skip
+
+FAMILY = Family(
+    name="falcon",
+    model_types={
+        "falcon": ModelType(
+            class_name="FalconForCausalLM",
+            defaults={
+                "vocabulary": 65024,
+                "hidden": 4544,
+                "heads": 71,
+                "tied": True,
+            },
+        )
+    },
+    blocks={"norm": "layer", "parallel": True, "gated": False, "fused_qkv": True},
+    heads_fill_hidden=True,
+    prefix="transformer.",
+    names=(
+        line("embedding", hugging_face="transformer.word_embeddings"),
+        *layer_lines(
+            "transformer.h.{}.",
+            {
+                "attention_norm": {
+                    "hugging_face": "input_layernorm",
+                    "bias": True,
+                    "when": ("shared_norm",),
+                },
+                "attention.qkv": {
+                    "hugging_face": "self_attention.query_key_value",
+                    "change": Rows(_order, "queries, keys and values by group"),
+                },
+                "attention.o": "self_attention.dense",
+                "mlp.up": "mlp.dense_h_to_4h",
+                "mlp.down": "mlp.dense_4h_to_h",
+            },
+        ),
+        *layer_lines(
+            "transformer.h.{}.",
+            {
+                "attention_norm": {"hugging_face": "ln_attn", "gguf": "blk.{}.attn_norm_2"},
+                "mlp_norm": {"hugging_face": "ln_mlp", "gguf": "blk.{}.attn_norm"},
+            },
+            bias=True,
+            unless="shared_norm",
+        ),
+        line("norm", hugging_face="transformer.ln_f", bias=True),
+        line("output"),
+    ),
+    keys=(*_KEYS, *_NORM_KEYS),
+    standard=_standard,
+    checked=check_decoder,
+)

@@ -1,0 +1,53 @@
+"""The first gemma: a llama whose embeddings are scaled, and whose norms are stored less 1.
+
+Names and keys: transformers' `modeling_gemma.py`; llama.cpp's `conversion/gemma.py`.
+"""
+
+from __future__ import annotations
+
+from weightctl.families.changes import PLUS_ONE
+from weightctl.families.decoder_keys import check_decoder, with_keys
+from weightctl.families.family import Family, ModelType
+from weightctl.families.gemma2 import GEMMA_KEYS, ROPE, SCALING
+from weightctl.families.keys import Key
+from weightctl.families.kinds import ACTIVATION, FLAG
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_keys import standard
+
+__all__ = ["FAMILY"]
+
+_NORM = {"change": PLUS_ONE}
+
+FAMILY = Family(
+    name="gemma",
+    model_types={
+        "gemma": ModelType(
+            class_name="GemmaForCausalLM",
+            defaults={
+                "vocabulary": 256000,
+                "context": 8192,
+                "hidden": 3072,
+                "layers": 28,
+                "heads": 16,
+                "kv_heads": 16,
+                "head_dim": 256,
+                "intermediate": 24576,
+            },
+        )
+    },
+    blocks={"embedding_by_root": True},
+    # llama.cpp reads no output of its own.
+    names=adapt(
+        DECODER,
+        {"attention_norm": _NORM, "mlp_norm": _NORM, "norm": _NORM, "output": {"gguf": None}},
+    ),
+    keys=with_keys(
+        (*GEMMA_KEYS, *SCALING, *ROPE),
+        Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"),
+            default="gelu_tanh", gguf_default="gelu_tanh", hugging_face="hidden_act"),
+        Key(field="tied", kind=FLAG, default=True, gguf_default=True,
+            hugging_face="tie_word_embeddings"),
+    ),
+    standard=standard,
+    checked=check_decoder,
+)  # fmt: skip

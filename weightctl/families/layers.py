@@ -1,0 +1,142 @@
+"""Values that a config has for each layer, and how either convention writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.families.keys import Key
+from weightctl.families.kinds import LAYERS, SIZE, OrNone, show_value
+from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS
+from weightctl.text.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.families.keys import Fields
+    from weightctl.families.kinds import Kind
+
+__all__ = [
+    "ONES",
+    "LayerOnes",
+    "Layered",
+    "LayersAlike",
+    "every_but",
+    "from_layer",
+    "no_windows",
+    "window_keys",
+]
+
+
+class Layered(NamedTuple):
+    """A value of another kind for all layers, or a list with one for each.
+
+    A list is read as a tuple, or as the one value if all are the same.
+    """
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return the value of all layers, or a tuple of the values."""
+        if not is_sequence(content):
+            return self.kind.read(content)
+        if not 0 < len(content) <= LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
+        found = tuple(self.kind.read(each) for each in content)
+        return found[0] if len(set(found)) == 1 else found
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a value; a list has that of an array of them."""
+        return self.kind.gguf_type
+
+    def write(self, value: Any) -> Any:
+        """Return the value, or the list of them."""
+        if is_sequence(value):
+            return [self.kind.write(each) for each in value]
+        return self.kind.write(value)
+
+
+class LayerOnes(NamedTuple):
+    """1 for each layer that has something, and 0 for the others."""
+
+    def read(self, content: object) -> tuple[bool, ...]:
+        """Return whether each layer has it."""
+        if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must be a list with 0 or 1 per layer")
+        if not all(each in (0, 1) for each in content):
+            raise ValueError("has an element that is neither 0 nor 1")
+        return tuple(map(bool, content))
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of numbers."""
+        return "array[u32]"
+
+    def write(self, value: Sequence[bool]) -> list[int]:
+        """Return the ones and zeros."""
+        return list(map(int, value))
+
+
+class LayersAlike(NamedTuple):
+    """A word for each layer, which must be that of attention to all positions."""
+
+    reason: str
+
+    def read(self, content: object) -> None:
+        """Return None: there is nothing that differs between layers."""
+        if not is_sequence(content) or any(word != GLOBAL for word in content):
+            raise ValueError(f"is {show_value(content)}: {self.reason}")
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of words."""
+        return "array[string]"
+
+    def write(self, value: Any) -> list[str]:
+        """Raise `ValueError`: nothing is written of it."""
+        raise ValueError(f"is {show_value(value)}: {self.reason}")
+
+
+ONES = LayerOnes()
+
+
+def no_windows(family: str) -> Key:
+    """Return the key of layers that may have a window, for a family that has none in GGUF."""
+    reason = f"llama.cpp has no sliding windows for {family}"
+    return Key(
+        field="windowed_layers",
+        kind=LayersAlike(reason),
+        default=None,
+        gguf_default=None,
+        hugging_face="layer_types",
+        written=False,
+    )
+
+
+def window_keys(
+    period: int, *, window: int | None = None, pattern: bool = False
+) -> tuple[Key, ...]:
+    """Return the keys of windows in all layers but the last of each `period`.
+
+    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without,
+    llama.cpp takes the period for granted, as it does where the flags are missing.
+    """
+    usual = every_but(period)
+    return (
+        Key(field="sliding_window", kind=OrNone(SIZE), default=window, gguf_default=None,
+            gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        Key(field="windowed_layers", kind=WORDS, default=usual, hugging_face="layer_types",
+            written=True),
+        Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
+            gguf="{arch}.attention.sliding_window_pattern" if pattern else ""),
+    )  # fmt: skip
+
+
+def every_but(period: int) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return what marks all layers but the last of each `period`."""
+    return lambda fields: tuple((layer + 1) % period != 0 for layer in range(fields["layers"]))
+
+
+def from_layer(first: str) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return what marks the layers from the one on that a field names."""
+    return lambda fields: tuple(layer >= fields[first] for layer in range(fields["layers"]))

@@ -1,0 +1,201 @@
+"""The usual lines of parts: their names in both conventions, their axes. A family is what differs.
+
+Names: llama.cpp's `llama-arch.cpp`, and those that most of transformers' models have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.changes import Squeezed
+from weightctl.families.family import Name, WeightAxes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.family import Extent
+
+__all__ = ["DECODER", "LINES", "adapt", "layer_lines", "line", "lines"]
+
+_LAYER = "layers.{}."
+_HIDDEN: tuple[Extent, ...] = ("hidden",)
+
+
+def _vector(module: str, gguf: str, name: str | None, *outputs: Extent, **more: Any) -> Name:
+    axes = WeightAxes(outputs or _HIDDEN, all_layers=more.pop("all_layers", False))
+    return Name(module=module, gguf=gguf, hugging_face=name, axes=axes, is_float32=True, **more)
+
+
+def _matrix(
+    module: str,
+    gguf: str,
+    name: str,
+    outputs: tuple[Extent, ...],
+    inputs: tuple[Extent, ...] = _HIDDEN,
+    **more: Any,
+) -> Name:
+    axes = WeightAxes(outputs, inputs)
+    return Name(module=module, gguf=gguf, hugging_face=name, axes=axes, **more)
+
+
+def _of_layer(each: Name) -> Name:
+    return replace(
+        each,
+        module=_LAYER + each.module,
+        gguf=f"blk.{{}}.{each.gguf}",
+        hugging_face=f"model.layers.{{}}.{each.hugging_face}",
+    )
+
+
+# A tensor that divides the frequencies of RoPE.
+_IF_FACTORS = ("has_rope_factors",)
+# An MLP beside the experts.
+_IF_SHARED = ("shared_intermediate",)
+
+
+def _all_experts(part: str, name: str, outputs: Extent, inputs: Extent) -> Name:
+    return _matrix(
+        f"mlp.experts.{{expert}}.{part}", f"ffn_{part}_exps", f"mlp.experts.{{expert}}.{name}",
+        (outputs,), (inputs,),
+    )  # fmt: skip
+
+
+_OF_MODEL = (
+    _matrix("embedding", "token_embd", "model.embed_tokens", ("vocabulary",)),
+    _matrix("position_embedding", "position_embd", "model.embed_positions", ("context",),
+            is_float32=True),
+    _matrix("token_type_embedding", "token_types", "model.token_type_embeddings", ("token_types",),
+            is_float32=True),
+    _vector("embedding_norm", "token_embd_norm", "model.embed_norm"),
+    _vector("rope_factors", "rope_freqs", None, "pairs", when=_IF_FACTORS, all_layers=True),
+    _vector("long_rope_factors", "rope_factors_long", None, "pairs", when=_IF_FACTORS,
+            all_layers=True),
+    _vector("short_rope_factors", "rope_factors_short", None, "pairs", when=_IF_FACTORS,
+            all_layers=True),
+    _vector("norm", "output_norm", "model.norm"),
+    _matrix("output", "output", "lm_head", ("vocabulary",), unless="tied"),
+)  # fmt: skip
+
+_OF_LAYERS = (
+    _vector("attention_norm", "attn_norm", "input_layernorm"),
+    _matrix("attention.q", "attn_q", "self_attn.q_proj", ("queries",), bias="attention_bias"),
+    _matrix("attention.k", "attn_k", "self_attn.k_proj", ("keys",), bias="attention_bias"),
+    _matrix("attention.v", "attn_v", "self_attn.v_proj", ("keys",), bias="attention_bias"),
+    _matrix("attention.qkv", "attn_qkv", "self_attn.qkv_proj", ("queries", "keys", "keys"),
+            bias="attention_bias"),
+    # Each head is normed by itself, all with the same weights.
+    _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
+    _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
+    _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
+            bias="attention_output_bias"),
+    _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
+    _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
+    _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),
+    _matrix("mlp.up", "ffn_up", "mlp.up_proj", ("inner",), bias="mlp_bias"),
+    _matrix("mlp.gate_up", "ffn_up", "mlp.gate_up_proj", ("inner", "inner"), bias="mlp_bias"),
+    _matrix("mlp.down", "ffn_down", "mlp.down_proj", _HIDDEN, ("inner",), bias="mlp_bias"),
+    _vector("post_mlp_norm", "post_ffw_norm", "post_feedforward_layernorm"),
+    # Every rank chooses among all experts.
+    _matrix("mlp.router", "ffn_gate_inp", "mlp.gate", ("experts",), is_float32=True),
+    _vector("mlp.correction", "exp_probs_b", "mlp.gate.e_score_correction_bias", "experts",
+            ends={"gguf": ".bias", "hugging_face": ""}),
+    _all_experts("gate", "gate_proj", "expert_inner", "hidden"),
+    _all_experts("up", "up_proj", "expert_inner", "hidden"),
+    _all_experts("down", "down_proj", "hidden", "expert_inner"),
+    _matrix("mlp.shared.gate", "ffn_gate_shexp", "mlp.shared_experts.gate_proj",
+            ("shared_inner",), when=_IF_SHARED),
+    _matrix("mlp.shared.up", "ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_inner",),
+            when=_IF_SHARED),
+    _matrix("mlp.shared.down", "ffn_down_shexp", "mlp.shared_experts.down_proj", _HIDDEN,
+            ("shared_inner",), when=_IF_SHARED),
+    _matrix("mlp.shared_gate", "ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("single",),
+            is_float32=True, change=Squeezed(0)),
+)  # fmt: skip
+
+# What stands behind the layers.
+_BEHIND = ("norm", "output")
+
+# Roles that a part of the same module has in some families only: what lies along its axes there.
+# Where queries and keys are normed as a whole, every rank computes all of them.
+_WHOLE = {
+    "attention.q": WeightAxes(("all_queries",), _HIDDEN),
+    "attention.k": WeightAxes(("all_keys",), _HIDDEN),
+    "attention.q_norm": WeightAxes(("all_queries",)),
+    "attention.k_norm": WeightAxes(("all_keys",)),
+}
+
+
+def _list_all() -> dict[str, Name]:
+    found = {each.module: each for each in _OF_MODEL}
+    found |= {each.module: _of_layer(each) for each in _OF_LAYERS}
+    return found | {f"{name}.whole": replace(found[name], axes=axes)
+                    for name, axes in _WHOLE.items()}  # fmt: skip
+
+
+# By the module of a part, without the number of its layer; `.whole` says that no rank has a part.
+LINES: Mapping[str, Name] = MappingProxyType(_list_all())
+
+
+def line(role: str, **changes: Any) -> Name:
+    """Return the usual line of a role with some fields changed."""
+    return replace(LINES[role], **changes) if changes else LINES[role]
+
+
+def lines(*roles: str) -> tuple[Name, ...]:
+    """Return the usual lines of some roles."""
+    return tuple(LINES[role] for role in roles)
+
+
+def layer_lines(
+    prefix: str, roles: Mapping[str, str | Mapping[str, Any]], **common: Any
+) -> tuple[Name, ...]:
+    """Return the lines of a layer whose names in Hugging Face's convention begin with `prefix`.
+
+    `roles` has for each role the rest of that name, or the fields of the line that are not usual;
+    `common` are fields of all.
+    """
+    made: list[Name] = []
+    for role, changes in roles.items():
+        given = {"hugging_face": changes} if isinstance(changes, str) else dict(changes)
+        if given.get("hugging_face") is not None:
+            given["hugging_face"] = prefix + given["hugging_face"]
+        made.append(line(role, **(common | given)))
+    return tuple(made)
+
+
+def adapt(
+    names: tuple[Name, ...], changes: Mapping[str, str | Mapping[str, Any] | None]
+) -> tuple[Name, ...]:
+    """Return the lines of a model with some changed, left out (None) or more of a layer.
+
+    `changes` are by role. A text is the name in Hugging Face's convention after that of the layer;
+    a mapping has the fields that change. A role that the lines lack stands behind those of layers.
+    """
+    of_role = {_role(each): each for each in names}
+    for role, given in changes.items():
+        module = LINES[role].module if role in LINES else _LAYER + role
+        plain = module.removeprefix(_LAYER)
+        if given is None:
+            del of_role[plain]
+            continue
+        usual = LINES[role] if role.endswith(".whole") or plain not in of_role else of_role[plain]
+        fields = {"hugging_face": f"model.layers.{{}}.{given}"} if isinstance(given, str) else given
+        of_role[plain] = replace(usual, **fields)
+    found = list(of_role.values())
+    inside = [each for each in found if each.is_of_layers]
+    behind = [each for each in found if each.module in _BEHIND]
+    before = [each for each in found if not each.is_of_layers and each not in behind]
+    return (*before, *inside, *behind)
+
+
+def _role(each: Name) -> str:
+    return each.module.removeprefix(_LAYER)
+
+
+# What most decoders of today have.
+DECODER = lines(
+    "embedding", "attention_norm", "attention.q", "attention.k", "attention.v", "attention.o",
+    "mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "norm", "output",
+)  # fmt: skip

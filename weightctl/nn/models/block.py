@@ -1,0 +1,151 @@
+"""One layer of a model: attention and an MLP or experts, of the blocks that a config names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.nn.attention import Attention
+from weightctl.nn.experts import MixtureOfExperts
+from weightctl.nn.mlp import MLP, GatedMLP
+from weightctl.nn.module import Module
+from weightctl.nn.norm import LayerNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from weightctl.dtype import DType
+    from weightctl.families.decoder import DecoderConfig
+    from weightctl.graph.value import Value
+
+__all__ = ["Block", "make_norm"]
+
+
+def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
+    """Return a norm over the hidden size, of the kind that a config names."""
+    if config.norm == "rms":
+        return RMSNorm(config.hidden, config.norm_epsilon, offset=config.norm_offset, dtype=dtype)
+    return LayerNorm(
+        config.hidden,
+        config.norm_epsilon,
+        weight=config.norm_weight,
+        bias=config.norm_bias,
+        offset=config.norm_offset,
+        dtype=dtype,
+    )
+
+
+class Block(Module):
+    """A layer of a model: attention, then an MLP or experts, with norms and added to what came in.
+
+    `rotation` is the number of the rotary embedding that its attention rotates by, None for none.
+    """
+
+    def __init__(self, config: DecoderConfig, layer: int, dtype: DType) -> None:
+        self.config = config
+        self.has_norms = config.pre_norms or config.norms_after
+        window = config.window(layer)
+        self.rotation: int | None = None
+        if config.position == "rope" and config.is_rotated(layer):
+            self.rotation = int(config.local_rope_base is not None and window is not None)
+        if self.has_norms:
+            self.attention_norm = make_norm(config, dtype)
+        self.attention = _make_attention(config, window, dtype)
+        if config.post_norms:
+            self.post_attention_norm = make_norm(config, dtype)
+        if self.has_norms and not config.shared_norm:
+            self.mlp_norm = make_norm(config, dtype)
+        self.mlp = _make_mlp(config, layer, dtype)
+        if config.post_norms:
+            self.post_mlp_norm = make_norm(config, dtype)
+
+    def __call__(
+        self,
+        x: Value,
+        cos: Value | None = None,
+        sin: Value | None = None,
+        mask: Value | None = None,
+    ) -> Value:
+        """Return what goes to the next layer, in the shape of `x`."""
+        config = self.config
+        if config.norms_after:
+            x = self.attention_norm(x + self.attention(x, cos, sin, mask))
+            return self.mlp_norm(x + self.mlp(x))
+        normal = self.attention_norm(x) if config.pre_norms else x
+        attended = self.attention(normal, cos, sin, mask)
+        if config.post_norms:
+            attended = self.post_attention_norm(attended)
+        if config.parallel:
+            inner = normal if config.shared_norm or not config.pre_norms else self.mlp_norm(x)
+            return x + self._scale(attended + self._inner(inner))
+        x = x + self._scale(attended)
+        return x + self._scale(self._inner(self.mlp_norm(x) if config.pre_norms else x))
+
+    def _inner(self, x: Value) -> Value:
+        y = self.mlp(x)
+        return self.post_mlp_norm(y) if self.config.post_norms else y
+
+    def _scale(self, x: Value) -> Value:
+        scale = self.config.residual_scale
+        return x if scale == 1 else x * scale
+
+
+def _make_attention(config: DecoderConfig, window: int | None, dtype: DType) -> Attention:
+    scale = config.attention_scale
+    if config.query_scalar is not None:
+        scale = config.query_scalar**-0.5
+    return Attention(
+        config.hidden,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        causal=config.causal,
+        window=window,
+        softcap=config.attention_softcap,
+        scale=scale,
+        norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
+        norm_offset=config.norm_offset,
+        norms_whole=config.qk_norm == "whole",
+        clamp=config.query_clamp,
+        alibi=config.alibi_bias if config.position == "alibi" else None,
+        fused=config.fused_qkv,
+        transposed=config.transposed,
+        interleaved=config.rope_interleaved,
+        dtype=dtype,
+    )
+
+
+def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
+    if config.is_sparse(layer):
+        return MixtureOfExperts(
+            config.hidden,
+            config.expert_intermediate,
+            config.activation,
+            count=config.experts,
+            used=config.experts_used,
+            is_normalized=config.experts_normalized,
+            scores=config.router,
+            scale=config.experts_scale,
+            groups=config.expert_groups,
+            groups_used=config.expert_groups_used,
+            has_correction=config.router_correction,
+            shared=config.shared_intermediate,
+            shared_gate=config.shared_gate,
+            dtype=dtype,
+        )
+    if config.gated:
+        return GatedMLP(
+            config.hidden,
+            config.intermediate,
+            config.activation,
+            bias=config.mlp_bias,
+            fused=config.fused_gate_up,
+            dtype=dtype,
+        )
+    return MLP(
+        config.hidden,
+        config.intermediate,
+        config.activation,
+        bias=config.mlp_bias,
+        transposed=config.transposed,
+        dtype=dtype,
+    )
