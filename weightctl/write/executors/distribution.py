@@ -11,7 +11,7 @@ from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.write.executors import WorkerLostError, hold_executor, is_local
-from weightctl.write.executors.batches import Batch, cut_batches, parse_task_size
+from weightctl.write.executors.batches import cut_batches, parse_task_size
 from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, refresh
-from weightctl.write.executors.batches import Batch, cut_batches
+from weightctl.write.executors.batches import cut_batches
 from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.distribution import (
     PATIENCE,
