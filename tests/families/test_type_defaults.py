@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
@@ -43,8 +46,10 @@ def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
 
 @pytest.mark.parametrize(("name", "kind"), TYPES)
 def test_the_class_of_a_type_is_that_of_transformers(name: str, kind: str) -> None:
-    found = load(FAMILIES[name]).model_types[kind].class_name
-    assert found in {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind), "BertModel"}
+    family: Family = load(FAMILIES[name])
+    is_encoder = family.config.endswith("EncoderConfig")
+    classes = MODEL_MAPPING_NAMES if is_encoder else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert family.model_types[kind].class_name == classes[kind]
 
 
 # Keys of configs that say nothing of what a model computes, or that the tokenizer has.
@@ -82,7 +87,19 @@ UNREAD_OF = {
         "norm_type",
         "verbose",
     },
-    "bert": {"add_cross_attention", "tie_word_embeddings"},
+    **{
+        kind: {"add_cross_attention", "tie_word_embeddings"}
+        for kind in ("bert", "roberta", "xlm-roberta", "camembert")
+    },
+    "distilbert": {
+        "dropout",
+        "is_decoder",
+        "qa_dropout",
+        "sinusoidal_pos_embds",
+        "seq_classif_dropout",
+        "tie_word_embeddings",
+    },
+    "eurobert": {"classifier_pooling", "mask_token_id", "tie_word_embeddings"},
     "dots1": {"sliding_window"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},

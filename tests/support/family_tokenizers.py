@@ -9,6 +9,7 @@ import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tokenizers import (
     AddedToken,
     Regex,
@@ -21,6 +22,8 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from sentencepiece_fixture import charsmap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,4 +224,77 @@ def bert() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=word_pieces(), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
         sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def roberta() -> PreTrainedTokenizerFast:
+    controls = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    made = byte_level(None, *controls)
+    made = _numbered_first(made, controls)
+    ids = {token: made.token_to_id(token) for token in ("<s>", "</s>")}
+    made.post_processor = processors.RobertaProcessing(
+        ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), trim_offsets=True, add_prefix_space=False
+    )
+    return _with_roles_of_roberta(made)
+
+
+def _numbered_first(tokenizer: Tokenizer, controls: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer in whose vocabulary these tokens come before all others."""
+    document = json.loads(tokenizer.to_str())
+    old = document["model"]["vocab"]
+    rest = [token for token in sorted(old, key=old.__getitem__) if token not in controls]
+    ids = {token: number for number, token in enumerate((*controls, *rest))}
+    document["model"]["vocab"] = ids
+    for added in document["added_tokens"]:
+        added["id"] = ids[added["content"]]
+    return Tokenizer.from_str(json.dumps(document))
+
+
+def unigram(*controls: str, first: str, last: str) -> Tokenizer:
+    """Return a unigram tokenizer as transformers makes it of SentencePiece's file."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(charsmap()),
+            normalizers.Strip(left=False, right=True),
+            normalizers.Replace(Regex(" {2,}"), "▁"),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=_SIZE,
+        special_tokens=_control(*controls),
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    document = json.loads(tokenizer.to_str())
+    # SentencePiece has scores in float32.
+    document["model"]["vocab"] = [
+        [text, float(np.float32(score))] for text, score in document["model"]["vocab"]
+    ]
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}".strip(),
+        pair=f"{first} $A {last} {last} $B {last}".strip(),
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last) if token],
+    )
+    return tokenizer
+
+
+def xlm_roberta() -> PreTrainedTokenizerFast:
+    made = unigram("<s>", "<pad>", "</s>", "<unk>", "<mask>", first="<s>", last="</s>")
+    return _with_roles_of_roberta(made)
+
+
+def camembert() -> PreTrainedTokenizerFast:
+    controls = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>")
+    return _with_roles_of_roberta(unigram(*controls, "<mask>", first="<s>", last="</s>"))
+
+
+def _with_roles_of_roberta(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        pad_token="<pad>", cls_token="<s>", sep_token="</s>", mask_token="<mask>",
     )  # fmt: skip

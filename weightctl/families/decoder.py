@@ -151,10 +151,11 @@ class EncoderConfig(DecoderConfig):
     """The sizes of an encoder, and which blocks it is made of, as those of a decoder.
 
     Besides words and positions, there may be an embedding of `token_types`. It has no output but
-    the states of its last layer.
+    the states of its last layer. `padding` is the token that fills batches up.
     """
 
     token_types: int = 0
+    padding: int = 0
     tied: bool = True
     causal: bool = False
 

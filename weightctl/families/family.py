@@ -196,10 +196,11 @@ class Family:
     """A family of models: how its checkpoints are read in either convention, and what runs them.
 
     `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
-    same, `is_of` tells one by the metadata. `model_types` are config.json's, the usual one first.
-    `config` and `module` refer to the class of its configs and of the whole model; where `module`
-    is empty weightctl does not run its models, and does all else. `blocks` are fields of the config
-    that all models of the family have alike: what blocks it is made of. `prefix` is what all names
+    same, `is_of` tells one by the metadata, and no model of it has the tensor that it `lacks`.
+    `model_types` are config.json's, the usual one first. `config` and `module` refer to the class
+    of its configs and of the whole model; where `module` is empty weightctl does not run its
+    models, and does all else. `blocks` are fields of the config that all models of the family have
+    alike: what blocks it is made of. `prefix` is what all names
     of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands there in
     checkpoints of more than the model. `beside` are patterns of tensors in either naming convention
     that belong to no part of the model, without the prefix. `spellings` are other words for
@@ -231,6 +232,7 @@ class Family:
     unloaded: Callable[[Fields], str | None] | None = None
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
+    lacks: str = ""
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     checked: Callable[[Fields], Fields] = _as_it_is
 

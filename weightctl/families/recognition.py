@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
 
-__all__ = ["recognize"]
+__all__ = ["find_named_family", "recognize"]
 
 
 def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> RecognizedModel:
@@ -46,6 +46,21 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
     family = _of_type(weights, document, where)
     read = from_hugging_face(family, document, where)
     return _checkpoint(weights, family, read, where, document)
+
+
+def find_named_family(weights: Checkpoint) -> Family | None:
+    """Return the family of GGUF's name; of several with one name that which says it is."""
+    metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
+    name = metadata[ARCHITECTURE].content
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
+    alike = [family for family in families if family.gguf_name == name]
+    named = [
+        family
+        for family in alike
+        if family.is_of is not None and family.is_of(metadata) and family.lacks not in tensors
+    ]
+    usual = [family for family in alike if family.is_of is None]
+    return next(iter(named or usual), None)
 
 
 def _require_tree(weights: object) -> None:
@@ -99,17 +114,14 @@ def _check_config(config: object) -> tuple[str, Mapping[str, Any]]:
 
 
 def _of_name(weights: Checkpoint, where: str) -> Family:
-    """Return the family of GGUF's name; of several with one name that which says it is."""
-    metadata = header_of(weights).metadata
-    name = metadata[ARCHITECTURE].content
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
-    alike = [family for family in families if family.gguf_name == name]
-    if not alike:
+    name = header_of(weights).metadata[ARCHITECTURE].content
+    found = find_named_family(weights)
+    if found is None:
+        families: list[Family] = [load(reference) for reference in FAMILIES.values()]
         known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
         raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf", {}))
-    named = [family for family in alike if family.is_of is not None and family.is_of(metadata)]
-    return (named or [family for family in alike if family.is_of is None])[0]
+    return found
 
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:

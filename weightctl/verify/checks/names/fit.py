@@ -13,7 +13,7 @@ from weightctl.families.matching import OF_TOKENS
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import layer
 from weightctl.families.parts import shape_of
-from weightctl.families.recognition import recognize
+from weightctl.families.recognition import find_named_family, recognize
 from weightctl.system.registry import load
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import Derived, tensor_of
@@ -200,12 +200,9 @@ def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | No
     """Return the family that a checkpoint states; its config may be invalid."""
     from weightctl.families import FAMILIES
 
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
     if ARCHITECTURE in header_of(weights).metadata:
-        name = header_of(weights).metadata[ARCHITECTURE].content
-        alike = [family for family in families if family.gguf_name == name]
-        named = [each for each in alike if each.is_of and each.is_of(header_of(weights).metadata)]
-        return next(iter(named or alike), None)
+        return find_named_family(weights)
+    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
     kind = document.get(MODEL_TYPE)
     return next((family for family in families if kind in family.model_types), None)
 

@@ -1,0 +1,85 @@
+"""RoBERTa: a BERT whose table of positions begins with rows that no token looks up.
+
+Names and keys: transformers' `modeling_roberta.py`; llama.cpp's `conversion/bert.py`, to which it
+is a bert without those rows, with a byte-level tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.bert import FAMILY as BERT
+from weightctl.families.changes import LeadingRows
+from weightctl.families.decoder_keys import with_keys
+from weightctl.families.family import ModelType
+from weightctl.families.keys import Key
+from weightctl.families.kinds import SIZE, WholeNumber
+from weightctl.families.lines import adapt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+    from weightctl.weights.metadata import MetadataValue
+
+__all__ = ["FAMILY", "has_tokenizer"]
+
+_TOKENIZER = "tokenizer.ggml.model"
+
+
+def _count_rows(config: Any) -> int:
+    """Return how many rows come before that of the first position: that of padding is the last."""
+    return int(config.padding) + 1
+
+
+def _find_context(fields: Fields) -> int:
+    found: int = fields["table_rows"] - fields["padding"] - 1
+    if found < 1:
+        raise ValueError(
+            f"is {found}: `max_position_embeddings` counts the {fields['padding'] + 1} rows up to "
+            "that of `pad_token_id` too"
+        )
+    return found
+
+
+def _find_rows(fields: Fields) -> int:
+    return int(fields["context"] + fields["padding"] + 1)
+
+
+def has_tokenizer(metadata: Mapping[str, MetadataValue], model: str) -> bool:
+    """Whether GGUF's metadata have a tokenizer of a kind."""
+    return _TOKENIZER in metadata and metadata[_TOKENIZER].content == model
+
+
+def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
+    return has_tokenizer(metadata, "gpt2")
+
+
+_POSITIONS = (
+    Key(field="padding", kind=WholeNumber(0, SIZE.most - 1), default=1, gguf_default=1,
+        gguf="tokenizer.ggml.padding_token_id", hugging_face="pad_token_id"),
+    # Of the table of positions, `max_position_embeddings` counts all rows.
+    Key(field="context", kind=SIZE, gguf="{arch}.context_length"),
+    Key(field="table_rows", kind=SIZE, default=512, gguf_default=_find_rows,
+        hugging_face="max_position_embeddings", written=True),
+    Key(field="context", kind=SIZE, default=_find_context),
+)  # fmt: skip
+
+FAMILY = replace(
+    BERT,
+    name="roberta",
+    gguf="bert",
+    is_of=_is_of,
+    model_types={
+        "roberta": ModelType(
+            class_name="RobertaModel",
+            defaults={**BERT.model_types["bert"].defaults, "vocabulary": 50265},
+        )
+    },
+    prefix="roberta.",
+    names=adapt(BERT.names, {"position_embedding": {"change": LeadingRows(_count_rows)}}),
+    keys=(*_POSITIONS, *with_keys(BERT.keys, without=("context",))),
+    beside=(r"pooler\..*", r"lm_head\..*"),
+    spellings={},
+)
