@@ -27,6 +27,7 @@ __all__ = [
     "EXPERT_WIDTH",
     "GROUP_KEYS",
     "LEADING_DENSE_KEYS",
+    "ROUTER_GATING",
     "SHARED_COUNT_KEYS",
     "SHARED_WIDTH",
     "SIGMOID_KEYS",
@@ -66,11 +67,18 @@ SHARED_WIDTH = Key(
 
 _FACTOR = Real(0, 1e9)
 
-# Of routers that score each expert by itself, as DeepSeek-V3's do.
+# Of routers that score each expert by itself.
+ROUTER_GATING = Key(
+    field="router_gating",
+    kind=Exactly(2, "other routers are not supported"),
+    gguf_default=2,
+    gguf="{arch}.expert_gating_func",
+    written=True,
+)
+# Those that DeepSeek-V3's has.
 SIGMOID_KEYS = (
     EXPERT_WIDTH,
-    Key(field="router_gating", kind=Exactly(2, "other routers are not supported"), gguf_default=2,
-        gguf="{arch}.expert_gating_func", written=True),
+    ROUTER_GATING,
     Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
         gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
     Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
