@@ -114,7 +114,7 @@ def test_an_unknown_family_is_refused_with_what_is_known_and_can_be_kept(
         'to convert the tensors under their present names, use --names keep (names="keep" in '
         "Python); other programs cannot load the result as a model"
     ) in says
-    assert "the closest is llama: 12 of the 12" in says
+    assert "the closest is llama, which has 12 of the 12" in says
     assert weightctl(*asked, "--names", "keep").returncode == 0
     assert names(tmp_path / "out.gguf") == names(tiny_llama)
 

@@ -298,7 +298,7 @@ def test_an_unknown_family_is_skipped_with_the_nearest_one(llama: Any, tmp_path:
     result = checked(written(tmp_path, llama, model_type="mamba"))
     assert result.problems == ()
     assert "`mamba`" in result.skipped.replace("'", "")
-    assert "the closest is llama: 12 of the 12 kinds of tensors" in result.skipped
+    assert "the closest is llama, which has 12 of the 12 tensor names" in result.skipped
 
 
 def test_a_directory_of_a_family_s_names_lacks_its_config(llama: Any, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_file_without_a_config_is_skipped(llama: Any, tmp_path: Path) -> None:
     result = checked(path / "model.safetensors")
     assert result.problems == ()
     assert "config.json: No such file or directory" in result.skipped
-    assert "the closest is llama: 12 of the 12 kinds of tensors" in result.skipped
+    assert "the closest is llama, which has 12 of the 12 tensor names" in result.skipped
 
 
 def test_a_config_that_cannot_be_read_is_a_problem(llama: Any, tmp_path: Path) -> None:

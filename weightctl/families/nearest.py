@@ -44,11 +44,11 @@ def describe_nearest(
     document: Mapping[str, Any] | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
 ) -> str:
-    """Say which known family has most kinds of tensors in common with these, and what it lacks.
+    """Return a text with the supported family that is most similar, and what it does not support.
 
-    That is what tensors there are beyond its own, or which keys it does not read of config.json,
-    whose content is `document`, or of GGUF's `metadata`. Empty if no family has a third of the
-    tensors.
+    The text names the tensors that the family does not have, or else the keys that it does not read
+    of config.json, whose content is `document`, or of GGUF's `metadata`. It is empty if no family
+    has a third of the tensors.
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
     keys = _list_keys(document or {}, metadata or {})
@@ -58,15 +58,15 @@ def describe_nearest(
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""
     share = (
-        f"the closest is {closest.family.name}: {len(closest.common)} of "
-        f"the {len(kinds)} kinds of tensors in this model match it"
+        f"the closest is {closest.family.name}, which has {len(closest.common)} of the "
+        f"{len(kinds)} tensor names of this model (without layer numbers)"
     )
     if closest.beyond:
         shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)
         return f"{share}, but not {shown}"
     if closest.unread:
         shown = join_names([f"`{key}`" for key in closest.unread], _MOST)
-        return f"{share}, but it computes something else: it does not read {shown} of the config"
+        return f"{share}, but does not read {shown} of the config, so it computes something else"
     return f"{share}, and it reads all keys of the config" if keys[convention] else share
 
 

@@ -19,8 +19,6 @@ from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
@@ -117,23 +115,20 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
     name = header_of(weights).metadata[ARCHITECTURE].content
     found = find_named_family(weights)
     if found is None:
-        families: list[Family] = [load(reference) for reference in FAMILIES.values()]
-        known = dict.fromkeys(family.gguf_name for family in families)
         says = _says(f"`{ARCHITECTURE}`", name, where)
-        raise UnknownArchitectureError(says, hint=_hint(known, weights, "gguf", {}))
+        raise UnknownArchitectureError(says, hint=_hint(weights, "gguf", {}))
     return found
 
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
     found = document.get(MODEL_TYPE)
-    known: dict[str, Family] = {}
+    # Families after the one that is found are not imported.
     for reference in FAMILIES.values():
         family: Family = load(reference)
-        known |= dict.fromkeys(family.model_types, family)
-    if not isinstance(found, str) or found not in known:
-        says = _says(f"`{MODEL_TYPE}`", found, where)
-        raise UnknownArchitectureError(says, hint=_hint(known, weights, "hugging_face", document))
-    return known[found]
+        if isinstance(found, str) and found in family.model_types:
+            return family
+    says = _says(f"`{MODEL_TYPE}`", found, where)
+    raise UnknownArchitectureError(says, hint=_hint(weights, "hugging_face", document))
 
 
 def _says(key: str, found: object, where: str) -> str:
@@ -142,12 +137,7 @@ def _says(key: str, found: object, where: str) -> str:
     return f"{where}: {key} is {show_value(found)}, a model family that weightctl does not support"
 
 
-def _hint(
-    known: Iterable[str],
-    weights: Checkpoint,
-    convention: NamingConvention,
-    document: Mapping[str, Any],
-) -> str:
+def _hint(weights: Checkpoint, convention: NamingConvention, document: Mapping[str, Any]) -> str:
     header = header_of(weights)
     near = describe_nearest(header.tensors.values(), convention, document, header.metadata)
-    return "; ".join(filter(None, (f"supported families: {', '.join(known)}", near)))
+    return "; ".join(filter(None, ("`weightctl ls --families` lists the supported families", near)))
