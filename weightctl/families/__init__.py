@@ -29,6 +29,8 @@ FAMILIES: dict[str, str] = {
     "arcee": "weightctl.families.arcee:FAMILY",
     "bloom": "weightctl.families.bloom:FAMILY",
     "cohere": "weightctl.families.cohere:FAMILY",
+    "deepseek_v2": "weightctl.families.deepseek_v2:FAMILY",
+    "deepseek_v3": "weightctl.families.deepseek_v3:FAMILY",
     "dots1": "weightctl.families.dots1:FAMILY",
     "ernie4_5": "weightctl.families.ernie4_5:FAMILY",
     "falcon": "weightctl.families.falcon:FAMILY",
