@@ -115,6 +115,8 @@ class Heads(NamedTuple):
     queries: int
     keys: int
     size: int
+    plain: int = 0  # of a key, the numbers that are made of a latent vector
+    value: int = 0  # the size of a value that is
 
     def __str__(self) -> str:
         shared = f" and {pluralize(self.keys, 'KV head')}"
@@ -381,8 +383,8 @@ def _size(whole: Whole, ranks: int, axis: int) -> int:
 
 def _require_heads(whole: Whole, ranks: int, axis: int, heads: Heads) -> None:
     """Raise `ShardingError` unless each KV head has the same number of query heads."""
-    queries, keys, _ = heads
-    if min(heads) < 1 or queries % keys:
+    queries, keys = heads[:2]
+    if min(heads[:3]) < 1 or queries % keys:
         reason = f"{queries} query heads cannot be divided evenly among {keys} KV heads"
         raise _cannot_cut(whole, ranks, axis, reason, None)
 

@@ -27,7 +27,7 @@ def test_every_part_of_every_family_has_a_role(line: Name) -> None:
 
 def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
     for name, line in USUAL.items():
-        assert part_of_layer(line) == name.removesuffix(".whole")
+        assert part_of_layer(line) == name.removesuffix(".whole").removesuffix(".latent")
 
 
 @pytest.mark.parametrize("family", [load(each) for each in FAMILIES.values()], ids=list(FAMILIES))
@@ -36,7 +36,9 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
     read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
     # Keys and values are read by the queries, tokens by people.
-    assert made | {"queries"} == read | {"keys", "vocabulary"}
+    own = {"queries", "keys", "plain_keys"}
+    assert made - own == (read | {"vocabulary"}) - own
+    assert made & {"keys", "plain_keys"}
     assert "queries" in made or "all_queries" in {
         extent for line in family.names for extent in line.axes.outputs
     }

@@ -11,6 +11,7 @@ import pytest
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.kinds import Exactly, WholeNumber
+from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
 from weightctl.families.rope_keys import LONGROPE_KEYS
 from weightctl.system.registry import load
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # What of these is read follows from the kind of scaling.
-OF_ROPE = {key.field for key in LONGROPE_KEYS}
+OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER)}
 
 
 class Watched(dict[str, Any]):

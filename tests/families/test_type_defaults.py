@@ -19,7 +19,14 @@ from weightctl.system.registry import load
 if TYPE_CHECKING:
     from weightctl.families.family import Family
 
-TYPES = [(name, kind) for name in FAMILIES for kind in load(FAMILIES[name]).model_types]
+# Types of checkpoints with code of their own, which transformers reads as another type.
+REMOTE = {"kimi_k2"}
+TYPES = [
+    (name, kind)
+    for name in FAMILIES
+    for kind in load(FAMILIES[name]).model_types
+    if kind not in REMOTE
+]
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {"gemma3"}
 
@@ -100,6 +107,9 @@ UNREAD_OF = {
         "tie_word_embeddings",
     },
     "eurobert": {"classifier_pooling", "mask_token_id", "tie_word_embeddings"},
+    # They follow from the sizes of a head's parts.
+    "deepseek_v2": {"head_dim", "qk_head_dim"},
+    "deepseek_v3": {"head_dim", "num_nextn_predict_layers", "qk_head_dim"},
     "dots1": {"sliding_window"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},

@@ -30,6 +30,8 @@ FAMILIES: dict[str, str] = {
     "bloom": "weightctl.families.bloom:FAMILY",
     "camembert": "weightctl.families.camembert:FAMILY",
     "cohere": "weightctl.families.cohere:FAMILY",
+    "deepseek_v2": "weightctl.families.deepseek_v2:FAMILY",
+    "deepseek_v3": "weightctl.families.deepseek_v3:FAMILY",
     "distilbert": "weightctl.families.distilbert:FAMILY",
     "dots1": "weightctl.families.dots1:FAMILY",
     "ernie4_5": "weightctl.families.ernie4_5:FAMILY",

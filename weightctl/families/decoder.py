@@ -39,7 +39,10 @@ class DecoderConfig:
     `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
-    all where it is None. `query_clamp` bounds queries, keys and values.
+    all where it is None. `query_clamp` bounds queries, keys and values. Where `latent_rank` is not
+    0, keys and values are made of a latent vector of that size: `plain_dimensions` of each key,
+    whose others are rotated, and values of `value_dimensions`. Queries are made of one of
+    `query_rank`, unless that is 0.
 
     Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
     are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
@@ -95,6 +98,10 @@ class DecoderConfig:
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
     causal: bool = True
+    latent_rank: int = 0
+    query_rank: int = 0
+    plain_dimensions: int = 0
+    value_dimensions: int = 0
 
     position: Literal["rope", "learned", "alibi"] = "rope"
     alibi_bias: float = 8.0

@@ -33,6 +33,7 @@ __all__ = [
 
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
+_LAYER_NUMBER = re.compile(r"(?:layers|blk)\.(\d{1,9})\.")
 # The field of a config that leaves out what is a copy of the embedding.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -204,7 +205,9 @@ class Family:
     of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands there in
     checkpoints of more than the model. `beside` are patterns of tensors in either naming convention
     that belong to no part of the model, without the prefix. `spellings` are other words for
-    `weight` and `bias` at the end of names. `fusions` are tensors with several parts.
+    `weight` and `bias` at the end of names. With `has_further_layers` checkpoints may have more
+    layers than the config counts, for training and drafts. `fusions` are tensors with several
+    parts.
     `keeps_window` says that llama.cpp knows of sliding windows in this family, and
     `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
     hidden size; `unloaded` returns why else it does not load a model with some fields.
@@ -224,6 +227,7 @@ class Family:
     prefix: str = "model."
     other_prefixes: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    has_further_layers: bool = False
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
@@ -265,9 +269,15 @@ class Family:
         stem, dot, last = name.rpartition(".")
         return f"{stem}{dot}{self.spellings[last]}" if last in self.spellings else name
 
-    def is_beside(self, name: str) -> bool:
-        """Whether a tensor belongs to no part of the model: a head for training, for one."""
-        return any(re.fullmatch(pattern, name) for pattern in self.beside)
+    def is_beside(self, name: str, config: Config) -> bool:
+        """Whether a tensor belongs to no part of the model: a head for training, for one.
+
+        `name` is as all checkpoints have it in common.
+        """
+        if any(re.fullmatch(pattern, name) for pattern in self.beside):
+            return True
+        found = _LAYER_NUMBER.match(name) if self.has_further_layers else None
+        return found is not None and int(found[1]) >= config.layers
 
     def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
         """Return the family's config, a frozen dataclass, of those of these fields that it has.

@@ -26,6 +26,7 @@ __all__ = [
     "OrNone",
     "Real",
     "Reals",
+    "ScaledReal",
     "WholeNumber",
     "WholeReal",
     "show_value",
@@ -150,6 +151,27 @@ class Reals(NamedTuple):
     def write(self, value: Any) -> list[float]:
         """Return the numbers as a list."""
         return list(self.read(value))
+
+
+class ScaledReal(NamedTuple):
+    """Numbers of another kind, which stand multiplied by a factor; 0 is none."""
+
+    kind: Real
+    factor: float
+
+    def read(self, content: object) -> float | None:
+        """Return the number without the factor."""
+        number = self.kind.read(content) / self.factor
+        return float(f"{number:.6g}") or None
+
+    @property
+    def gguf_type(self) -> str:
+        """That of the numbers."""
+        return self.kind.gguf_type
+
+    def write(self, value: Any) -> float:
+        """Return the number multiplied."""
+        return self.kind.write(value * self.factor)
 
 
 class Flag(NamedTuple):

@@ -31,7 +31,7 @@ def _vector(module: str, gguf: str, name: str | None, *outputs: Extent, **more: 
 def _matrix(
     module: str,
     gguf: str,
-    name: str,
+    name: str | None,
     outputs: tuple[Extent, ...],
     inputs: tuple[Extent, ...] = _HIDDEN,
     **more: Any,
@@ -41,16 +41,19 @@ def _matrix(
 
 
 def _of_layer(each: Name) -> Name:
+    name = each.hugging_face
     return replace(
         each,
         module=_LAYER + each.module,
         gguf=f"blk.{{}}.{each.gguf}",
-        hugging_face=f"model.layers.{{}}.{each.hugging_face}",
+        hugging_face=None if name is None else f"model.layers.{{}}.{name}",
     )
 
 
 # A tensor that divides the frequencies of RoPE.
 _IF_FACTORS = ("has_rope_factors",)
+# Queries are made of a latent vector.
+_IF_QUERY_RANK = ("query_rank",)
 # An MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -86,6 +89,18 @@ _OF_LAYERS = (
     _matrix("attention.qkv", "attn_qkv", "self_attn.qkv_proj", ("queries", "keys", "keys"),
             bias="attention_bias"),
     # Each head is normed by itself, all with the same weights.
+    # Of attention with latent vectors: `a` makes them, and `b` queries, keys and values of them.
+    _matrix("attention.q_a", "attn_q_a", "self_attn.q_a_proj", ("query_rank",),
+            when=_IF_QUERY_RANK),
+    _vector("attention.q_a_norm", "attn_q_a_norm", "self_attn.q_a_layernorm", "query_rank",
+            when=_IF_QUERY_RANK),
+    _matrix("attention.q_b", "attn_q_b", "self_attn.q_b_proj", ("queries",), ("query_rank",),
+            when=_IF_QUERY_RANK),
+    _matrix("attention.kv_a", "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa",
+            ("latent_rank", "rope_dimensions")),
+    _vector("attention.kv_a_norm", "attn_kv_a_norm", "self_attn.kv_a_layernorm", "latent_rank"),
+    _matrix("attention.k_b", "attn_k_b", None, ("plain_keys",), ("latent_rank",)),
+    _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
     _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
@@ -118,23 +133,25 @@ _OF_LAYERS = (
 _BEHIND = ("norm", "output")
 
 # Roles that a part of the same module has in some families only: what lies along its axes there.
-# Where queries and keys are normed as a whole, every rank computes all of them.
-_WHOLE = {
-    "attention.q": WeightAxes(("all_queries",), _HIDDEN),
-    "attention.k": WeightAxes(("all_keys",), _HIDDEN),
-    "attention.q_norm": WeightAxes(("all_queries",)),
-    "attention.k_norm": WeightAxes(("all_keys",)),
+# Where queries and keys are normed as a whole, every rank computes all of them. Values of latent
+# vectors have a size of their own.
+_VARIANTS = {
+    "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
+    "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
+    "attention.q_norm.whole": WeightAxes(("all_queries",)),
+    "attention.k_norm.whole": WeightAxes(("all_keys",)),
+    "attention.o.latent": WeightAxes(_HIDDEN, ("values",)),
 }
 
 
 def _list_all() -> dict[str, Name]:
     found = {each.module: each for each in _OF_MODEL}
     found |= {each.module: _of_layer(each) for each in _OF_LAYERS}
-    return found | {f"{name}.whole": replace(found[name], axes=axes)
-                    for name, axes in _WHOLE.items()}  # fmt: skip
+    return found | {name: replace(found[name.rpartition(".")[0]], axes=axes)
+                    for name, axes in _VARIANTS.items()}  # fmt: skip
 
 
-# By the module of a part, without the number of its layer; `.whole` says that no rank has a part.
+# By the module of a part, without the number of its layer, and for some with how its axes differ.
 LINES: Mapping[str, Name] = MappingProxyType(_list_all())
 
 
@@ -180,7 +197,7 @@ def adapt(
         if given is None:
             del of_role[plain]
             continue
-        usual = LINES[role] if role.endswith(".whole") or plain not in of_role else of_role[plain]
+        usual = LINES[role] if role in _VARIANTS or plain not in of_role else of_role[plain]
         fields = {"hugging_face": f"model.layers.{{}}.{given}"} if isinstance(given, str) else given
         of_role[plain] = replace(usual, **fields)
     found = list(of_role.values())

@@ -93,8 +93,8 @@ def match(
         and names.plain(name) not in copies
         and not is_buffer(info_of(names.stored[name]))
     ]
-    beside = [name for name in rest if family.is_beside(names.plain(name))]
-    unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
+    beside = [name for name in rest if family.is_beside(names.plain(name), config)]
+    unexpected = [name for name in rest if not family.is_beside(names.plain(name), config)]
     return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
 
 

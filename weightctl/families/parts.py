@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.family import at_layer
 from weightctl.families.lines import LINES
+from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 # an MLP, and tokens. Every rank has all of the rest: one head's values, pairs of them that are
 # rotated, positions.
 _SHARED: frozenset[Extent] = frozenset(
-    {"queries", "keys", "inner", "expert_inner", "shared_inner", "vocabulary"}
-)
+    {
+        "queries", "keys", "plain_keys", "values", "inner", "expert_inner", "shared_inner",
+        "vocabulary",
+    }
+)  # fmt: skip
 # The fields of a config that have the sizes of extents; others are called as their fields are.
 _FIELDS: Mapping[Extent, str] = {
     "inner": "intermediate",
@@ -55,7 +59,7 @@ def _derive_role(part: WeightAxes) -> Role:
     if _SHARED.issuperset(part.outputs):
         return Role(_OF_OUTPUTS[len(part.outputs)], 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
-        is_of_heads = "queries" in part.inputs
+        is_of_heads = not OF_HEADS.isdisjoint(part.inputs)
         return Role("head_aware_columnwise" if is_of_heads else "columnwise", 1, part.inputs)
     return _WHOLE._replace(all_layers=part.all_layers)
 
@@ -84,7 +88,8 @@ def count_heads(config: Config, layer: int = 0) -> Heads:
     given: Any = config
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
-    return Heads(queries, keys, getattr(given, "head_dim", given.hidden // queries))
+    plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))
+    return Heads(queries, keys, getattr(given, "head_dim", given.hidden // queries), plain, value)
 
 
 def shape_of(names: TensorNames, config: Config) -> tuple[int, ...]:
@@ -110,10 +115,11 @@ def _size(extent: Extent, config: Config, layer: int) -> int:
     """Return how many elements an extent has, in a layer."""
     if extent == "single":
         return 1
-    if extent in {"queries", "all_queries", "keys", "all_keys", "head"}:
-        heads = count_heads(config, layer)
-        counts = {"queries": heads.queries, "keys": heads.keys, "head": 1}
-        return heads.size * counts[extent.removeprefix("all_")]
+    if extent == "head":
+        return count_heads(config, layer).size
+    if (of_heads := extent.removeprefix("all_")) in OF_HEADS:
+        (run,) = list_runs([of_heads], 0, count_heads(config, layer))
+        return run.stop
     if extent == "pairs":
         return int(at_layer(config, "rope_dimensions", layer) // 2)
     return int(at_layer(config, _FIELDS.get(extent, extent), layer))

@@ -72,6 +72,8 @@ def scaling(fields: Fields) -> RopeScaling | None:
         return None
     factor = _factor(fields, given)
     _check(fields, given)
+    if kind == "yarn" and (multiplier := given.get("log_multiplier")):
+        given |= {"mscale": multiplier, "mscale_all_dim": multiplier}
     if kind == "yarn" and share != 1:
         given["attention_factor"] = shortest(share * _compute_attention_factor(factor))
     if kind == "longrope":
@@ -143,24 +145,43 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         rest |= {} if share == 1 else {"rotated_share": share}
     if stretched is None:
         return rest | {"scaling.kind": None}
-    write = _for_gguf if convention == "gguf" else _for_hugging_face
-    values = write(stretched)
+    if convention == "gguf":
+        values = _for_gguf(stretched, has_multiplier="scaling.log_multiplier" in fields)
+    else:
+        values = _for_hugging_face(stretched)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 
 
-def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
+def _for_gguf(stretched: RopeScaling, *, has_multiplier: bool = False) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
         if not stretched.truncate:
             raise ValueError("`truncate` of its `yarn` scaling is false")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
+        if has_multiplier:
+            # llama.cpp takes an amplitude of 1 where there is one.
+            return values | {"log_multiplier": _find_multiplier(stretched)}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":
         # llama.cpp has no word for llama3, whose tensor says it.
         values = {"kind": None if stretched.kind == "llama3" else stretched.kind, **original}
     # 1 is what there is without.
     return values | ({} if isclose(share, 1, rel_tol=_ROUNDING) else {"attention_share": share})
+
+
+def _find_multiplier(stretched: RopeScaling) -> float:
+    """Return what YaRN multiplies the logarithm of its factor by, for scores of whole heads.
+
+    Raises `ValueError` where that of the rotated numbers is another, which llama.cpp cannot have.
+    """
+    multiplier = stretched.mscale_all_dim
+    if not multiplier or stretched.mscale != multiplier or stretched.attention_factor is not None:
+        raise ValueError(
+            "`mscale` and `mscale_all_dim` of its `yarn` scaling are not the same number, which "
+            "llama.cpp takes for granted in this family"
+        )
+    return multiplier
 
 
 def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:

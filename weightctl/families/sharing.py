@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from weightctl.split import unit_ranges
+from weightctl.split import head_ranges, unit_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weightctl.split import Heads, Range
 
 __all__ = [
+    "OF_HEADS",
     "Shared",
     "SharedAxis",
     "SharedRun",
@@ -21,6 +22,10 @@ __all__ = [
     "ranges_of_rank",
     "share_extents",
 ]
+
+# The extents that are divided by heads: those of each query head, in whole heads.
+_OF_QUERIES = ("queries", "plain_keys", "values", "each_head")
+OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, "keys"})
 
 # The elements of an extent that each rank gets, counted from where a run of it begins.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
@@ -50,10 +55,8 @@ def list_runs(extents: Sequence[Extent], size: int, heads: Heads) -> tuple[Share
     start = 0
     for extent in extents:
         length = size // extents.count(extent)
-        if extent == "queries":
-            length = heads.queries * heads.size
-        elif extent == "keys":
-            length = heads.keys * heads.size
+        if extent in OF_HEADS:
+            length = _count_heads(extent, heads) * _size_of_head(extent, heads)
         found.append(SharedRun(extent, start, start + length))
         start += length
     return tuple(found)
@@ -71,15 +74,41 @@ def share_extents(axes: Iterable[SharedAxis], heads: Heads, ranks: int) -> Share
         for extent, start, stop in axis.runs:
             blocks[extent] = lcm(blocks.get(extent, 1), axis.block)
             length = stop - start
-    if blocks.keys() & {"queries", "keys"}:
-        block, key_block = (blocks.get(extent, 1) for extent in ("queries", "keys"))
-        shared = heads.ranges(ranks, block=block, key_block=key_block)
-        if shared is None:
-            return None
-        return {"queries": [own for own, _ in shared], "keys": [own for _, own in shared]}
+    if blocks.keys() & OF_HEADS:
+        return _share_heads(blocks, heads, ranks)
     ((extent, block),) = blocks.items()
     ranges = unit_ranges(length, block, ranks)
     return None if ranges is None else {extent: ranges}
+
+
+def _share_heads(blocks: Mapping[Extent, int], heads: Heads, ranks: int) -> Shared | None:
+    """Return the elements of each extent that every rank gets, of some heads in whole blocks."""
+
+    def step(extent: Extent) -> int:
+        size = _size_of_head(extent, heads)
+        return lcm(blocks.get(extent, 1), size) // size
+
+    of_queries = lcm(*(step(extent) for extent in _OF_QUERIES if extent in blocks))
+    shared = head_ranges(heads.queries, heads.keys, ranks, step=of_queries, kv_step=step("keys"))
+    if shared is None:
+        return None
+    found: dict[Extent, list[Range]] = {}
+    for extent in {"queries", "keys", *blocks}:
+        size = _size_of_head(extent, heads)
+        own = [keys if extent == "keys" else queries for queries, keys in shared]
+        found[extent] = [(first * size, last * size) for first, last in own]
+    return found
+
+
+def _count_heads(extent: Extent, heads: Heads) -> int:
+    return heads.keys if extent == "keys" else heads.queries
+
+
+def _size_of_head(extent: Extent, heads: Heads) -> int:
+    """Return how many elements of an extent a head has."""
+    return {"plain_keys": heads.plain, "values": heads.value, "each_head": 1}.get(
+        extent, heads.size
+    )
 
 
 def ranges_of_rank(runs: Iterable[SharedRun], shared: Shared, rank: int) -> list[Range]:

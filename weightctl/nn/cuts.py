@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weightctl.errors import ShardingError
 from weightctl.families.parts import ROLES
-from weightctl.families.sharing import SharedAxis, list_runs, ranges_of_rank, share_extents
+from weightctl.families.sharing import (
+    OF_HEADS,
+    SharedAxis,
+    list_runs,
+    ranges_of_rank,
+    share_extents,
+)
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.split import Heads, Sharding, counts_that_work, part_along, ranks_that_work
 
@@ -102,7 +108,7 @@ def share_parts(
     shared = share_extents(axes, heads, ranks)
     if shared is None:
         queries = [
-            sides[name] for name in parts if any(run.extent == "queries" for run in runs[name])
+            sides[name] for name in parts if any(run.extent in OF_HEADS for run in runs[name])
         ]
         if queries:
             works = counts_that_work(lambda count: share_extents(axes, heads, count), heads.queries)

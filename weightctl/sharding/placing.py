@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
-from weightctl.families.changes import TRANSPOSED, Rows
+from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.sharing import list_runs
@@ -121,6 +121,9 @@ def _place_weight(
     if fusion is not None and fusion.is_transposed(first.kind):
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
+    if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
+        # A matrix for each head.
+        extents, axis = ["each_head"], 0
     runs = _runs(checkpoint, weight, extents, axis + is_stacked)
     misfit = None
     if isinstance(runs, ShardingError):
@@ -159,9 +162,9 @@ def _strategy(roles: Sequence[Role], axis: int) -> str:
     """Return the name of the way in which a weight with these roles is cut."""
     if len(roles) == 3:
         return "stacked_qkv"
-    if len(roles) == 2:
-        return "gate_up"
     found = roles[0]
+    if len(roles) == 2:
+        return "stacked_kv" if found.extents == ("plain_keys",) else "gate_up"
     if axis != found.axis and len(found.extents) == 1:
         return "columnwise" if axis else "rowwise"
     return found.strategy

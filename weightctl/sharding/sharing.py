@@ -6,7 +6,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ShardingError, TensorSplitError
-from weightctl.families.sharing import SharedAxis, share_extents
+from weightctl.families.sharing import OF_HEADS, SharedAxis, share_extents
 from weightctl.split import counts_that_work, ranks_that_work
 from weightctl.text.wording import pluralize
 
@@ -30,7 +30,7 @@ def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -
         return {run.extent: [(0, run.stop - run.start)] for place in group for run in place.runs}
     for place in group:
         _refuse_broken(place, ranks)
-    is_of_heads = group[0].runs[0].extent in {"queries", "keys"}
+    is_of_heads = group[0].runs[0].extent in OF_HEADS
     if not is_of_heads:
         _refuse_unlike(group, ranks)
     axes = [SharedAxis(place.runs, _block(place)) for place in group]

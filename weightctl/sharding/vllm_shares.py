@@ -91,7 +91,7 @@ class Shares(NamedTuple):
 
     def _uneven(self, extent: Extent, size: int, ranks: int) -> str:
         """Return the reason why an extent cannot be divided evenly; empty if it can."""
-        queries, keys, _ = self.heads
+        queries, keys = self.heads[:2]
         if extent == "queries":
             return (
                 f"{pluralize(queries, 'query head')} cannot be divided evenly"

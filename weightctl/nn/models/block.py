@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.nn.attention import Attention
 from weightctl.nn.experts import MixtureOfExperts
+from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
@@ -87,10 +88,26 @@ class Block(Module):
         return x if scale == 1 else x * scale
 
 
-def _make_attention(config: DecoderConfig, window: int | None, dtype: DType) -> Attention:
+def _make_attention(
+    config: DecoderConfig, window: int | None, dtype: DType
+) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    if config.latent_rank:
+        return LatentAttention(
+            config.hidden,
+            config.heads,
+            latent_rank=config.latent_rank,
+            plain=config.plain_dimensions,
+            rotated=config.rope_dimensions,
+            value=config.value_dimensions,
+            query_rank=config.query_rank,
+            scale=scale,
+            causal=config.causal,
+            interleaved=config.rope_interleaved,
+            dtype=dtype,
+        )
     return Attention(
         config.hidden,
         config.heads,

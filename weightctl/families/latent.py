@@ -1,0 +1,166 @@
+"""The lines and keys of attention with latent vectors (MLA), in either naming convention.
+
+Names and keys: transformers' `modeling_deepseek_v3.py`; llama.cpp's `models/deepseek2.cpp` and
+`conversion/deepseek.py`. There a model has one key and value for all heads, the latent vector with
+the rotated numbers; the sizes of a head are keys of their own.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.changes import TurnedHeads
+from weightctl.families.decoder import check_layers
+from weightctl.families.decoder_keys import with_keys
+from weightctl.families.fusions import Fusion
+from weightctl.families.keys import Key, same
+from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
+from weightctl.families.lines import line, lines
+from weightctl.families.rotations import scaling
+from weightctl.families.row_orders import group_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.families.family import Name
+    from weightctl.families.keys import Fields, NamingConvention
+
+__all__ = [
+    "LATENT_DECODER",
+    "LATENT_SIZES",
+    "YARN_MULTIPLIER",
+    "check_latent",
+    "find_unlike_latent",
+    "joined_form",
+    "latent_keys",
+]
+
+_PARTS = ("layers.{}.attention.k_b", "layers.{}.attention.v_b")
+
+
+def _find_head_size(fields: Fields) -> int:
+    return int(fields["plain_dimensions"] + fields["rope_dimensions"])
+
+
+def _find_plain_part(fields: Fields) -> int:
+    return int(fields["head_dim"] - fields["rope_dimensions"])
+
+
+def _find_latent_key(fields: Fields) -> int:
+    return int(fields["latent_rank"] + fields["rope_dimensions"])
+
+
+_JOINED_HEADS = (
+    "GGUF files of models with latent vectors that have keys and values of all heads in one tensor "
+    "are not supported; convert the original checkpoint again"
+)
+
+# Those of a head are in GGUF its key and the rotated part, elsewhere the two parts of a key. All
+# heads have one key and value in llama.cpp.
+LATENT_SIZES = (
+    Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
+        hugging_face="num_key_value_heads", written=True),
+    Key(field="latent_heads", kind=Exactly(1, _JOINED_HEADS), gguf_default=1,
+        gguf="{arch}.attention.head_count_kv", written=True),
+    Key(field="query_rank", kind=OrNone(SIZE), default=None, gguf_default=None,
+        gguf="{arch}.attention.q_lora_rank", hugging_face="q_lora_rank"),
+    Key(field="latent_rank", kind=SIZE, default=512, gguf="{arch}.attention.kv_lora_rank",
+        hugging_face="kv_lora_rank"),
+    Key(field="rope_dimensions", kind=SIZE, default=64, gguf="{arch}.rope.dimension_count",
+        hugging_face="qk_rope_head_dim"),
+    Key(field="head_dim", kind=SIZE, gguf="{arch}.attention.key_length_mla"),
+    Key(field="plain_dimensions", kind=SIZE, default=128, gguf_default=_find_plain_part,
+        hugging_face="qk_nope_head_dim", written=True),
+    Key(field="head_dim", kind=SIZE, default=_find_head_size),
+    Key(field="value_dimensions", kind=SIZE, default=128, gguf="{arch}.attention.value_length_mla",
+        hugging_face="v_head_dim"),
+    Key(field="latent_key", kind=SIZE, gguf_default=_find_latent_key,
+        gguf="{arch}.attention.key_length"),
+    Key(field="latent_value", kind=SIZE, gguf_default=same("latent_rank"),
+        gguf="{arch}.attention.value_length"),
+)  # fmt: skip
+
+# YaRN makes the scores of whole heads louder. llama.cpp's converter writes a tenth of the number.
+YARN_MULTIPLIER = Key(
+    field="scaling.log_multiplier",
+    kind=ScaledReal(Real(0, 1e6, is_closed=True), 0.1),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.rope.scaling.yarn_log_multiplier",
+)
+
+
+# The lines of a decoder with latent vectors. GGUF has for each head what makes its keys and values.
+LATENT_DECODER: tuple[Name, ...] = (
+    *lines("embedding", "attention_norm"),
+    line("attention.q", unless="query_rank", bias=False),
+    *lines("attention.q_a", "attention.q_a_norm", "attention.q_b", "attention.kv_a",
+           "attention.kv_a_norm"),
+    line("attention.k_b", change=TurnedHeads(is_transposed=True)),
+    line("attention.v_b", change=TurnedHeads()),
+    line("attention.o.latent", bias=False),
+    *lines("mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "norm", "output"),
+)  # fmt: skip
+
+
+def joined_form(convention: NamingConvention = "hugging_face") -> Fusion:
+    """Return the form in which a head has what makes its key before what makes its value."""
+    name = "model.layers.{}.self_attn.kv_b_proj.{kind}"
+    if convention == "gguf":
+        name = "blk.{}.attn_kv_b.{kind}"
+    return Fusion(convention=convention, name=name, parts=_PARTS, order=_by_head)
+
+
+def _by_head(config: Any) -> Sequence[int]:
+    return group_heads(config.heads, (config.plain_dimensions, config.value_dimensions))
+
+
+def latent_keys(keys: tuple[Key, ...], *more: Key) -> tuple[Key, ...]:
+    """Return the keys of a decoder with those of latent vectors, and `more`."""
+    own = ("kv_heads", "head_dim", "value_dim", "rope_dimensions", "rotated_share")
+    kept = with_keys(keys, without=own)
+    place = next(number for number, key in enumerate(kept) if key.field == "heads") + 1
+    return with_keys((*kept[:place], *LATENT_SIZES, *kept[place:]), *more)
+
+
+def check_latent(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    check_layers(fields)
+    heads, kv_heads = fields["heads"], fields["kv_heads"]
+    if heads != kv_heads:
+        raise ValueError(
+            f"{heads} query heads share {kv_heads} KV heads, which latent vectors do not support"
+        )
+    rotated, plain = fields["rope_dimensions"], fields["plain_dimensions"]
+    if rotated % 2 or plain < 1:
+        raise ValueError(
+            f"a head of {rotated + plain} elements with {rotated} rotary dimensions is not valid; "
+            "their number must be even and less"
+        )
+    stretched = scaling(fields)
+    share = 1.0
+    if fields["scaling.kind"] not in {None, "yarn"} and fields.get("scaling.mscale_all_dim"):
+        raise ValueError("`mscale_all_dim` is only supported with `yarn` scaling")
+    if stretched is not None and stretched.kind == "yarn" and stretched.factor > 1:
+        share += 0.1 * (stretched.mscale_all_dim or 0.0) * log(stretched.factor)
+    scale = share**2 * fields["head_dim"] ** -0.5
+    return {
+        **fields,
+        "rope_scaling": stretched,
+        "query_rank": fields["query_rank"] or 0,
+        "attention_scale": scale,
+    }
+
+
+def find_unlike_latent(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model of its `deepseek2`, or computes something else."""
+    if fields["scaling.kind"] == "linear":
+        return "it multiplies the scores of models with `linear` RoPE scaling by another number"
+    # It tells by the layers, and in one case the vocabulary, whether queries have latent vectors.
+    layers = fields["layers"]
+    is_lite = layers in {26, 27} or (layers == 48 and fields["vocabulary"] == 128256)
+    if is_lite == (fields["query_rank"] is None):
+        return None
+    queries = "with" if is_lite else "without"
+    return f"it does not support {layers} layers {queries} latent vectors of queries"

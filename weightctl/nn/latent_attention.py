@@ -1,0 +1,142 @@
+"""Attention whose keys and values are made of a latent vector: MLA, of DeepSeek-V2 and others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph import ops
+from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.linear import Linear
+from weightctl.nn.module import Divisible
+from weightctl.nn.norm import RMSNorm
+from weightctl.split import Heads
+
+if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
+
+__all__ = ["LatentAttention"]
+
+# Of the norms of latent vectors, whatever the other norms of a model have.
+_EPSILON = 1e-6
+
+
+class LatentAttention(Divisible):
+    """Multi-head latent attention (MLA): keys and values are made of a vector of each position.
+
+    The vector has `latent_rank` numbers. Each head makes of it `plain` numbers of its key, and a
+    value of `value` numbers; the other `rotated` numbers of a key are those of all heads. Queries
+    have `plain + rotated` numbers, made of a latent vector of their own if `query_rank` is not 0.
+    `scale` multiplies the scores, the inverse root of a query's size where not given. `interleaved`
+    rotates neighboring numbers as pairs.
+
+    Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
+    head here, as in training.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        *,
+        latent_rank: int,
+        plain: int,
+        rotated: int,
+        value: int,
+        query_rank: int = 0,
+        scale: float | None = None,
+        causal: bool = True,
+        interleaved: bool = False,
+        dtype: DTypeLike = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        self.heads = heads
+        self.latent_rank = latent_rank
+        self.plain, self.rotated, self.value = plain, rotated, value
+        self.query_rank = query_rank
+        self.scale = scale
+        self.causal = causal
+        self.interleaved = interleaved
+        projection = partial(
+            Linear, dtype=dtype, device=device, quantization_encoding=quantization_encoding
+        )
+        norm = partial(RMSNorm, eps=_EPSILON, dtype=dtype, device=device)
+        if query_rank:
+            self.q_a = projection(features, query_rank)
+            self.q_a_norm = norm(query_rank)
+            self.q_b = projection(query_rank, heads * (plain + rotated))
+        else:
+            self.q = projection(features, heads * (plain + rotated))
+        self.kv_a = projection(features, latent_rank + rotated)
+        self.kv_a_norm = norm(latent_rank)
+        self.k_b = projection(latent_rank, heads * plain)
+        self.v_b = projection(latent_rank, heads * value)
+        self.o = projection(heads * value, features)
+
+    def __call__(
+        self,
+        x: Value,
+        cos: Value | None = None,
+        sin: Value | None = None,
+        mask: Value | None = None,
+    ) -> Value:
+        """Return outputs in the shape of the inputs, `(batch, positions, features)`.
+
+        `cos` and `sin` are those of a `RotaryEmbedding` of the rotated numbers. `mask` is as that
+        of `Attention`.
+        """
+        if cos is None or sin is None:
+            raise GraphError("latent attention needs `cos` and `sin`, but one is missing")
+        q = self.q_b(self.q_a_norm(self.q_a(x))) if self.query_rank else self.q(x)
+        plain_q, rotated_q = ops.split(self._heads(q), [self.plain, self.rotated], axis=-1)
+        latent, shared = ops.split(self.kv_a(x), [self.latent_rank, self.rotated], axis=-1)
+        latent = self.kv_a_norm(latent)
+        plain_k, v = self._heads(self.k_b(latent)), self._heads(self.v_b(latent))
+        rotated_q = ops.rope(rotated_q, cos, sin, interleaved=self.interleaved)
+        shared = ops.rope(ops.unsqueeze(shared, 1), cos, sin, interleaved=self.interleaved)
+        rotated_k = ops.broadcast_to(shared, (*plain_k.shape[:-1], self.rotated))
+        y = ops.attention(
+            ops.concat([plain_q, rotated_q], -1),
+            ops.concat([plain_k, rotated_k], -1),
+            v,
+            mask,
+            causal=self.causal,
+            scale=self.scale,
+        )
+        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value)))
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return how the weights are cut so that each shard has some of the heads.
+
+        Every shard makes the latent vectors. Raises `ShardingError` if not each can have a head, in
+        whole blocks.
+        """
+        heads = Heads(self.heads, self.heads, self.plain + self.rotated, self.plain, self.value)
+        queries = {"attention.q_b": self.q_b} if self.query_rank else {"attention.q": self.q}
+        parts = queries | {
+            "attention.k_b": self.k_b,
+            "attention.v_b": self.v_b,
+            "attention.o.latent": self.o,
+        }
+        cuts = cut_parts(parts, devices, heads)
+        whole = [self.kv_a.weight, self.kv_a_norm.weight]
+        if self.query_rank:
+            whole += [self.q_a.weight, self.q_a_norm.weight]
+        return cuts | replicate_weights(devices, *whole)
+
+    def take_shards(self) -> None:
+        """Count the heads that a shard has."""
+        self.heads = self.v_b.outputs.size // self.value
+
+    def _heads(self, x: Value) -> Value:
+        """(batch, positions, heads * size) as (batch, heads, positions, size)."""
+        size = int(x.shape[-1]) // self.heads
+        return x.reshape((*x.shape[:-1], self.heads, size)).transpose(1, 2)
