@@ -39,7 +39,8 @@ class DecoderConfig:
     `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
-    all where it is None. `query_clamp` bounds queries, keys and values.
+    all where it is None. `query_clamp` bounds queries, keys and values. With `sinks` each
+    head has a score that is of no key, which takes a share of the softmax.
 
     Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
     are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
@@ -51,10 +52,10 @@ class DecoderConfig:
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
     that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
     `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
-    a correction is added if `router_correction`. Shares are those among themselves if
-    `experts_normalized`, and multiplied by `experts_scale`. Of `expert_groups`, those in the
-    `expert_groups_used` best can be chosen. A `shared_intermediate` wide MLP sees
-    all positions beside them, by a gate of its own if `shared_gate`.
+    a correction is added if `router_correction`. `expert_bias` is that of router and experts.
+    Shares are those among themselves if `experts_normalized`, and multiplied by `experts_scale`. Of
+    `expert_groups`, those in the `expert_groups_used` best can be chosen. A `shared_intermediate`
+    wide MLP sees all positions beside them, by a gate of its own if `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
@@ -94,6 +95,7 @@ class DecoderConfig:
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
+    sinks: bool = False
     causal: bool = True
 
     position: Literal["rope", "learned", "alibi"] = "rope"
@@ -117,6 +119,7 @@ class DecoderConfig:
     sparse_layers: tuple[bool, ...] | None = None
     router: Literal["softmax", "sigmoid"] = "softmax"
     router_correction: bool = False
+    expert_bias: bool = False
     experts_normalized: bool = True
     experts_scale: float = 1.0
     expert_groups: int = 1

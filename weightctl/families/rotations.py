@@ -143,6 +143,12 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         rest |= {} if share == 1 else {"rotated_share": share}
     if stretched is None:
         return rest | {"scaling.kind": None}
+    if convention == "gguf":
+        # llama.cpp has no key for it: it is that of a family.
+        is_rounded = "ramp_between_pairs" not in fields
+        if stretched.kind == "yarn" and stretched.truncate != is_rounded:
+            stated = "false" if is_rounded else "true"
+            raise ValueError(f"`truncate` of its `yarn` scaling is {stated}")
     write = _for_gguf if convention == "gguf" else _for_hugging_face
     values = write(stretched)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
@@ -152,8 +158,6 @@ def _for_gguf(stretched: RopeScaling) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
-        if not stretched.truncate:
-            raise ValueError("`truncate` of its `yarn` scaling is false")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":

@@ -35,9 +35,10 @@ class MixtureOfExperts(Divisible):
     """The weighted sum of a few of many gated MLPs; `intermediate` is the width of one.
 
     `count`, `used` and the arguments after them say how they are chosen, as those of `Routing` do;
-    with `has_correction` a weight is added to the scores. An MLP that is `shared` wide computes all
-    positions beside them, multiplied by the sigmoid of a gate of its own if `shared_gate`. Raises
-    `GraphError` as `Routing` does, and for an activation that is not in `ACTIVATIONS`.
+    with `has_correction` a weight is added to the scores. `bias` is that of experts and router. An
+    MLP that is `shared` wide computes all positions beside them, multiplied by the sigmoid of a
+    gate of its own if `shared_gate`. Raises `GraphError` as `Routing` does, and for an activation
+    that is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class MixtureOfExperts(Divisible):
         groups: int = 1,
         groups_used: int = 1,
         has_correction: bool = False,
+        bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
         dtype: DTypeLike = DType.float32,
@@ -71,13 +73,14 @@ class MixtureOfExperts(Divisible):
         )
         # Which of all the first is that is here.
         self.first = 0
-        self.router = Linear(features, count, dtype=dtype, device=device)
+        self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
         self.experts = LayerList(
             [
                 GatedMLP(
                     features,
                     intermediate,
                     activation,
+                    bias=bias,
                     dtype=dtype,
                     device=device,
                     quantization_encoding=quantization_encoding,
@@ -123,7 +126,7 @@ class MixtureOfExperts(Divisible):
 
         All shards choose among all. Raises `ShardingError` if an expert cannot be split.
         """
-        cuts = replicate_weights(devices, self.router.weight)
+        cuts = replicate_weights(devices, self.router.weight, self.router.bias)
         for expert in self.experts:
             cuts |= expert.tensor_parallel(devices)
         if self.has_correction:
