@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # What of these is read follows from the kind of scaling.
-OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER)}
+OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER)} | {"ramp_between_pairs"}
 
 
 class Watched(dict[str, Any]):

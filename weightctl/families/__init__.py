@@ -39,6 +39,7 @@ FAMILIES: dict[str, str] = {
     "falcon": "weightctl.families.falcon:FAMILY",
     "gemma": "weightctl.families.gemma:FAMILY",
     "glm4": "weightctl.families.glm4:FAMILY",
+    "gpt_oss": "weightctl.families.gpt_oss:FAMILY",
     "gptj": "weightctl.families.gptj:FAMILY",
     "gptneox": "weightctl.families.gptneox:FAMILY",
     "granite": "weightctl.families.granite:FAMILY",

@@ -39,10 +39,11 @@ class DecoderConfig:
     `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
-    all where it is None. `query_clamp` bounds queries, keys and values. Where `latent_rank` is not
-    0, keys and values are made of a latent vector of that size: `plain_dimensions` of each key,
-    whose others are rotated, and values of `value_dimensions`. Queries are made of one of
-    `query_rank`, unless that is 0.
+    all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
+    a score of its own that takes a share of the softmax and belongs to no key. If `latent_rank` is
+    not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
+    each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
+    computed from a latent vector of size `query_rank`, unless that is 0.
 
     Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
     are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
@@ -54,10 +55,10 @@ class DecoderConfig:
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
     that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
     `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
-    a correction is added if `router_correction`. Shares are those among themselves if
-    `experts_normalized`, and multiplied by `experts_scale`. Of `expert_groups`, those in the
-    `expert_groups_used` best can be chosen. A `shared_intermediate` wide MLP sees
-    all positions beside them, by a gate of its own if `shared_gate`.
+    a correction is added if `router_correction`. `expert_bias` is that of router and experts.
+    Shares are those among themselves if `experts_normalized`, and multiplied by `experts_scale`. Of
+    `expert_groups`, those in the `expert_groups_used` best can be chosen. A `shared_intermediate`
+    wide MLP sees all positions beside them, by a gate of its own if `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
@@ -97,6 +98,7 @@ class DecoderConfig:
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
+    sinks: bool = False
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0
@@ -124,6 +126,7 @@ class DecoderConfig:
     sparse_layers: tuple[bool, ...] | None = None
     router: Literal["softmax", "sigmoid"] = "softmax"
     router_correction: bool = False
+    expert_bias: bool = False
     experts_normalized: bool = True
     experts_scale: float = 1.0
     expert_groups: int = 1

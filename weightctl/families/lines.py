@@ -103,6 +103,9 @@ _OF_LAYERS = (
     _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
+    # Of each query head a score beside those of its keys; every rank has all of them.
+    _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
+            ends={"hugging_face": ""}),
     _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
             bias="attention_output_bias"),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),

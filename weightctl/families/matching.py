@@ -142,7 +142,8 @@ def _part_of(
         whole: ReadableTensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
             whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
-        if fusion.is_transposed(tensor.kind):
+        # Blocks are along the inputs: what is stored in blocks has its outputs as rows.
+        if fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1:
             whole = DerivedTensor(tensor.module, Transposed(), [whole])
         sizes = [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]
         rest = whole.info.shape[0] if whole.info.shape else 0

@@ -146,6 +146,11 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
     if stretched is None:
         return rest | {"scaling.kind": None}
     if convention == "gguf":
+        # llama.cpp has no key for this: the family decides.
+        is_rounded = "ramp_between_pairs" not in fields
+        if stretched.kind == "yarn" and stretched.truncate != is_rounded:
+            stated = "false" if is_rounded else "true"
+            raise ValueError(f"`truncate` of its `yarn` scaling is {stated}")
         values = _for_gguf(stretched, has_multiplier="scaling.log_multiplier" in fields)
     else:
         values = _for_hugging_face(stretched)
@@ -156,8 +161,6 @@ def _for_gguf(stretched: RopeScaling, *, has_multiplier: bool = False) -> dict[s
     values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
-        if not stretched.truncate:
-            raise ValueError("`truncate` of its `yarn` scaling is false")
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
         if has_multiplier:
             # llama.cpp takes an amplitude of 1 where there is one.

@@ -13,6 +13,7 @@ from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_s
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
+from weightctl.nn.sinks import Sinks
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Attention(Divisible):
     -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
     as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
     values. With `alibi`, each head adds the distance to a key times its slope to the scores;
-    `alibi` is the largest exponent of the slopes. If `fused`, one projection `qkv` replaces `q`,
+    `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
+    to no key. If `fused`, one projection `qkv` replaces `q`,
     `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
     `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
     do not match.
@@ -72,6 +74,7 @@ class Attention(Divisible):
         norms_whole: bool = False,
         clamp: float | None = None,
         alibi: float | None = None,
+        sinks: bool = False,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -122,6 +125,9 @@ class Attention(Divisible):
         self.norms_whole = self.has_norms and norms_whole
         self.clamp = clamp
         self.alibi = alibi
+        self.has_sinks = sinks
+        if sinks:
+            self.sinks = Sinks(heads, device=device)
         # Of how many heads a shard has which, where it is one.
         self.all_heads = heads
         self.own_queries: Range | None = None
@@ -157,13 +163,17 @@ class Attention(Divisible):
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
+        window = self.window
+        if self.has_sinks:
+            k, v, mask = self.sinks(k, v, window, self._own_heads())
+            window = None
         y = ops.attention(
             q,
             k,
             v,
             mask,
             causal=self.causal,
-            window=self.window,
+            window=window,
             softcap=self.softcap,
             scale=self.scale,
         )
@@ -192,6 +202,8 @@ class Attention(Divisible):
             cuts |= replicate_weights(devices, *(each.bias for each in whole))
         if self.has_norms:
             cuts |= replicate_weights(devices, self.q_norm.weight, self.k_norm.weight)
+        if self.has_sinks:
+            cuts |= replicate_weights(devices, self.sinks.weight)
         return cuts
 
     def take_shards(self) -> None:
@@ -209,16 +221,19 @@ class Attention(Divisible):
         """Return the heads of a shard, of all."""
         return x if own is None else x[..., own[0] : own[1]]
 
+    def _own_heads(self) -> Range | None:
+        """Return which of all query heads a shard has, None for a whole layer."""
+        own = own_range(self.o.inputs)
+        return None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
+
     def _slope(self, x: Value, largest: float) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
 
         It follows from the distance to a key alone: what is the same for all keys of a query makes
         no difference.
         """
-        first = 0
-        if (own := own_range(self.o.inputs)) is not None:
-            first = own[0] // self.head_dim
-        slopes = alibi_slopes(self.all_heads, largest)[first : first + self.heads]
+        first, last = self._own_heads() or (0, self.heads)
+        slopes = alibi_slopes(self.all_heads, largest)[first:last]
         positions = ops.range(x.shape[1], device=x.device).cast(DType.float32)
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
         return (given * positions).cast(x.dtype)

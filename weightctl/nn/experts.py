@@ -35,9 +35,10 @@ class MixtureOfExperts(Divisible):
     """The weighted sum of a few of many gated MLPs; `intermediate` is the width of one.
 
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
-    `has_correction`, a weight is added to the scores. If `shared` is not 0, a gated MLP of this
-    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`.
-    Raises `GraphError` as `Routing` does, and if the activation is not in `ACTIVATIONS`.
+    `has_correction`, a weight is added to the scores. `bias` is for the experts and the router. If
+    `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
+    sigmoid of its own gate if `shared_gate`. Raises `GraphError` as `Routing` does, and if the
+    activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class MixtureOfExperts(Divisible):
         groups: int = 1,
         groups_used: int = 1,
         has_correction: bool = False,
+        bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
         dtype: DTypeLike = DType.float32,
@@ -71,13 +73,14 @@ class MixtureOfExperts(Divisible):
         )
         # The number of the first expert in `experts`, which may be only some of all experts.
         self.first = 0
-        self.router = Linear(features, count, dtype=dtype, device=device)
+        self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
         self.experts = LayerList(
             [
                 GatedMLP(
                     features,
                     intermediate,
                     activation,
+                    bias=bias,
                     dtype=dtype,
                     device=device,
                     quantization_encoding=quantization_encoding,
@@ -124,7 +127,7 @@ class MixtureOfExperts(Divisible):
 
         Raises `ShardingError` if an expert cannot be split.
         """
-        cuts = replicate_weights(devices, self.router.weight)
+        cuts = replicate_weights(devices, self.router.weight, self.router.bias)
         for expert in self.experts:
             cuts |= expert.tensor_parallel(devices)
         if self.has_correction:

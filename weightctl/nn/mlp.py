@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedMLP"]
+__all__ = ["ACTIVATIONS", "GATED", "MLP", "GatedMLP"]
+
+# Those of gpt-oss, which are in its configs, too.
+_SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 
 
 def _gelu_tanh(x: Value) -> Value:
@@ -41,6 +44,16 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "relu": ops.relu,
     "relu2": _relu_squared,
 }
+
+
+def _clamped_swiglu(gate: Value, up: Value) -> Value:
+    gate = ops.minimum(gate, _SWIGLU_LIMIT)
+    up = ops.clamp(up, -_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+    return gate * ops.sigmoid(gate * _SWIGLU_ALPHA) * (up + 1.0)
+
+
+# How gate and up become one, where that is not a product with the activation of the gate.
+GATED: dict[str, Callable[[Value, Value], Value]] = {"clamped_swiglu": _clamped_swiglu}
 
 
 class MLP(Divisible):
@@ -89,7 +102,8 @@ class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
     If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
-    Raises `GraphError` if the activation is not in `ACTIVATIONS`.
+    The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
+    activation is in neither `GATED` nor `ACTIVATIONS`.
     """
 
     def __init__(
@@ -104,7 +118,7 @@ class GatedMLP(Divisible):
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
-        self.activation = _check_activation(activation)
+        self.activation = activation if activation in GATED else _check_activation(activation)
         linear = partial(
             Linear,
             bias=bias,
@@ -124,6 +138,8 @@ class GatedMLP(Divisible):
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
         gate, up = self._projections(x)
+        if self.activation in GATED:
+            return self.down(GATED[self.activation](gate, up))
         return self.down(ACTIVATIONS[self.activation](gate) * up)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
