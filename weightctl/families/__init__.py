@@ -42,6 +42,7 @@ FAMILIES: dict[str, str] = {
     "granite": "weightctl.families.granite:FAMILY",
     "granitemoe": "weightctl.families.granitemoe:FAMILY",
     "jais2": "weightctl.families.jais2:FAMILY",
+    "modernbert": "weightctl.families.modernbert:FAMILY",
     "mpt": "weightctl.families.mpt:FAMILY",
     "nemotron": "weightctl.families.nemotron:FAMILY",
     "nomic_bert": "weightctl.families.nomic_bert:FAMILY",
