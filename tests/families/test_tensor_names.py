@@ -87,7 +87,7 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
     tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
     # Where experts are stacked, several have one name.
     pairs = {(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face}
-    assert len(pairs) > 20
+    assert len(pairs) >= 20
     known = 0
     for in_gguf, in_hugging_face in pairs:
         # As llama.cpp's script calls what it has stacked.

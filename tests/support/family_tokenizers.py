@@ -231,7 +231,7 @@ def roberta() -> PreTrainedTokenizerFast:
     controls = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     made = byte_level(None, *controls)
     made = _numbered_first(made, controls)
-    ids = {token: made.token_to_id(token) for token in ("<s>", "</s>")}
+    ids = made.get_vocab()
     made.post_processor = processors.RobertaProcessing(
         ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), trim_offsets=True, add_prefix_space=False
     )
@@ -297,4 +297,18 @@ def _with_roles_of_roberta(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
         pad_token="<pad>", cls_token="<s>", sep_token="</s>", mask_token="<mask>",
+    )  # fmt: skip
+
+
+def modernbert() -> PreTrainedTokenizerFast:
+    controls = ("<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+    made = byte_level(None, *controls, nfc=True)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]",
     )  # fmt: skip

@@ -46,6 +46,7 @@ FAMILIES: dict[str, str] = {
     "granitemoe": "weightctl.families.granitemoe:FAMILY",
     "jais2": "weightctl.families.jais2:FAMILY",
     "minimax_m2": "weightctl.families.minimax_m2:FAMILY",
+    "modernbert": "weightctl.families.modernbert:FAMILY",
     "mpt": "weightctl.families.mpt:FAMILY",
     "nemotron": "weightctl.families.nemotron:FAMILY",
     "nomic_bert": "weightctl.families.nomic_bert:FAMILY",

@@ -32,7 +32,8 @@ class DecoderConfig:
     Norms: `norm` is their kind, `norm_bias` and `norm_weight` say what a LayerNorm has, and
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
     (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
-    sum of what they add and what they read. With `parallel` both read the same input,
+    sum of what they add and what they read. Where `attention_norms` is given, only those layers
+    have the norm before attention. With `parallel` both read the same input,
     by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
@@ -82,6 +83,7 @@ class DecoderConfig:
     norm_weight: bool = True
     norm_offset: float = 0.0
     pre_norms: bool = True
+    attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
     norms_after: bool = False
     parallel: bool = False
@@ -161,13 +163,19 @@ class EncoderConfig(DecoderConfig):
     """The sizes of an encoder, and which blocks it is made of, as those of a decoder.
 
     Besides words and positions, there may be an embedding of `token_types`. It has no output but
-    the states of its last layer. `padding` is the token that fills batches up.
+    the states of its last layer. `padding` is the token that fills batches up. A `sliding_window`
+    is as wide as both sides of a position together.
     """
 
     token_types: int = 0
     padding: int = 0
     tied: bool = True
     causal: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions, itself included, those of a layer see on either side."""
+        size = DecoderConfig.window(self, layer)
+        return None if size is None else size // 2 + 1
 
 
 def check_layers(fields: Fields) -> None:

@@ -46,7 +46,9 @@ class Block(Module):
         self.rotation: int | None = None
         if config.position == "rope" and config.is_rotated(layer):
             self.rotation = int(config.local_rope_base is not None and window is not None)
-        if self.has_norms:
+        normed = config.attention_norms
+        self.reads_normed = config.pre_norms and (normed is None or normed[layer])
+        if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
         self.attention = _make_attention(config, window, dtype)
         if config.post_norms:
@@ -69,7 +71,7 @@ class Block(Module):
         if config.norms_after:
             x = self.attention_norm(x + self.attention(x, cos, sin, mask))
             return self.mlp_norm(x + self.mlp(x))
-        normal = self.attention_norm(x) if config.pre_norms else x
+        normal = self.attention_norm(x) if self.reads_normed else x
         attended = self.attention(normal, cos, sin, mask)
         if config.post_norms:
             attended = self.post_attention_norm(attended)

@@ -40,11 +40,18 @@ class TextEncoder(BlockNetwork):
         positions = ops.range(tokens.shape[1], device=tokens.device)
         batch, seq = tokens.shape
         is_token = (mask != 0).reshape((batch, 1, 1, seq))
-        return self.look_up(tokens, positions, token_types), (is_token, *self.rotations(positions))
+        is_near = is_token
+        if self.config.sliding_window is not None:
+            # Attention has windows of the positions before one; those after it are as many.
+            ahead = positions.reshape((1, seq)) - positions.reshape((seq, 1))
+            is_near = is_token & (ahead <= self.config.sliding_window // 2)
+        x = self.look_up(tokens, positions, token_types)
+        return x, (is_token, is_near, *self.rotations(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
         """Return what a layer makes of what goes into it, at the positions that hold tokens."""
-        mask, *rotations = beside
+        is_token, is_near, *rotations = beside
+        mask = is_token if layer.attention.window is None else is_near
         if layer.rotation is None:
             made: Value = layer(x, mask=mask)
         else:
