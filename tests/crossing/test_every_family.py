@@ -5,6 +5,7 @@ The contract of the table of families. Most cases run with `-m long`.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from likelihoods import cosines, log_softmax, mean_divergence
 from llama_cpp import ask
 from once import once
 from runs import executed
+from verdicts import assert_healthy, report_on
 from weightctl import convert, open_weights, shard
 from weightctl.device import CPU
 from weightctl.families import FAMILIES, recognize
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 NO_POOLING = 0
 MOST_DIVERGENCE, MOST_DIFFERENCE, LEAST_ENTROPY = 2e-5, 2e-3, 0.5
-RANKS = Grid(2)
 # Keys of configs that no checkpoint in GGUF has, since nothing that runs a model reads them.
 UNREAD = {
     "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob",
@@ -186,13 +187,46 @@ def test_two_ranks_have_all_bytes_and_compute_the_same(
     tmp_path: Path,
 ) -> None:
     given = made(name)
-    for number, source in enumerate((given.path, as_gguf(name))):
+    has_experts = recognize(open_weights(given.path)).fields.get("experts", 0) > 1
+    grids = [Grid(2), Grid(1, 2)] if has_experts else [Grid(2)]
+    for number, (source, grid) in enumerate(product((given.path, as_gguf(name)), grids)):
         ranks = tmp_path / f"ranks{number}"
-        shard(source, ranks, tp=RANKS.tp)
+        shard(source, ranks, tp=grid.tp, ep=grid.ep)
         whole, gathered = open_weights(source), open_weights(ranks)
         assert header_of(gathered).tensors.keys() == header_of(whole).tensors.keys()
         for tensor in header_of(whole).tensors:
             one, other = (each[tensor].data().to_numpy() for each in (whole, gathered))
             assert np.array_equal(one, other), tensor
         if load(FAMILIES[given.case.family]).module:
-            assert_same(run_ours(source, given.tokens, RANKS), given)
+            assert_same(run_ours(source, given.tokens, grid), given)
+
+
+@each
+def test_verify_finds_nothing_wrong_between_the_conventions(
+    name: str, made: Callable[[str], FamilyCheckpoint], as_gguf: Callable[[str], Path]
+) -> None:
+    assert_healthy(report_on(as_gguf(name), made(name).path))
+
+
+# llama.cpp rounds the activations that it multiplies blocks by, to 8 bits.
+QUANTIZED = {"Q8_0": 2e-3, "Q4_K_M": 5e-3}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quant", QUANTIZED)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.usual])
+def test_quantized_blocks_are_the_same_model_to_both(
+    name: str, quant: str, made: Callable[[str], FamilyCheckpoint], tmp_path: Path
+) -> None:
+    given = made(name)
+    if given.is_encoder:
+        pytest.skip("an encoder does not predict tokens")
+    quantized, back = tmp_path / "model.gguf", tmp_path / "back"
+    convert(given.path, quantized, quant=quant)
+    convert(quantized, back, dtype="f32")
+    (found,) = ask(quantized, ("logits", given.tokens), context=512)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        back, dtype=torch.float32, attn_implementation="eager"
+    )
+    expected = run_transformers(model.eval(), given.tokens)
+    assert mean_divergence(expected, found) < max(QUANTIZED[quant], given.case.most_divergence)

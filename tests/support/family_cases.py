@@ -2,8 +2,9 @@
 
 `tests/crossing/cases/FAMILY.json` has a list of cases. A case has a `model_type`, what of its
 config is not usual (`config`), and may have a `name`, a kind of `tokenizer`, whether it is in the
-usual run of the tests (`usual`, else only with `-m long`), and why a judge cannot run it
-(`no_llama_cpp`).
+usual run of the tests (`usual`, else only with `-m long`), why a judge cannot run it
+(`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
+which groups of experts are used (`most_divergence`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class FamilyCase:
     tokenizer: str = "gpt2"
     usual: bool = False
     no_llama_cpp: str = ""
+    most_divergence: float = 0.0
 
     @property
     def id(self) -> str:

@@ -81,11 +81,14 @@ class RecognizedModel:
         floating-point.
         """
         problems = self._disagreements()
+        alike: tuple[str, str, int] | None = None
+        shape: tuple[int, ...] = ()
         for names in self.family.tensors(self.config):
+            kind = (names.line.module, names.kind, names.layer)
+            if kind != alike:  # those of experts, which follow one another, have one shape
+                alike, shape = kind, shape_of(names, self.config)
             tensor = self.tensors.get(names.module)
-            if tensor is not None and (
-                wrong := _describe_misfit(tensor, shape_of(names, self.config))
-            ):
+            if tensor is not None and (wrong := _describe_misfit(tensor, shape)):
                 problems.append(wrong)
         if problems:
             raise self._error(problems)

@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.system.registry import load
-from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -33,6 +32,7 @@ __all__ = [
 ]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
+_CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 # The field of a config that leaves out what is a copy of the embedding.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -113,17 +113,22 @@ class Name:
         self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
     ) -> str | None:
         """Return the name of a tensor of the part, None if a convention does not have it."""
+        template = self.tensor_template(convention, kind)
+        return None if template is None else template.format(layer, expert=expert)
+
+    def tensor_template(self, convention: NamingConvention, kind: str) -> str | None:
+        """Return the name of a tensor of the part, with fields for the numbers in it."""
         template = self.template(convention)
         if template is None:
             return None
         end = self.ends.get(convention) if kind == "weight" else None
-        return template.format(layer, expert=expert) + (f".{kind}" if end is None else end)
+        return template + (f".{kind}" if end is None else end)
 
 
 def at_layer(config: Any, field: str, layer: int) -> Any:
     """Return what a field of a config says of a layer; it may have a value for each."""
-    value: Any = getattr(config, field)
-    return value[layer] if is_sequence(value) else value
+    value = getattr(config, field)
+    return cast("Sequence[Any]", value)[layer] if type(value) is tuple else value
 
 
 class TensorNames(NamedTuple):
@@ -243,14 +248,13 @@ class Family:
                     if not line.is_in(config, layer):
                         continue
                     for kind in line.kinds(config):
-                        for expert in range(_experts(line, config)):
-                            yield _tensor(line, layer, kind, expert, fusions)
+                        yield from _list_tensors(line, layer, kind, fusions, config)
 
     def copies(self, config: Config) -> Iterator[TensorNames]:
         """Yield the tensors that checkpoints of this config may hold as copies of others."""
         for line in self.names:
             if line.unless == _TIED and at_layer(config, _TIED, 0):
-                yield _tensor(line, 0, "weight")
+                yield from _list_tensors(line, 0, "weight", _NOTHING, config)
 
     def plain(self, name: str) -> str:
         """Return a name of Hugging Face's as all checkpoints have it in common."""
@@ -286,23 +290,29 @@ class Family:
         return found or _NOTHING
 
 
-def _experts(line: Name, config: Any) -> int:
-    """Return how many tensors of one layer the line is of."""
-    return config.experts if line.is_of_experts else 1
-
-
-def _tensor(
+def _list_tensors(
     line: Name,
     layer: int,
     kind: str,
-    expert: int = 0,
-    fusions: Mapping[NamingConvention, Fusion] = _NOTHING,
-) -> TensorNames:
-    def name(convention: NamingConvention) -> str | None:
-        if convention in fusions:
-            return fusions[convention].tensor(kind, layer, expert)
-        return line.tensor(convention, kind, layer, expert)
-
-    module = f"{line.module.format(layer, expert=expert)}.{kind}"
-    gguf, hugging_face = name("gguf"), name("hugging_face")
-    return TensorNames(module, gguf, hugging_face, line, kind, layer, expert, fusions)
+    fusions: Mapping[NamingConvention, Fusion],
+    config: Any,
+) -> Iterator[TensorNames]:
+    """Yield the tensors of a line and a kind in a layer: one, or one for each expert."""
+    gguf, hugging_face = (
+        fusions[convention].template(kind)
+        if convention in fusions
+        else line.tensor_template(convention, kind)
+        for convention in _CONVENTIONS
+    )
+    module = f"{line.module}.{kind}"
+    for expert in range(config.experts) if line.is_of_experts else (0,):
+        yield TensorNames(
+            module.format(layer, expert=expert),
+            None if gguf is None else gguf.format(layer, expert=expert),
+            None if hugging_face is None else hugging_face.format(layer, expert=expert),
+            line,
+            kind,
+            layer,
+            expert,
+            fusions,
+        )

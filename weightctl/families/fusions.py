@@ -37,8 +37,12 @@ class Fusion:
 
     def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
         """Return the name of the tensor with the weights or biases of a layer."""
+        return self.template(kind).format(layer, expert=expert)
+
+    def template(self, kind: str) -> str:
+        """Return the name of the tensor with the weights or biases, with fields for numbers."""
         template = self.bias_name if kind == "bias" and self.bias_name else self.name
-        return template.format(layer, kind=kind, expert=expert)
+        return template.replace("{kind}", kind)
 
     def is_transposed(self, kind: str) -> bool:
         """Whether the tensor of a kind has columns in place of rows."""

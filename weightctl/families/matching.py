@@ -75,9 +75,10 @@ def match(
                 stored, found = fused
         except ConversionError as error:
             raise ArchitectureError(f"{where}: {error.message}", hint=error.hint) from error
-        with suppress(ConversionError):  # it has not the shape of its module either
-            form = module_form(tensor, convention)
-            stored = convert_form(tensor, stored, config, convention, form)
+        form = module_form(tensor, convention)
+        if form != convention:
+            with suppress(ConversionError):  # it has not the shape of its module either
+                stored = convert_form(tensor, stored, config, convention, form)
         tensors[tensor.module] = _without_padding(tensor, stored, config)
         stored_as[tensor.module] = found
     copies = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.families.configs import MODEL_TYPE
+from weightctl.families.model import ARCHITECTURE
+from weightctl.formats.huggingface import config
 from weightctl.text.wording import join_names, number
 from weightctl.verify.compare.pairs import list_trained, pair_renamed, pair_tensors
 from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.derived import tensor_of
-from weightctl.weights.tree import source_of
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     # The shape, the encoding, and some bytes.
     Content = tuple[tuple[int, ...], str, bytes]
 
-__all__ = ["Mismatch", "find_mismatch", "find_prefix"]
+__all__ = ["Mismatch", "explain_unpaired", "find_mismatch", "find_prefix"]
 
 # The fraction of the smaller checkpoint's names that two checkpoints of one model share.
 _COMMON = 0.5
@@ -70,10 +73,33 @@ def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
 
     Headers are compared, and a few bytes of tensors without a counterpart are read.
     """
+    if explain_unpaired(subject, reference):
+        return None
     if text := _describe_models(subject.checkpoint, reference.checkpoint):
         return _make_different(f"A and B are different models: {text}")
     pairing = pair_tensors(subject, reference)
     return _find_rank(subject, reference, pairing) or _find_names(subject, reference, pairing)
+
+
+def explain_unpaired(subject: Subject, reference: Subject) -> str:
+    """Say why tensors cannot be paired: names of both conventions, of an unknown family.
+
+    Empty if they can be.
+    """
+    if subject.checkpoint is not None or reference.checkpoint is not None:
+        return ""
+    in_gguf = [ARCHITECTURE in header_of(each.stored).metadata for each in (subject, reference)]
+    own, other = list_trained(subject.weights), list_trained(reference.weights)
+    if in_gguf[0] == in_gguf[1] or own.keys() & other.keys():
+        return ""
+    named = reference if in_gguf[0] else subject
+    if MODEL_TYPE not in config(header_of(named.stored).files):
+        return ""
+    one, two = "AB" if in_gguf[0] else "BA"
+    return (
+        f"{one} has the names of GGUF and {two} those of Hugging Face: weightctl does not support "
+        "the family, so the tensors cannot be paired"
+    )
 
 
 def _make_different(text: str) -> Mismatch:

@@ -21,6 +21,7 @@ from weightctl.verify.compare.causes.mistakes import TRANSPOSED
 from weightctl.verify.compare.distance import is_within
 from weightctl.verify.compare.explaining import PATIENCE, explain
 from weightctl.verify.compare.measure import measure_pairs
+from weightctl.verify.compare.mismatch import explain_unpaired
 from weightctl.verify.figures import (
     TensorError,
     ValuesFigures,
@@ -58,8 +59,8 @@ def check(request: Request) -> Result:
     are problems; so are tensors that only one side has. Tensors that differ but compute the same
     are noted. Tensors of different models are not compared.
     """
-    if request.reference is None:
-        return Result(skipped="there is no reference: --against PATH")
+    if why := _explain_skip(request):
+        return Result(skipped=why)
     mismatch = request.mismatch
     if mismatch is not None and mismatch.pairing is None:
         return Result(problems=(mismatch.problem,))
@@ -98,6 +99,13 @@ def check(request: Request) -> Result:
         ),
         notes=tuple(note_alike(wrong.alike)),
     )
+
+
+def _explain_skip(request: Request) -> str:
+    """Return the reason why no tensors can be compared; empty if they can be."""
+    if request.reference is None:
+        return "there is no reference: --against PATH"
+    return explain_unpaired(request.subject, request.reference)
 
 
 def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
