@@ -125,6 +125,9 @@ UNREAD_OF = {
         "tie_word_embeddings",
     },
     "dots1": {"sliding_window"},
+    "exaone4": {"sliding_window_pattern"},
+    "exaone_moe": {"sliding_window_pattern"},
+    "glm4_moe": {"num_nextn_predict_layers"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
 }

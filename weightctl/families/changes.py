@@ -239,9 +239,18 @@ class _MinusExp(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class Squeezed(_OfValues):
-    """A tensor with a dimension of 1, `axis` of Hugging Face's shape, that GGUF leaves out."""
+    """A tensor with a dimension of 1, `axis` of Hugging Face's shape, that GGUF leaves out.
+
+    Modules have it as Hugging Face does, or as GGUF does if `is_run_without`.
+    """
 
     axis: int
+    is_run_without: bool = False
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """Hugging Face's convention, or GGUF's."""
+        return "gguf" if self.is_run_without else "hugging_face"
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
         """Return the step that leaves it out."""

@@ -31,6 +31,7 @@ __all__ = [
     "SHARED_COUNT_KEYS",
     "SHARED_WIDTH",
     "SIGMOID_KEYS",
+    "STATED_SHARED_WIDTH",
     "checking_experts",
     "expert_forms",
     "expert_keys",
@@ -112,6 +113,16 @@ SHARED_COUNT_KEYS = (
     Key(field="shared_intermediate", kind=SIZE, default=_shared_width,
         gguf_default=_shared_width),
 )  # fmt: skip
+
+# That width where llama.cpp reads it too.
+STATED_SHARED_WIDTH = replace(
+    SHARED_WIDTH,
+    kind=WholeNumber(0, SIZE.most),
+    default=_shared_width,
+    gguf_default=_shared_width,
+    hugging_face="",
+    written=True,
+)
 
 
 def expert_lines(

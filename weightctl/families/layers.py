@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.keys import Key
-from weightctl.families.kinds import LAYERS, SIZE, OrNone, show_value
+from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
 from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS
 from weightctl.text.untyped import is_sequence
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ONES",
+    "FlagMeaning",
+    "LayerChoice",
     "LayerOnes",
     "Layered",
     "LayersAlike",
@@ -95,6 +97,53 @@ class LayersAlike(NamedTuple):
     def write(self, value: Any) -> list[str]:
         """Raise `ValueError`: nothing is written of it."""
         raise ValueError(f"is {show_value(value)}: {self.reason}")
+
+
+class LayerChoice(NamedTuple):
+    """One of two words for each layer: one if it has something, and another if not."""
+
+    word: str
+    other: str
+
+    def read(self, content: object) -> tuple[bool, ...]:
+        """Return whether each layer has it."""
+        if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must be a list with a word per layer")
+        for each in content:
+            if each not in self:
+                expected = f"`{self.word}` or `{self.other}`"
+                raise ValueError(f"has {show_value(each)}; each layer must be {expected}")
+        return tuple(each == self.word for each in content)
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of words."""
+        return "array[string]"
+
+    def write(self, value: Sequence[bool]) -> list[str]:
+        """Return the words."""
+        return [self.word if has else self.other for has in value]
+
+
+class FlagMeaning(NamedTuple):
+    """True for a meaning, and false for None."""
+
+    meaning: object
+
+    def read(self, content: object) -> object:
+        """Return the meaning, or None; what is seen of tensors is the meaning itself."""
+        if content == self.meaning:
+            return content
+        return self.meaning if FLAG.read(content) else None
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a flag."""
+        return FLAG.gguf_type
+
+    def write(self, value: Any) -> bool:
+        """Return whether there is a value."""
+        return value is not None
 
 
 ONES = LayerOnes()

@@ -1,0 +1,74 @@
+"""Command R7B and Command A: a Command R whose layers with a window alone have positions.
+
+Names and keys: transformers' `modeling_cohere2.py`; llama.cpp's `models/cohere2.cpp`, in which the
+last layer of each period sees all positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.cohere import FAMILY as COHERE
+from weightctl.families.decoder_keys import with_keys
+from weightctl.families.family import ModelType
+from weightctl.families.gemma2 import local_period, mark_windowed_layers
+from weightctl.families.keys import Key, same
+from weightctl.families.kinds import SIZE
+from weightctl.families.layers import ONES, every_but
+from weightctl.families.rope_keys import standard
+from weightctl.families.windowed_layers import WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_PERIOD = 4
+
+
+def _mark_layers(fields: Fields) -> tuple[bool, ...]:
+    return mark_windowed_layers(fields["layers"], fields["local_period"])
+
+
+def _usual_layers(fields: Fields) -> tuple[bool, ...]:
+    return every_but(_PERIOD)(fields)
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Bring config.json into the form of transformers 5, which has no period of layers."""
+    found = standard(document)
+    period = document.get("sliding_window_pattern")
+    if period is None or document.get("layer_types") is not None:
+        return found
+    layers = mark_windowed_layers(document.get("num_hidden_layers", 40), SIZE.read(period))
+    return {**found, "layer_types": WORDS.write(layers)}
+
+
+FAMILY = replace(
+    COHERE,
+    name="cohere2",
+    gguf="",
+    model_types={
+        "cohere2": ModelType(
+            class_name="Cohere2ForCausalLM",
+            defaults={**COHERE.model_types["cohere"].defaults, "rope_base": 10000.0},
+        )
+    },
+    keeps_window=True,
+    keys=with_keys(
+        COHERE.keys,
+        Key(field="sliding_window", kind=SIZE, default=4096, gguf="{arch}.attention.sliding_window",
+            hugging_face="sliding_window"),
+        Key(field="local_period", kind=SIZE, gguf_default=local_period(_PERIOD),
+            gguf="{arch}.attention.sliding_window_pattern"),
+        Key(field="windowed_layers", kind=WORDS, default=_usual_layers, gguf_default=_mark_layers,
+            hugging_face="layer_types", written=True),
+        Key(field="rotated_layers", kind=ONES, default=same("windowed_layers"),
+            gguf_default=same("windowed_layers")),
+        without=("has_qk_norms",),
+    ),
+    standard=_standard,
+)  # fmt: skip

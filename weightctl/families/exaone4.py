@@ -1,0 +1,116 @@
+"""EXAONE 4: norms behind attention and MLP, and positions in layers with a window alone.
+
+Names and keys: transformers' `modeling_exaone4.py`; llama.cpp's `models/exaone4.cpp`, which has a
+window in models of 64 layers, and in no others. A model without windows has positions in all
+layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.family import Family, ModelType
+from weightctl.families.gemma2 import mark_windowed_layers
+from weightctl.families.keys import Key
+from weightctl.families.kinds import LAYERS, SIZE, OrNone
+from weightctl.families.layers import ONES, every_but
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_keys import standard
+from weightctl.families.windowed_layers import FLAGS, LOCAL, WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY", "standard_windows"]
+
+_PERIOD, _WINDOW, _LAYERS_OF_32B = 4, 4096, 64
+
+
+def _window(fields: Fields) -> int | None:
+    return _WINDOW if fields["layers"] == _LAYERS_OF_32B else None
+
+
+def _mark_windows(fields: Fields) -> tuple[bool, ...]:
+    if fields["sliding_window"] is None:
+        return (False,) * int(fields["layers"])
+    return every_but(_PERIOD)(fields)
+
+
+def _mark_rotated(fields: Fields) -> tuple[bool, ...] | None:
+    windowed: tuple[bool, ...] = fields["windowed_layers"]
+    return None if fields["sliding_window"] is None else windowed
+
+
+def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with a type of each layer, which older ones state by a period."""
+    found = standard(document)
+    period = document.get("sliding_window_pattern")
+    if document.get("layer_types") is not None or not period:
+        return found
+    layers = LAYERS.read(document.get("num_hidden_layers", 32))
+    if isinstance(period, str):  # a letter for each layer of a period, `L` for a window
+        windowed = tuple(period[layer % len(period)] == "L" for layer in range(layers))
+    else:
+        windowed = mark_windowed_layers(layers, SIZE.read(period))
+    if document.get("sliding_window", _WINDOW) is None:
+        windowed = (False,) * layers
+    return {**found, "layer_types": WORDS.write(windowed)}
+
+
+def _find_other_windows(fields: Fields) -> str | None:
+    """Return why llama.cpp would compute something else."""
+    has_window, layers = fields["sliding_window"] is not None, fields["layers"]
+    if has_window != (layers == _LAYERS_OF_32B):
+        found = "has a sliding window" if has_window else "has no sliding window"
+        return f"a model of {layers} layers {found}, but llama.cpp uses one for 64 layers alone"
+    return None
+
+
+def _check_fields(fields: Fields) -> Fields:
+    if fields["sliding_window"] is None and any(fields["windowed_layers"]):
+        raise ValueError(f"some layers are `{LOCAL}`, but there is no `sliding_window`")
+    return check_decoder(fields)
+
+
+FAMILY = Family(
+    name="exaone4",
+    model_types={
+        "exaone4": ModelType(
+            class_name="Exaone4ForCausalLM",
+            defaults={
+                "vocabulary": 102400,
+                "intermediate": 16384,
+                "norm_epsilon": 1e-5,
+                "sliding_window": _WINDOW,
+            },
+        )
+    },
+    blocks={"pre_norms": False, "post_norms": True, "qk_norm": "head"},
+    keeps_window=True,
+    unloaded=_find_other_windows,
+    names=adapt(
+        DECODER,
+        {
+            "attention_norm": None,
+            "attention.q_norm": {},
+            "attention.k_norm": {},
+            "post_attention_norm": {},
+            "mlp_norm": None,
+            "post_mlp_norm": {},
+        },
+    ),
+    keys=with_keys(
+        DECODER_KEYS,
+        Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=_window,
+            gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        Key(field="windowed_layers", kind=WORDS, default=_mark_windows, hugging_face="layer_types",
+            written=True),
+        Key(field="windowed_layers", kind=FLAGS, gguf_default=_mark_windows),
+        Key(field="rotated_layers", kind=ONES, default=_mark_rotated, gguf_default=_mark_rotated),
+    ),
+    standard=standard_windows,
+    checked=_check_fields,
+)  # fmt: skip

@@ -1,0 +1,25 @@
+"""GLM-4 of 2024: a GLM-4 of 2025 with two norms in a layer in place of four.
+
+Names and keys: transformers' `modeling_glm.py`; llama.cpp's `conversion/chatglm.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weightctl.families.family import ModelType
+from weightctl.families.glm4 import FAMILY as GLM4
+from weightctl.families.lines import adapt
+
+__all__ = ["FAMILY"]
+
+FAMILY = replace(
+    GLM4,
+    name="glm",
+    gguf="chatglm",
+    model_types={
+        "glm": ModelType(class_name="GlmForCausalLM", defaults=GLM4.model_types["glm4"].defaults)
+    },
+    blocks={"fused_gate_up": True, "rope_interleaved": True},
+    names=adapt(GLM4.names, {"post_attention_norm": None, "post_mlp_norm": None}),
+)

@@ -1,0 +1,119 @@
+"""GLM-4.5 to GLM-4.7: experts that are scored one by one, after some dense layers.
+
+Names and keys: transformers' `modeling_glm4_moe.py`; llama.cpp's `models/glm4-moe.cpp`. What
+checkpoints have of layers that predict further tokens is left out, as transformers does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.families.decoder_keys import (
+    BIASES,
+    DECODER_KEYS,
+    PARTIAL_ROPE,
+    check_decoder,
+    with_keys,
+)
+from weightctl.families.experts import (
+    GROUP_KEYS,
+    LEADING_DENSE_KEYS,
+    SHARED_COUNT_KEYS,
+    SIGMOID_KEYS,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+)
+from weightctl.families.family import Family, ModelType
+from weightctl.families.keys import Key, PresentAs
+from weightctl.families.kinds import SIZE, Exactly
+from weightctl.families.layers import FlagMeaning
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_keys import standard
+
+if TYPE_CHECKING:
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_HEAD = 128
+_IF_NORMED = {"when": ("qk_norm",)}
+_FURTHER = "layers that predict further tokens are not supported"
+
+
+def _head_dim(fields: Fields) -> int:
+    """Return the usual length of a head where the hidden size is not a multiple of the heads.
+
+    That of transformers' own config is not: it would be 42 numbers, half of them in pairs.
+    """
+    hidden, heads = int(fields["hidden"]), int(fields["heads"])
+    return _HEAD if hidden % heads else hidden // heads
+
+
+FAMILY = Family(
+    name="glm4_moe",
+    gguf="glm4moe",
+    model_types={
+        "glm4_moe": ModelType(
+            class_name="Glm4MoeForCausalLM",
+            defaults={
+                "vocabulary": 151552,
+                "context": 131072,
+                "intermediate": 10944,
+                "layers": 46,
+                "heads": 96,
+                "kv_heads": 8,
+                "norm_epsilon": 1e-5,
+                "rotated_share": 0.5,
+                "expert_intermediate": 1408,
+                "shared_count": 1,
+                "dense_first": 1,
+                "experts_normalized": True,
+            },
+        )
+    },
+    blocks={"router": "sigmoid", "router_correction": True},
+    names=expert_lines(
+        adapt(
+            DECODER,
+            {
+                "attention.q_norm": _IF_NORMED,
+                "attention.k_norm": _IF_NORMED,
+                "mlp_norm": {"gguf": "blk.{}.post_attention_norm"},
+            },
+        ),
+        dense=True,
+        more={
+            "mlp.correction": "gate.e_score_correction_bias",
+            "mlp.shared.gate": "shared_experts.gate_proj",
+            "mlp.shared.up": "shared_experts.up_proj",
+            "mlp.shared.down": "shared_experts.down_proj",
+        },
+    ),
+    keys=expert_keys(
+        with_keys(
+            DECODER_KEYS,
+            Key(field="head_dim", kind=SIZE, default=_head_dim, gguf_default=_head_dim,
+                gguf="{arch}.attention.key_length", hugging_face="head_dim"),
+            BIASES[0],
+            PARTIAL_ROPE,
+            Key(field="qk_norm", kind=FlagMeaning("head"), default=None, gguf_default=None,
+                hugging_face="use_qk_norm",
+                seen=PresentAs("blk.0.attn_q_norm.weight", "head")),
+            Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
+                gguf="{arch}.nextn_predict_layers", written=False),
+        ),
+        "n_routed_experts",
+        *SIGMOID_KEYS,
+        *GROUP_KEYS,
+        *SHARED_COUNT_KEYS,
+        *LEADING_DENSE_KEYS,
+        experts=128,
+        used=8,
+    ),
+    fusions=expert_forms(),
+    beside=(r"layers\.(46|92)\..+",),
+    standard=standard,
+    checked=checking_experts(check_decoder),
+)  # fmt: skip
