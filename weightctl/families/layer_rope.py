@@ -1,4 +1,4 @@
-"""RoPE that layers with a window have otherwise than those that see all positions.
+"""RoPE of layers with a window that differs from that of the layers that see all positions.
 
 Transformers' `rope_parameters` has an object for each kind of layer then. Only the layers that see
 all positions have RoPE scaling.
