@@ -20,7 +20,7 @@ def nearest(**document: Any) -> str:
 def test_a_key_that_the_nearest_family_does_not_read_is_named() -> None:
     said = nearest(num_hidden_layers=2, residual_factor=0.5)
     assert "the closest is llama, which has 12 of the 12" in said
-    assert said.endswith("it does not read `residual_factor` of the config")
+    assert "but does not read `residual_factor` of the config" in said
 
 
 def test_the_nearest_family_is_one_that_reads_the_keys() -> None:

@@ -359,13 +359,9 @@ def check_report(
             )
         return
     directory, base = os.path.split(real)
-    if real == os.path.realpath(where.path):
-        raise OutputError(
-            f"the report path {path} is the same as the output",
-            hint="choose another file for the report",
-        )
     place = os.path.dirname(os.path.realpath(where.file))
-    if directory == place and (where.file_name or where.pattern().fullmatch(base)):
+    is_of_output = directory == place and (where.file_name or where.pattern().fullmatch(base))
+    if is_of_output or real == os.path.realpath(where.path):
         raise OutputError(
             f"the report path {path} is the same as the output",
             hint="choose another file for the report",

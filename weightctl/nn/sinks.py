@@ -1,4 +1,4 @@
-"""Scores of attention that are of no key: they take a share of the softmax, and add nothing."""
+"""Attention sinks: scores without a key, which take a share of the softmax and add nothing."""
 
 from __future__ import annotations
 
