@@ -41,7 +41,7 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "error: `lss` is neither a command nor an existing file\n"
-        "hint: did you mean `weightctl ls`? commands: ls, diff, convert, shard, verify; "
+        "hint: did you mean `weightctl ls`? commands: ls, diff, convert, shard, verify, tasks; "
         "`weightctl --help` describes them\n"
     )
 

@@ -96,7 +96,7 @@ def test_what_llama_cpp_does_for_phi_3_goes_by_the_name_of_the_model(tmp_path: P
     assert "`general.name`" in note
     (note,) = read(tmp_path, "Phi-3 mini").notes
     assert note.startswith(
-        "llama.cpp removes white space behind `</s>` because of the model's name, but "
+        "llama.cpp removes white space after `</s>` because of the model's name, but "
         "transformers keeps it"
     )
 
@@ -105,7 +105,7 @@ def test_spaces_that_llama_cpp_drops_because_of_a_name_are_noted(tmp_path: Path)
     with_token(tmp_path)
     (note,) = read(tmp_path, "not-phi-3").notes
     assert (
-        "llama.cpp removes white space behind `</s>`, `<added>` because of the model's name, "
+        "llama.cpp removes white space after `</s>`, `<added>` because of the model's name, "
         "but transformers keeps it"
     ) in note
 
