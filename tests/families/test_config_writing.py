@@ -123,7 +123,8 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         family: Family = load(reference)
         # Today's llama.cpp reads it no more than its constants have it.
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
-        assert keys - {""} <= known_keys
+        # llama.cpp reads this key of ModernBERT; the constants of older releases of gguf lack it.
+        assert keys - {"", "ARCH.hidden_activation"} <= known_keys
 
 
 def test_older_transformers_finds_rotations_where_it_looks() -> None:
