@@ -25,7 +25,6 @@ from weightctl.families import FAMILIES, recognize
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
 from weightctl.split import Grid
-from weightctl.system.registry import load
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def test_our_module_computes_what_transformers_computes_from_either_convention(
     name: str, made: Callable[[str], FamilyCheckpoint], as_gguf: Callable[[str], Path]
 ) -> None:
     given = made(name)
-    if not load(FAMILIES[given.case.family]).module:
+    if not FAMILIES[given.case.family].load().module:
         pytest.skip("the family has no Module")
     assert_same(run_ours(given.path, given.tokens), given)
     assert_same(run_ours(as_gguf(name), given.tokens), given)
@@ -197,7 +196,7 @@ def test_two_ranks_have_all_bytes_and_compute_the_same(
         for tensor in header_of(whole).tensors:
             one, other = (each[tensor].data().to_numpy() for each in (whole, gathered))
             assert np.array_equal(one, other), tensor
-        if load(FAMILIES[given.case.family]).module:
+        if FAMILIES[given.case.family].load().module:
             assert_same(run_ours(source, given.tokens, grid), given)
 
 

@@ -40,8 +40,8 @@ FAMILY = replace(
 )
 '''
 LINE = Line(
-    '    "toy": "weightctl.families.toy:FAMILY",',
-    before='"llama": "weightctl.families.llama:FAMILY",',
+    '    "toy": FamilyLine("weightctl.families.toy", "toy", ("toy",)),',
+    before='("llama", "mistral")),',
 )
 RULES = r"""
 [rename]

@@ -16,7 +16,6 @@ from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
-from weightctl.system.registry import load
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         for value in vars(group).values()
         if isinstance(value, str)
     }
-    for reference in FAMILIES.values():
-        family: Family = load(reference)
+    for line in FAMILIES.values():
+        family: Family = line.load()
         # Today's llama.cpp reads it no more than its constants have it.
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
         # llama.cpp reads this key of ModernBERT; the constants of older releases of gguf lack it.
@@ -137,7 +136,7 @@ def test_older_transformers_finds_rotations_where_it_looks() -> None:
 
 
 def test_a_llama_with_a_window_is_a_mistral() -> None:
-    family: Family = load(FAMILIES["llama"])
+    family = FAMILIES["llama"].load()
     fields = dict(fields_of(DOCUMENTS["llama"]))
     assert model_type_of(family, fields) == "llama"
     assert model_type_of(family, fields | {"sliding_window": 16}) == "mistral"
@@ -150,10 +149,10 @@ def test_a_llama_with_a_window_is_a_mistral() -> None:
 
 
 def test_a_window_that_is_none_is_written_where_none_means_another() -> None:
-    family: Family = load(FAMILIES["llama"])
+    family = FAMILIES["llama"].load()
     document = {"model_type": "mistral", "sliding_window": None}
     assert to_hugging_face(family, fields_of(document), "mistral")["sliding_window"] is None
-    phi = to_gguf(load(FAMILIES["phi3"]), fields_of(DOCUMENTS["phi4"]))
+    phi = to_gguf(FAMILIES["phi3"].load(), fields_of(DOCUMENTS["phi4"]))
     assert phi["phi3.attention.sliding_window"] == MetadataValue("u32", 0)
 
 

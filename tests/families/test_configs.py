@@ -22,7 +22,6 @@ from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
 from weightctl.families.rope_scaling import inverse_frequencies
-from weightctl.system.registry import load
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def read(document: dict[str, Any]) -> Any:
-    for reference in FAMILIES.values():
-        family: Family = load(reference)
+    for line in FAMILIES.values():
+        family: Family = line.load()
         if document["model_type"] in family.model_types:
             return from_hugging_face(family, document, "config.json").config
     raise AssertionError(document)
@@ -150,7 +149,7 @@ def gguf_metadata(**changes: Any) -> dict[str, MetadataValue]:
 
 
 def from_metadata(**changes: Any) -> Any:
-    return from_gguf(load(FAMILIES["llama"]), gguf_metadata(**changes), {}, "model.gguf").config
+    return from_gguf(FAMILIES["llama"].load(), gguf_metadata(**changes), {}, "model.gguf").config
 
 
 def test_ggufs_metadata_say_the_same_as_config_json(tmp_path: Path) -> None:
@@ -320,7 +319,7 @@ ANYTHING = st.one_of(
     st.sampled_from([0, 1, 2, 64, 1 << 31, 1 << 2000, "linear", "yarn", "llama3", 0.5, 1e300]),
     st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.none()),
 )  # fmt: skip
-KEYS = [(name, key) for name in FAMILIES for key in load(FAMILIES[name]).keys]
+KEYS = [(name, key) for name in FAMILIES for key in FAMILIES[name].load().keys]
 IN_CONFIG = st.sampled_from(sorted(
     {key.hugging_face.rpartition(".")[2] for _, key in KEYS}
     | {"rope_scaling", "rope_parameters", "rope_theta", "type"}
@@ -330,7 +329,7 @@ IN_METADATA = st.sampled_from(sorted({key.gguf.format(arch=name) for name, key i
 
 @given(
     st.sampled_from(
-        sorted({kind for name in FAMILIES for kind in load(FAMILIES[name]).model_types})
+        sorted({kind for name in FAMILIES for kind in FAMILIES[name].load().model_types})
     ),
     st.dictionaries(IN_CONFIG, ANYTHING | st.dictionaries(IN_CONFIG, ANYTHING), max_size=6),
 )
@@ -349,4 +348,4 @@ def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]
     metadata = {key: MetadataValue("f32", content) for key, content in (usual | values).items()}
     metadata["general.architecture"] = MetadataValue("string", name)
     with contextlib.suppress(ArchitectureError):
-        from_gguf(load(FAMILIES[name]), metadata, {}, "model.gguf")
+        from_gguf(FAMILIES[name].load(), metadata, {}, "model.gguf")

@@ -9,12 +9,12 @@ import pytest
 from weightctl.families import FAMILIES
 from weightctl.families.lines import LINES as USUAL
 from weightctl.families.parts import ROLES, part_of_layer, role
-from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.families.family import Family, Name
 
-LINES = [(family, line) for family in map(load, FAMILIES.values()) for line in family.names]
+LOADED = {name: line.load() for name, line in FAMILIES.items()}
+LINES = [(family, line) for family in LOADED.values() for line in family.names]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
         assert part_of_layer(line) == name.removesuffix(".whole").removesuffix(".latent")
 
 
-@pytest.mark.parametrize("family", [load(each) for each in FAMILIES.values()], ids=list(FAMILIES))
+@pytest.mark.parametrize("family", LOADED.values(), ids=LOADED)
 def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> None:
     roles = {part_of_layer(line): role(line, "weight") for line in family.names}
     made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}

@@ -18,7 +18,6 @@ from weightctl.families.rope_scaling import RopeScaling
 from weightctl.families.windowed_layers import WORDS
 from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.nn.models import build_network
-from weightctl.system.registry import load
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ FIELDS = {
 
 
 def find_family(document: dict[str, Any]) -> Family:
-    family: Family = load(FAMILIES[document["model_type"].removesuffix("_text")])
-    return family
+    return FAMILIES[document["model_type"].removesuffix("_text")].load()
 
 
 def read(document: dict[str, Any]) -> Read:
@@ -92,7 +90,7 @@ def metadata(name: str, **changes: Any) -> dict[str, MetadataValue]:
 
 
 def from_metadata(name: str, **changes: Any) -> Any:
-    return from_gguf(load(FAMILIES[name]), metadata(name, **changes), {}, "here").config
+    return from_gguf(FAMILIES[name].load(), metadata(name, **changes), {}, "here").config
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)

@@ -55,7 +55,7 @@ def list_asked(family: Family) -> set[str]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_key_is_a_field_of_the_config_or_says_something_of_one(name: str) -> None:
-    family: Family = load(FAMILIES[name])
+    family = FAMILIES[name].load()
     fields = {field.name for field in dataclasses.fields(load(family.config))}
     assert family.blocks.keys() <= fields
     asked = list_asked(family)

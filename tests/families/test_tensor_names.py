@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 MAPS = {
-    name: gguf.get_tensor_name_map(KINDS[load(FAMILIES[name]).gguf_name], 3) for name in FAMILIES
+    name: gguf.get_tensor_name_map(KINDS[FAMILIES[name].load().gguf_name], 3) for name in FAMILIES
 }
 
 
@@ -43,12 +43,12 @@ UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "tok
 
 def keys_of(name: str) -> dict[str, str]:
     """Return what config.json calls the fields of a family."""
-    family: Family = load(FAMILIES[name])
+    family: Family = FAMILIES[name].load()
     return {key.field: key.hugging_face for key in reversed(family.keys) if key.hugging_face}
 
 
 def config(name: str, **changes: Any) -> Any:
-    family: Family = load(FAMILIES[name])
+    family: Family = FAMILIES[name].load()
     called = keys_of(name)
     document: dict[str, Any] = {"model_type": next(iter(family.model_types))}
     document |= {called[field]: size for field, size in SMALL.items() if field in called}
@@ -58,7 +58,7 @@ def config(name: str, **changes: Any) -> Any:
 
 def with_all(name: str) -> dict[str, Any]:
     """Return the fields with which a model has all parts that its family knows."""
-    family: Family = load(FAMILIES[name])
+    family: Family = FAMILIES[name].load()
     flags = {key.field for key in family.keys if isinstance(key.kind, Flag)}
     found: dict[str, Any] = {}
     for line in family.names:
@@ -77,14 +77,17 @@ def unlike(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_family_stands_under_its_own_name(name: str) -> None:
-    assert load(FAMILIES[name]).name == name
-    assert FAMILIES[name] == f"weightctl.families.{name}:FAMILY"
+def test_the_line_of_a_family_has_the_names_that_the_family_has(name: str) -> None:
+    line = FAMILIES[name]
+    family = line.load()
+    assert line.module == f"weightctl.families.{name}"
+    assert (family.name, family.gguf_name) == (name, line.gguf)
+    assert family.model_types.keys() == set(line.model_types)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
+    tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     # Where experts are stacked, several have one name.
     pairs = {(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face}
     assert len(pairs) >= 20
@@ -108,7 +111,7 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: bool) -> None:
-    family: Family = load(FAMILIES[name])
+    family: Family = FAMILIES[name].load()
     made = config(name, **(with_all(name) if changed else {}))
     module = load(family.module)(made)
     assert {tensor.module for tensor in family.tensors(made)} == set(module.raw_state_dict())
@@ -126,8 +129,8 @@ def test_the_shapes_of_the_table_are_those_of_the_module(
     name: str, changes: dict[str, Any]
 ) -> None:
     made = config(name, **changes)
-    weights = load(load(FAMILIES[name]).module)(made).raw_state_dict()
-    shapes = {each.module: shape_of(each, made) for each in load(FAMILIES[name]).tensors(made)}
+    weights = load(FAMILIES[name].load().module)(made).raw_state_dict()
+    shapes = {each.module: shape_of(each, made) for each in FAMILIES[name].load().tensors(made)}
     assert shapes == {
         module: weight.original_dtype_and_shape[1].sizes for module, weight in weights.items()
     }
@@ -135,7 +138,7 @@ def test_the_shapes_of_the_table_are_those_of_the_module(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_two_tensors_have_one_name(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
+    tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     for names in (
         [one.module for one in tensors],
         *(
@@ -154,7 +157,7 @@ def test_no_two_tensors_have_one_name(name: str) -> None:
 
 
 def test_tensors_come_layer_after_layer() -> None:
-    names = [tensor.gguf or "" for tensor in load(FAMILIES["llama"]).tensors(config("llama"))]
+    names = [tensor.gguf or "" for tensor in FAMILIES["llama"].load().tensors(config("llama"))]
     numbers = [int(name.split(".")[1]) for name in names if name.startswith("blk")]
     assert numbers == sorted(numbers)
     assert (names[0], names[-1]) == ("token_embd.weight", "output.weight")
@@ -164,7 +167,7 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
     steps = {
         tensor.gguf: tensor.change
         for name in ("llama", "gpt2")
-        for tensor in load(FAMILIES[name]).tensors(config(name, **with_all(name)))
+        for tensor in FAMILIES[name].load().tensors(config(name, **with_all(name)))
     }
     assert steps["blk.1.attn_qkv.weight"] is not None
     assert steps["blk.1.attn_qkv.bias"] is None
@@ -174,7 +177,7 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
-    tensors = list(load(FAMILIES[name]).tensors(config(name, **with_all(name))))
+    tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     kept = {tensor.module for tensor in tensors if tensor.is_float32}
     assert {one.module for one in tensors if "norm" in one.module or "bias" in one.module} <= kept
     assert "embedding.weight" not in kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
@@ -14,18 +14,11 @@ from transformers.models.auto.modeling_auto import (
 
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
-from weightctl.system.registry import load
-
-if TYPE_CHECKING:
-    from weightctl.families.family import Family
 
 # Types of checkpoints with code of their own, which transformers reads as another type.
 REMOTE = {"kimi_k2"}
 TYPES = [
-    (name, kind)
-    for name in FAMILIES
-    for kind in load(FAMILIES[name]).model_types
-    if kind not in REMOTE
+    (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {"gemma3"}
@@ -40,7 +33,7 @@ def stated(kind: str) -> dict[str, Any]:
 def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
     name: str, kind: str
 ) -> None:
-    family: Family = load(FAMILIES[name])
+    family = FAMILIES[name].load()
     ours: Any = from_hugging_face(family, {"model_type": kind}, "here").config
     theirs: Any = from_hugging_face(family, stated(kind), "here").config
     differing = {
@@ -53,7 +46,7 @@ def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
 
 @pytest.mark.parametrize(("name", "kind"), TYPES)
 def test_the_class_of_a_type_is_that_of_transformers(name: str, kind: str) -> None:
-    family: Family = load(FAMILIES[name])
+    family = FAMILIES[name].load()
     is_encoder = family.config.endswith("EncoderConfig")
     classes = MODEL_MAPPING_NAMES if is_encoder else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     assert family.model_types[kind].class_name == classes[kind]
@@ -135,7 +128,7 @@ UNREAD_OF = {
 
 @pytest.mark.parametrize(("name", "kind"), [each for each in TYPES if each[1] not in NESTED])
 def test_every_key_that_transformers_reads_is_read(name: str, kind: str) -> None:
-    family: Family = load(FAMILIES[name])
+    family = FAMILIES[name].load()
     read = {key.hugging_face.partition(".")[0] for key in family.keys}
     fixed = family.model_types[kind].fixed
     aside = {key.hugging_face for key in family.keys if key.field in fixed}

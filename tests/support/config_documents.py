@@ -8,7 +8,6 @@ from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
-from weightctl.system.registry import load
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
@@ -98,8 +97,8 @@ DOCUMENTS: dict[str, Document] = {
 
 
 def find_family(document: Document) -> Family:
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
-    return next(family for family in families if document["model_type"] in family.model_types)
+    kind = document["model_type"]
+    return next(line.load() for line in FAMILIES.values() if kind in line.model_types)
 
 
 def fields_of(document: Document) -> Any:

@@ -24,7 +24,6 @@ import transformers
 import family_tokenizers
 from once import once
 from weightctl.families import FAMILIES
-from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,7 +106,7 @@ def _make(case: FamilyCase, into: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _tokenizer(case.tokenizer)
     config = _config(case, tokenizer)
-    is_encoder = load(FAMILIES[case.family]).config.endswith("EncoderConfig")
+    is_encoder = FAMILIES[case.family].load().config.endswith("EncoderConfig")
     kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()

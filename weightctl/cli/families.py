@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.cli.render import Cell, show_table
 from weightctl.families import FAMILIES
 from weightctl.sharding.vllm_names import VLLM_FAMILIES
-from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from weightctl.families.family import Family
 
 __all__ = ["FamilyEntry", "list_families", "show_families"]
 
@@ -35,12 +32,12 @@ class FamilyEntry(NamedTuple):
 
 def list_families() -> Iterator[FamilyEntry]:
     """Yield all supported families in the order of their table."""
-    for name, reference in FAMILIES.items():
-        family: Family = load(reference)
+    for name, line in FAMILIES.items():
+        family = line.load()
         yield FamilyEntry(
             name,
-            tuple(family.model_types),
-            family.gguf_name,
+            line.model_types,
+            line.gguf,
             tuple(each.class_name for each in family.model_types.values()),
             bool(family.module),
             name in VLLM_FAMILIES,

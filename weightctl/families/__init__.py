@@ -2,74 +2,99 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from weightctl.system.registry import load_on_use
+from weightctl.system.registry import load, load_on_use
 
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.family import Family
     from weightctl.families.recognition import recognize
 
-__all__ = ["FAMILIES", "RecognizedModel", "recognize"]
+__all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "recognize"]
 
-# A family is a line here, its name and the `Family`, and a module: `families/llama.py` has the
-# names of its tensors, the keys of its config, and the blocks that it is made of. Nothing else
-# knows of it. Those that came later stand behind the first ten, in the order of their names.
-FAMILIES: dict[str, str] = {
-    "llama": "weightctl.families.llama:FAMILY",
-    "bert": "weightctl.families.bert:FAMILY",
-    "gpt2": "weightctl.families.gpt2:FAMILY",
-    "gemma2": "weightctl.families.gemma2:FAMILY",
-    "gemma3": "weightctl.families.gemma3:FAMILY",
-    "qwen2": "weightctl.families.qwen2:FAMILY",
-    "qwen3": "weightctl.families.qwen3:FAMILY",
-    "phi3": "weightctl.families.phi3:FAMILY",
-    "mixtral": "weightctl.families.mixtral:FAMILY",
-    "qwen3moe": "weightctl.families.qwen3moe:FAMILY",
-    "arcee": "weightctl.families.arcee:FAMILY",
-    "bloom": "weightctl.families.bloom:FAMILY",
-    "camembert": "weightctl.families.camembert:FAMILY",
-    "cohere": "weightctl.families.cohere:FAMILY",
-    "cohere2": "weightctl.families.cohere2:FAMILY",
-    "deepseek_v2": "weightctl.families.deepseek_v2:FAMILY",
-    "deepseek_v3": "weightctl.families.deepseek_v3:FAMILY",
-    "distilbert": "weightctl.families.distilbert:FAMILY",
-    "dots1": "weightctl.families.dots1:FAMILY",
-    "ernie4_5": "weightctl.families.ernie4_5:FAMILY",
-    "ernie4_5_moe": "weightctl.families.ernie4_5_moe:FAMILY",
-    "eurobert": "weightctl.families.eurobert:FAMILY",
-    "exaone4": "weightctl.families.exaone4:FAMILY",
-    "exaone_moe": "weightctl.families.exaone_moe:FAMILY",
-    "falcon": "weightctl.families.falcon:FAMILY",
-    "gemma": "weightctl.families.gemma:FAMILY",
-    "glm": "weightctl.families.glm:FAMILY",
-    "glm4": "weightctl.families.glm4:FAMILY",
-    "glm4_moe": "weightctl.families.glm4_moe:FAMILY",
-    "gpt_oss": "weightctl.families.gpt_oss:FAMILY",
-    "gptj": "weightctl.families.gptj:FAMILY",
-    "gptneox": "weightctl.families.gptneox:FAMILY",
-    "granite": "weightctl.families.granite:FAMILY",
-    "granitemoe": "weightctl.families.granitemoe:FAMILY",
-    "granitemoeshared": "weightctl.families.granitemoeshared:FAMILY",
-    "jais2": "weightctl.families.jais2:FAMILY",
-    "minimax_m2": "weightctl.families.minimax_m2:FAMILY",
-    "modernbert": "weightctl.families.modernbert:FAMILY",
-    "mpt": "weightctl.families.mpt:FAMILY",
-    "nemotron": "weightctl.families.nemotron:FAMILY",
-    "nomic_bert": "weightctl.families.nomic_bert:FAMILY",
-    "olmo": "weightctl.families.olmo:FAMILY",
-    "olmo2": "weightctl.families.olmo2:FAMILY",
-    "olmo3": "weightctl.families.olmo3:FAMILY",
-    "olmoe": "weightctl.families.olmoe:FAMILY",
-    "phi2": "weightctl.families.phi2:FAMILY",
-    "qwen2moe": "weightctl.families.qwen2moe:FAMILY",
-    "roberta": "weightctl.families.roberta:FAMILY",
-    "seed_oss": "weightctl.families.seed_oss:FAMILY",
-    "smollm3": "weightctl.families.smollm3:FAMILY",
-    "stablelm": "weightctl.families.stablelm:FAMILY",
-    "starcoder": "weightctl.families.starcoder:FAMILY",
-    "starcoder2": "weightctl.families.starcoder2:FAMILY",
-    "xlm_roberta": "weightctl.families.xlm_roberta:FAMILY",
+
+class FamilyLine(NamedTuple):
+    """An entry of the table of families.
+
+    `module` has the `Family` as `FAMILY`. `gguf` is GGUF's `general.architecture` of its models,
+    which several families can share, and `model_types` are the values of `model_type` in
+    config.json. With these, only the family of a checkpoint is imported.
+    """
+
+    module: str
+    gguf: str
+    model_types: tuple[str, ...]
+
+    def load(self) -> Family:
+        """Import the family."""
+        return cast("Family", load(f"{self.module}:FAMILY"))
+
+
+# A family is a line here and a module: `families/llama.py` has the names of its tensors, the keys
+# of its config, and the blocks that it is made of. No other code names it. The first ten are
+# followed by the later ones in the order of their names.
+FAMILIES: dict[str, FamilyLine] = {
+    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral")),
+    "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
+    "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
+    "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
+    "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
+    "qwen2": FamilyLine("weightctl.families.qwen2", "qwen2", ("qwen2",)),
+    "qwen3": FamilyLine("weightctl.families.qwen3", "qwen3", ("qwen3",)),
+    "phi3": FamilyLine("weightctl.families.phi3", "phi3", ("phi3",)),
+    "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
+    "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
+    "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
+    "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
+    "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
+    "cohere": FamilyLine("weightctl.families.cohere", "command-r", ("cohere",)),
+    "cohere2": FamilyLine("weightctl.families.cohere2", "cohere2", ("cohere2",)),
+    "deepseek_v2": FamilyLine("weightctl.families.deepseek_v2", "deepseek2", ("deepseek_v2",)),
+    "deepseek_v3": FamilyLine(
+        "weightctl.families.deepseek_v3", "deepseek2", ("deepseek_v3", "kimi_k2")
+    ),
+    "distilbert": FamilyLine("weightctl.families.distilbert", "bert", ("distilbert",)),
+    "dots1": FamilyLine("weightctl.families.dots1", "dots1", ("dots1",)),
+    "ernie4_5": FamilyLine("weightctl.families.ernie4_5", "ernie4_5", ("ernie4_5",)),
+    "ernie4_5_moe": FamilyLine(
+        "weightctl.families.ernie4_5_moe", "ernie4_5-moe", ("ernie4_5_moe",)
+    ),
+    "eurobert": FamilyLine("weightctl.families.eurobert", "eurobert", ("eurobert",)),
+    "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
+    "exaone_moe": FamilyLine("weightctl.families.exaone_moe", "exaone-moe", ("exaone_moe",)),
+    "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
+    "gemma": FamilyLine("weightctl.families.gemma", "gemma", ("gemma",)),
+    "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
+    "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),
+    "glm4_moe": FamilyLine("weightctl.families.glm4_moe", "glm4moe", ("glm4_moe",)),
+    "gpt_oss": FamilyLine("weightctl.families.gpt_oss", "gpt-oss", ("gpt_oss",)),
+    "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
+    "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),
+    "granite": FamilyLine("weightctl.families.granite", "granite", ("granite",)),
+    "granitemoe": FamilyLine("weightctl.families.granitemoe", "granitemoe", ("granitemoe",)),
+    "granitemoeshared": FamilyLine(
+        "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
+    ),
+    "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "minimax_m2": FamilyLine("weightctl.families.minimax_m2", "minimax-m2", ("minimax_m2",)),
+    "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
+    "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
+    "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),
+    "nomic_bert": FamilyLine("weightctl.families.nomic_bert", "nomic-bert", ("nomic_bert",)),
+    "olmo": FamilyLine("weightctl.families.olmo", "olmo", ("olmo",)),
+    "olmo2": FamilyLine("weightctl.families.olmo2", "olmo2", ("olmo2",)),
+    "olmo3": FamilyLine("weightctl.families.olmo3", "olmo2", ("olmo3",)),
+    "olmoe": FamilyLine("weightctl.families.olmoe", "olmoe", ("olmoe",)),
+    "phi2": FamilyLine("weightctl.families.phi2", "phi2", ("phi",)),
+    "qwen2moe": FamilyLine("weightctl.families.qwen2moe", "qwen2moe", ("qwen2_moe",)),
+    "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
+    "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
+    "smollm3": FamilyLine("weightctl.families.smollm3", "smollm3", ("smollm3",)),
+    "stablelm": FamilyLine("weightctl.families.stablelm", "stablelm", ("stablelm",)),
+    "starcoder": FamilyLine("weightctl.families.starcoder", "starcoder", ("gpt_bigcode",)),
+    "starcoder2": FamilyLine("weightctl.families.starcoder2", "starcoder2", ("starcoder2",)),
+    "xlm_roberta": FamilyLine("weightctl.families.xlm_roberta", "bert", ("xlm-roberta",)),
 }
 
 _NAMES = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.families import FAMILIES
 from weightctl.families.model import ARCHITECTURE
 from weightctl.schemes.buffers import is_buffer
-from weightctl.system.registry import load
 from weightctl.text.folding import mask_numbers
 from weightctl.text.wording import join_names
 
@@ -52,8 +51,9 @@ def describe_nearest(
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
     keys = _list_keys(document or {}, metadata or {})
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
-    likenesses = [_measure_likeness(family, kinds, convention, keys) for family in families]
+    likenesses = [
+        _measure_likeness(line.load(), kinds, convention, keys) for line in FAMILIES.values()
+    ]
     closest = max(likenesses, key=lambda each: (len(each.common), -len(each.unread)))
     if 3 * len(closest.common) < len(kinds) or not kinds:
         return ""

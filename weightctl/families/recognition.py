@@ -14,7 +14,6 @@ from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.nearest import describe_nearest
-from weightctl.system.registry import load
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
@@ -50,8 +49,7 @@ def find_named_family(weights: Checkpoint) -> Family | None:
     """Return the family of GGUF's name; of several with one name that which says it is."""
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     name = metadata[ARCHITECTURE].content
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
-    alike = [family for family in families if family.gguf_name == name]
+    alike = [line.load() for line in FAMILIES.values() if line.gguf == name]
     named = [
         family
         for family in alike
@@ -122,11 +120,9 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
     found = document.get(MODEL_TYPE)
-    # Families after the one that is found are not imported.
-    for reference in FAMILIES.values():
-        family: Family = load(reference)
-        if isinstance(found, str) and found in family.model_types:
-            return family
+    for line in FAMILIES.values():
+        if found in line.model_types:
+            return line.load()
     says = _says(f"`{MODEL_TYPE}`", found, where)
     raise UnknownArchitectureError(says, hint=_hint(weights, "hugging_face", document))
 

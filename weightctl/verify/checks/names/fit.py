@@ -14,7 +14,6 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import layer
 from weightctl.families.parts import shape_of
 from weightctl.families.recognition import find_named_family, recognize
-from weightctl.system.registry import load
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import MetadataValue
@@ -202,9 +201,8 @@ def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | No
 
     if ARCHITECTURE in header_of(weights).metadata:
         return find_named_family(weights)
-    families: list[Family] = [load(reference) for reference in FAMILIES.values()]
     kind = document.get(MODEL_TYPE)
-    return next((family for family in families if kind in family.model_types), None)
+    return next((line.load() for line in FAMILIES.values() if kind in line.model_types), None)
 
 
 def _find_keys(family: Family, fields: Iterable[str]) -> list[Key]:
