@@ -147,8 +147,8 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"dtype": "f16", "quant": "Q8_0"}, "both given"),
-        ({"dtype": QuantizationEncoding.Q8_0}, "is not a type for weights"),
-        ({"dtype": DType.int8}, "is not a type for weights"),
+        ({"dtype": QuantizationEncoding.Q8_0}, "cannot be used as the dtype of weights"),
+        ({"dtype": DType.int8}, "cannot be used as the dtype of weights"),
         ({"quant": DType.bfloat16}, "cannot quantize to BF16"),
         ({"quant": QuantizationEncoding.IQ3_S}, "cannot quantize to IQ3_S"),
         ({"quant": "Q9"}, "is neither a recipe nor a type"),

@@ -158,10 +158,10 @@ On = Annotated[
     typer.Option(
         metavar="EXECUTOR",
         help="Divide the work among workers: processes:N for N processes on this machine, "
-        "dask://HOST:PORT or ray://HOST:PORT for the workers of a cluster, ray for a new Ray "
-        "cluster on this machine, or ranks for processes that torchrun, Slurm or Kubernetes start, "
-        "each with this command. Limits such as -j then apply to each worker, and -j is 1 by "
-        "default.",
+        "dask://HOST:PORT or ray://HOST:PORT for the workers of a cluster, ray for the cluster "
+        "that RAY_ADDRESS names, or else a new one on this machine, or ranks if torchrun, Slurm or "
+        "Kubernetes starts this same command in every process. Limits such as -j then apply to "
+        "each worker, and -j is 1 by default.",
     ),
 ]
 TaskSize = Annotated[

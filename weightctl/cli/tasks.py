@@ -82,10 +82,10 @@ def _change(name: str, annotation: Any) -> Any:
 
 
 def tasks(**given: Any) -> None:
-    """List the tasks of a conversion, or of splitting a checkpoint into shards.
+    """List the tasks of a conversion or sharding for several workers, with their expected times.
 
-    Use this to run the tasks with a scheduler of your own. Replace `convert` in a command by
-    `tasks`, or `shard`: the arguments and options are the same. With --tp, --ep, --pp or --gather,
+    Use this to run the tasks with a scheduler of your own. Take the `convert` or `shard` command
+    that you want to run, and replace its name by `tasks`. With --tp, --ep, --pp or --gather,
     the tasks are those of `weightctl shard`. Only headers are read, and nothing is written.
 
     The expected time is that of one core: reading, writing, and encoding at speeds that were

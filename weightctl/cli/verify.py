@@ -199,8 +199,8 @@ def verify(
         typer.Option(
             metavar="EXECUTOR",
             help="Have workers read the values for the checks structure, finite and values: "
-            "processes:N for N processes on this machine, or dask://HOST:PORT for the workers of a "
-            "Dask cluster.",
+            "processes:N for N processes on this machine, or dask://HOST:PORT, ray://HOST:PORT or "
+            "ray for the workers of a cluster.",
         ),
     ] = None,
     task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",

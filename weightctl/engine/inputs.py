@@ -95,7 +95,7 @@ def prepare_inputs(
     """
     if len(given) != len(types):
         raise EngineError(
-            f"graph `{graph_name}` has {pluralize(len(types), 'input')}, but got {len(given)}",
+            f"graph `{graph_name}` takes {pluralize(len(types), 'input')}, not {len(given)}",
             hint=f"the inputs are {' and '.join(map(str, types))}"
             if types
             else ("call `execute()` without arguments"),

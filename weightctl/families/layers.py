@@ -108,7 +108,8 @@ class LayerChoice(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return whether each layer has it."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {show_value(content)}; it must be a list with a word per layer")
+            expected = f"a list with `{self.word}` or `{self.other}` for each layer"
+            raise ValueError(f"is {show_value(content)}; it must be {expected}")
         for each in content:
             if each not in self:
                 expected = f"`{self.word}` or `{self.other}`"

@@ -68,7 +68,8 @@ def _type(path: str, key: str, name: object) -> str | None:
     if not isinstance(name, str):
         raise ConversionError(
             f"{path}: the type of `{key}` is not a string",
-            hint="write a pattern with dots in quotes: 'blk.0.' = 'Q6_K'",
+            hint="give the type as a string, and quote the pattern, because TOML reads unquoted "
+            "dots as nested tables: 'blk.0.' = 'Q6_K'",
         )
     try:
         encoding = type_named(name)

@@ -111,7 +111,8 @@ def infer_allgather(
     starts = range(0, count, len(values)) if first is None else [first]
     if len(sizes) != count or own not in [[*sizes[at : at + len(own)]] for at in starts]:
         raise GraphError(
-            f"sizes {sizes.text} do not match {count} ranks with {Shape(own).text} in this process",
+            f"sizes {sizes.text} do not fit: there are {count} ranks, and the values in this "
+            f"process have sizes {Shape(own).text}",
             hint="give one size per rank, in order",
         )
     total = sum(sizes, start=Dim(0))
