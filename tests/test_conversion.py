@@ -153,7 +153,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"quant": QuantizationEncoding.IQ3_S}, "cannot quantize to IQ3_S"),
         ({"quant": "Q9"}, "is neither a recipe nor a type"),
         ({"quant": "no/such.toml"}, "cannot read the recipe"),
-        ({"tensor_types": {"a": "int8"}}, "not a type for weights"),
+        ({"tensor_types": {"a": "int8"}}, "cannot be used as the dtype"),
         ({"tensor_types": {"zzz": "Q8_0"}}, "no tensor's name matches"),
         ({"tensor_types": {"(": "Q8_0"}}, r"\("),
         ({"nonfinite": "drop"}, "nonfinite cannot be 'drop'"),

@@ -154,7 +154,8 @@ REFUSED = [
     Refused(
         "allgather",
         (f32(2), f32(3)),
-        "sizes [3, 2] do not fit: there are 2 ranks, and the values in this process have sizes [2, 3]",
+        "sizes [3, 2] do not fit: there are 2 ranks, and the values in this process have sizes "
+        "[2, 3]",
         GATHER | {"sizes": Shape([3, 2])},
     ),
     Refused(
