@@ -170,7 +170,7 @@ REFUSED = [
     Refused(
         "reduce_scatter",
         (f32(4), f32(4)),
-        "sizes [1, 2] do not match 2 shards of 4",
+        "the sizes [1, 2] do not split a dimension of 4 into 2 shards",
         PARTS | {"sizes": Shape([1, 2])},
     ),
     Refused(

@@ -157,10 +157,10 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Divide the work among workers: processes:N for N processes on this machine, "
-        "dask://HOST:PORT or ray://HOST:PORT for the workers of a cluster, ray for the cluster "
-        "that RAY_ADDRESS names, or else a new one on this machine, or ranks if torchrun, Slurm or "
-        "Kubernetes starts this same command in every process. Limits such as -j then apply to "
+        help="Divide the work among workers. processes:N: N processes on this machine; "
+        "dask://HOST:PORT or ray://HOST:PORT: the workers of a cluster; ray: the cluster in "
+        "RAY_ADDRESS, or a new one on this machine if it is not set; ranks: the processes in which "
+        "torchrun, Slurm or Kubernetes starts this same command. Limits such as -j then apply to "
         "each worker, and -j is 1 by default.",
     ),
 ]

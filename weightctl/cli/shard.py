@@ -89,8 +89,8 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The path or URL of the checkpoint to read; with --gather, of the directory of "
-            "the shards.",
+            help="The checkpoint to read, as a path or URL. With --gather: the directory that "
+            "contains the shards.",
             callback=locate,
         ),
     ],
