@@ -179,8 +179,8 @@ def test_a_fault_at_any_moment_of_writing_spoils_nothing(
         found = visible(objects)
         assert found == {f"{place}/{key}": content for key, content in whole.items()}
         assert is_kept or found.keys() == objects.keys()
-        # The id of an upload whose answer was lost is not known; there is nothing in it. Azure keeps
-        # a part that comes late for a week, beside the complete object.
+        # The id of an upload whose answer was lost is not known; there is nothing in it. Azure
+        # keeps a part that comes late for a week, beside the complete object.
         is_late = fault == "stall" and store.url.startswith("az://")
         assert is_late or not store.list_arrived()
     assert failed >= (0 if is_passing else moments // 3)
