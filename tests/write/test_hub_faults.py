@@ -74,7 +74,8 @@ def test_a_fault_at_any_moment_of_writing_the_hub_spoils_nothing(
             convert(matrices, f"hf://{model}{path}", **options)
         assert files_of(xet_hub, model) == whole
         assert len(xet_hub.repositories[model].messages) == 2
-    assert failed >= (0 if is_passing else moments // 3)
+    # A request whose redirect leads nowhere is repeated.
+    assert failed >= (0 if is_passing or fault == "redirect" else moments // 3)
 
 
 def test_what_has_arrived_is_not_sent_again(xet_hub: HubServer, large: Path, scratch: Path) -> None:
