@@ -33,6 +33,7 @@ from weightctl.cli.options import (
     examples,
     exit_codes,
     locate,
+    locate_local,
     section,
 )
 from weightctl.cli.outline import outline
@@ -284,6 +285,7 @@ def convert(
             metavar="FILE",
             help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
             "error of each.",
+            callback=locate_local,
         ),
     ] = None,
     anonymous: Anonymous = False,
