@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import (
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 
-# Types of checkpoints with code of their own, which transformers reads as another type.
-REMOTE = {"kimi_k2"}
+# Types of checkpoints with code of their own, which transformers lacks or reads as another type.
+REMOTE = {"kimi_k2", "minicpm"}
 TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
@@ -121,6 +121,9 @@ UNREAD_OF = {
     "exaone4": {"sliding_window_pattern"},
     "exaone_moe": {"sliding_window_pattern"},
     "glm4_moe": {"num_nextn_predict_layers"},
+    "hunyuan_v1_dense": {"eod_token_id"},
+    "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
+    "minicpm3": {"head_dim", "qk_head_dim"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
 }

@@ -35,7 +35,7 @@ class FamilyLine(NamedTuple):
 # of its config, and the blocks that it is made of. No other code names it. The first ten are
 # followed by the later ones in the order of their names.
 FAMILIES: dict[str, FamilyLine] = {
-    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral")),
+    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral", "internlm3")),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
@@ -76,7 +76,13 @@ FAMILIES: dict[str, FamilyLine] = {
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
     ),
+    "hunyuan_dense": FamilyLine(
+        "weightctl.families.hunyuan_dense", "hunyuan-dense", ("hunyuan_v1_dense",)
+    ),
+    "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
+    "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),
     "minimax_m2": FamilyLine("weightctl.families.minimax_m2", "minimax-m2", ("minimax_m2",)),
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),

@@ -37,7 +37,8 @@ class DecoderConfig:
     by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`).
+    Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
@@ -94,6 +95,7 @@ class DecoderConfig:
     attention_output_bias: bool = False
     fused_qkv: bool = False
     qk_norm: QkNorm | None = None
+    qk_norm_after_rope: bool = False
     query_scalar: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY", "GATING", "NO_BIASES", "SHARED_LINES", "SIGMOID"]
+__all__ = ["FAMILY", "GATING", "NO_BIASES", "NO_MLP_BIASES", "SHARED_LINES", "SIGMOID"]
 
 # What llama.cpp calls routers that score each expert by itself.
 SIGMOID = 2
@@ -55,6 +55,12 @@ NO_BIASES = Key(
     kind=Exactly(False, "attention biases are not supported"),
     default=False,
     hugging_face="attention_bias",
+)
+NO_MLP_BIASES = Key(
+    field="mlp_bias",
+    kind=Exactly(False, "biases of MLPs are not supported"),
+    default=False,
+    hugging_face="mlp_bias",
 )
 
 
@@ -100,8 +106,7 @@ FAMILY = Family(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
         EXPERT_WIDTH,
-        Key(field="mlp_bias", kind=Exactly(False, "biases of MLPs are not supported"),
-            default=False, hugging_face="mlp_bias"),
+        NO_MLP_BIASES,
         Key(field="router_gating", kind=Exactly(1, "other routers are not supported"),
             gguf_default=1, gguf="{arch}.expert_gating_func", written=True),
         Key(field="expert_method", default="greedy", gguf_default="greedy",

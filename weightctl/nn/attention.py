@@ -47,7 +47,8 @@ class Attention(Divisible):
     for the output projection. With a `window`, a position sees that many positions: itself and
     those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
     -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
+    as its offset, or over all heads together with `norms_whole`; with `norms_last` that of each
+    head is after RoPE. `clamp` bounds queries, keys and
     values. With `alibi`, each head adds the distance to a key times its slope to the scores;
     `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
     to no key. If `fused`, one projection `qkv` replaces `q`,
@@ -72,6 +73,7 @@ class Attention(Divisible):
         norm_epsilon: float | None = None,
         norm_offset: float = 0.0,
         norms_whole: bool = False,
+        norms_last: bool = False,
         clamp: float | None = None,
         alibi: float | None = None,
         sinks: bool = False,
@@ -123,6 +125,7 @@ class Attention(Divisible):
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
         self.norms_whole = self.has_norms and norms_whole
+        self.norms_last = norms_last
         self.clamp = clamp
         self.alibi = alibi
         self.has_sinks = sinks
@@ -156,11 +159,14 @@ class Attention(Divisible):
             q = self._own(self.q_norm(q), self.own_queries)
             k = self._own(self.k_norm(k), self.own_keys)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self.has_norms and not self.norms_whole:
+        norms_heads = self.has_norms and not self.norms_whole
+        if norms_heads and not self.norms_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos is not None and sin is not None:
             q = ops.rope(q, cos, sin, interleaved=self.interleaved)
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if norms_heads and self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
         window = self.window

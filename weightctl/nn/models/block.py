@@ -124,6 +124,7 @@ def _make_attention(
         norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
         norm_offset=config.norm_offset,
         norms_whole=config.qk_norm == "whole",
+        norms_last=config.qk_norm_after_rope,
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
         sinks=config.sinks,
