@@ -13,7 +13,13 @@ import pytest
 import torch
 import transformers
 
-from family_cases import CASES, for_transformers, make_checkpoint, run_transformers
+from family_cases import (
+    CASES,
+    for_transformers,
+    make_checkpoint,
+    model_class,
+    run_transformers,
+)
 from likelihoods import cosines, log_softmax, mean_divergence
 from llama_cpp import ask
 from once import once
@@ -161,8 +167,7 @@ def test_transformers_loads_what_comes_back_as_the_same_model(
         for_transformers(given.case, path, tmp_path / str(number))
         for number, path in enumerate((given.path, came_back(name)))
     ]
-    kind = transformers.AutoModel if given.is_encoder else transformers.AutoModelForCausalLM
-    model, info = kind.from_pretrained(
+    model, info = model_class(given.case).from_pretrained(
         paths[1], dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     missing = [each for each in info["missing_keys"] if not each.startswith("pooler.")]
@@ -233,7 +238,7 @@ def test_quantized_blocks_are_the_same_model_to_both(
     convert(quantized, back, dtype="f32")
     back = for_transformers(given.case, back, tmp_path / "readable")
     (found,) = ask(quantized, ("logits", given.tokens), context=512)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = model_class(given.case).from_pretrained(
         back, dtype=torch.float32, attn_implementation="eager"
     )
     expected = run_transformers(model.eval(), given.tokens)

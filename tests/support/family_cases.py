@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import family_tokenizers
 from family_stand_ins import STAND_INS
@@ -37,6 +38,7 @@ __all__ = [
     "FamilyCheckpoint",
     "for_transformers",
     "make_checkpoint",
+    "model_class",
     "run_transformers",
 ]
 
@@ -118,9 +120,11 @@ def _make(case: FamilyCase, into: Path) -> None:
     tokenizer = _tokenizer(case.tokenizer)
     config = _config(case, tokenizer)
     is_encoder = FAMILIES[case.family].load().config.endswith("EncoderConfig")
-    kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    kind = model_class(case)
     torch.manual_seed(0)
-    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    # Classes of models themselves have this of the `Auto` ones by another name.
+    make = getattr(kind, "from_config", None) or kind._from_config
+    model = make(config, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(8, len(tokenizer) - 8, (_TOKENS,)).tolist()
     _draw(model, tokens)
     model.save_pretrained(into / "hf")
@@ -160,6 +164,16 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
         "model_type": case.model_type, "architectures": [stand_in.class_name]
     }  # fmt: skip
     return {"vocab_size": len(tokenizer)} | ids | sizes | case.config | named
+
+
+def model_class(case: FamilyCase) -> Any:
+    """Return the class by which transformers loads the models of a case."""
+    family = FAMILIES[case.family].load()
+    if family.config.endswith("EncoderConfig"):
+        return transformers.AutoModel
+    if case.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or case.model_type in STAND_INS:
+        return transformers.AutoModelForCausalLM
+    return getattr(transformers, family.model_types[case.model_type].class_name)
 
 
 def for_transformers(case: FamilyCase, path: Path, into: Path) -> Path:

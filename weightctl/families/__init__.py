@@ -19,7 +19,8 @@ class FamilyLine(NamedTuple):
 
     `module` has the `Family` as `FAMILY`. `gguf` is GGUF's `general.architecture` of its models,
     which several families can share, and `model_types` are the values of `model_type` in
-    config.json. With these, only the family of a checkpoint is imported.
+    config.json; of several families with one, the type of the text model tells which it is. With
+    these, only the family of a checkpoint is imported.
     """
 
     module: str
@@ -84,6 +85,8 @@ FAMILIES: dict[str, FamilyLine] = {
     "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
     "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),
     "minimax_m2": FamilyLine("weightctl.families.minimax_m2", "minimax-m2", ("minimax_m2",)),
+    "mistral3": FamilyLine("weightctl.families.mistral3", "mistral3", ("ministral3", "mistral3")),
+    "mistral4": FamilyLine("weightctl.families.mistral4", "mistral4", ("mistral4", "mistral3")),
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
     "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),

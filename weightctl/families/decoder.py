@@ -42,7 +42,9 @@ class DecoderConfig:
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
-    a score of its own that takes a share of the softmax and belongs to no key. If `latent_rank` is
+    a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
+    first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0. If `latent_rank` is
     not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
     each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
     computed from a latent vector of size `query_rank`, unless that is 0.
@@ -103,6 +105,9 @@ class DecoderConfig:
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
     sinks: bool = False
+    temperature_scale: float = 0.0
+    temperature_length: int = 0
+    temperature_offset: int = 0
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.temperature import Temperature
     from weightctl.split import Range
 
 __all__ = ["Attention", "alibi_slopes"]
@@ -51,9 +52,10 @@ class Attention(Divisible):
     head is after RoPE. `clamp` bounds queries, keys and
     values. With `alibi`, each head adds the distance to a key times its slope to the scores;
     `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
-    to no key. If `fused`, one projection `qkv` replaces `q`,
-    `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
-    `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
+    to no key. `temperature` multiplies queries by their positions. If `fused`, one projection
+    `qkv` replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring
+    elements if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the
+    numbers of heads
     do not match.
     """
 
@@ -77,6 +79,7 @@ class Attention(Divisible):
         clamp: float | None = None,
         alibi: float | None = None,
         sinks: bool = False,
+        temperature: Temperature | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -128,6 +131,7 @@ class Attention(Divisible):
         self.norms_last = norms_last
         self.clamp = clamp
         self.alibi = alibi
+        self.temperature = temperature
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -167,6 +171,8 @@ class Attention(Divisible):
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
         if norms_heads and self.norms_last:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.temperature is not None:
+            q = self.temperature(q)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
         window = self.window
