@@ -6,9 +6,11 @@ A checkpoint of such a type is written from one of the other type, and read as o
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import safetensors.numpy as stored
 
 if TYPE_CHECKING:
@@ -70,6 +72,70 @@ def _minicpm(document: Document) -> Document:
     }
 
 
+def _bailing(document: Document) -> Document:
+    own = ("use_qkv_bias", "use_bias", "num_shared_experts", "first_k_dense_replace")
+    width = document["num_shared_experts"] * document["moe_intermediate_size"]
+    kept = {key: value for key, value in document.items() if key not in own}
+    return {"rms_norm_eps": 1e-5} | kept | {
+        "model_type": "qwen2_moe",
+        "qkv_bias": document["use_qkv_bias"],
+        "shared_expert_intermediate_size": width,
+    }  # fmt: skip
+
+
+# What is called otherwise there, in this order.
+_BAILING = (
+    ("model.embed_tokens.", "model.word_embeddings."),
+    (".self_attn.o_proj.", ".attention.dense."),
+    (".mlp.shared_expert.", ".mlp.shared_experts."),
+)
+_JOINED = ".attention.query_key_value."
+
+
+def _to_bailing(tensors: Tensors, _: Document) -> Tensors:
+    """Return tensors whose queries, keys and values are joined, without the shared MLP's gate.
+
+    Of a gate of zeros the sigmoid is a half.
+    """
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if name.endswith("shared_expert_gate.weight") or re.search(r"\.[kv]_proj\.", name):
+            continue
+        if ".q_proj." in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            made[name.replace(".self_attn.q_proj.", _JOINED)] = np.concatenate(parts)
+            continue
+        half = 0.5 if ".shared_expert.down_proj." in name else 1
+        for theirs, own in _BAILING:
+            name = name.replace(theirs, own)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = np.asarray(array * half, array.dtype)
+    return made
+
+
+def _from_bailing(tensors: Tensors, document: Document) -> Tensors:
+    hidden, heads = document["hidden_size"], document["num_attention_heads"]
+    rows = [hidden, hidden // heads * document["num_key_value_heads"]]
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if _JOINED in name:
+            parts = np.split(array, np.cumsum([rows[0], rows[1]]))
+            for part, values in zip("qkv", parts, strict=True):
+                given = name.replace(_JOINED, f".self_attn.{part}_proj.")
+                made[given] = np.ascontiguousarray(values)
+            continue
+        double = 2 if ".shared_experts.down_proj." in name else 1
+        for theirs, own in _BAILING:
+            name = name.replace(own, theirs)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = np.asarray(array * double, array.dtype)
+        if ".mlp.gate." in name:
+            gate = name.replace(".mlp.gate.", ".mlp.shared_expert_gate.")
+            made[gate] = np.zeros((1, hidden), array.dtype)
+    return made
+
+
 STAND_INS: Mapping[str, StandIn] = {
+    "bailing_moe": StandIn(
+        "qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing, _from_bailing
+    ),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
 }

@@ -47,6 +47,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
     "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
+    "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
     "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
     "cohere": FamilyLine("weightctl.families.cohere", "command-r", ("cohere",)),
