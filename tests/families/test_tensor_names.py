@@ -35,10 +35,10 @@ MAPS = {
 
 # Small sizes, and others of which any two differ that a shape could confuse.
 SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4, "intermediate": 8,
-         "experts": 4, "experts_used": 2, "rope_dimensions": 4}  # fmt: skip
+         "experts": 4, "experts_used": 2, "rope_dimensions": 4, "global_kv_heads": 2}  # fmt: skip
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
           "intermediate": 20, "experts": 9, "expert_intermediate": 10,
-          "shared_intermediate": 14}  # fmt: skip
+          "shared_intermediate": 14, "value_dimensions": 5}  # fmt: skip
 
 
 def keys_of(name: str) -> dict[str, str]:

@@ -31,32 +31,24 @@ __all__ = [
 
 
 class Layered(NamedTuple):
-    """A value of another kind for all layers, or a list with one for each.
-
-    A list is read as a tuple, or as the one value if all are the same.
-    """
+    """A list with a value of another kind for each layer."""
 
     kind: Kind
 
     def read(self, content: object) -> Any:
-        """Return the value of all layers, or a tuple of the values."""
-        if not is_sequence(content):
-            return self.kind.read(content)
-        if not 0 < len(content) <= LAYERS.most:
+        """Return a tuple of the values."""
+        if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
-        found = tuple(self.kind.read(each) for each in content)
-        return found[0] if len(set(found)) == 1 else found
+        return tuple(self.kind.read(each) for each in content)
 
     @property
     def gguf_type(self) -> str:
-        """That of a value; a list has that of an array of them."""
-        return self.kind.gguf_type
+        """That of an array of values."""
+        return f"array[{self.kind.gguf_type}]"
 
     def write(self, value: Any) -> Any:
-        """Return the value, or the list of them."""
-        if is_sequence(value):
-            return [self.kind.write(each) for each in value]
-        return self.kind.write(value)
+        """Return the list of values."""
+        return [self.kind.write(each) for each in value]
 
 
 class Uniform(NamedTuple):
@@ -66,12 +58,14 @@ class Uniform(NamedTuple):
 
     def read(self, content: object) -> Any:
         """Return the value; `ValueError` if layers have different ones."""
+        if not is_sequence(content):
+            return self.kind.read(content)
         found = Layered(self.kind).read(content)
-        if type(found) is tuple:
+        if len(set(found)) > 1:
             raise ValueError(
                 f"is {show_value(content)}; values that differ between layers are not supported"
             )
-        return found
+        return found[0]
 
     @property
     def gguf_type(self) -> str:

@@ -7,6 +7,7 @@ from math import isclose, log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.configs import shortest
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields, NamingConvention
@@ -37,11 +38,12 @@ def find_rotary_size(fields: Fields) -> int:
 
 def check_heads(fields: Fields) -> None:
     """Raise `ValueError` for heads that cannot share keys and values, or be rotated in pairs."""
-    if fields["heads"] % fields["kv_heads"]:
-        raise ValueError(
-            f"{fields['heads']} query heads cannot be divided evenly among "
-            f"{fields['kv_heads']} KV heads"
-        )
+    given: Any = fields["kv_heads"]
+    for count in given if is_sequence(given) else (given,):
+        if fields["heads"] % count:
+            raise ValueError(
+                f"{fields['heads']} query heads cannot be divided evenly among {count} KV heads"
+            )
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
     if dimensions % 2 or not 0 < dimensions <= head_dim:
         raise ValueError(

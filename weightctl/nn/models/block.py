@@ -51,7 +51,7 @@ class Block(Module):
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
-        self.attention = _make_attention(config, window, dtype)
+        self.attention = _make_attention(config, layer, window, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         if self.has_norms and not config.shared_norm:
@@ -92,7 +92,7 @@ class Block(Module):
 
 
 def _make_attention(
-    config: DecoderConfig, window: int | None, dtype: DType
+    config: DecoderConfig, layer: int, window: int | None, dtype: DType
 ) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
@@ -120,8 +120,10 @@ def _make_attention(
     return Attention(
         config.hidden,
         config.heads,
-        kv_heads=config.kv_heads,
+        kv_heads=config.count_kv_heads(layer),
         head_dim=config.head_dim,
+        value_dim=config.value_dimensions or None,
+        value_scale=config.value_scale,
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
@@ -134,7 +136,7 @@ def _make_attention(
         norms_last=config.qk_norm_after_rope,
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
-        sinks=config.sinks,
+        sinks=config.has_sinks(layer),
         temperature=temperature,
         fused=config.fused_qkv,
         transposed=config.transposed,
