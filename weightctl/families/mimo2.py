@@ -88,7 +88,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**made, _ROPE: rope}
 
 
-def _windowed(fields: Fields) -> tuple[bool, ...]:
+def _mark_windows(fields: Fields) -> tuple[bool, ...]:
     return tuple(layer > 0 and (layer + 1) % _PERIOD != 0 for layer in range(fields["layers"]))
 
 
@@ -140,7 +140,7 @@ _KV_HEADS = (
 _WINDOWS = (
     Key(field="sliding_window", kind=SIZE, default=129, gguf="{arch}.attention.sliding_window",
         hugging_face="sliding_window"),
-    Key(field="windowed_layers", kind=WORDS, default=_windowed, hugging_face="layer_types",
+    Key(field="windowed_layers", kind=WORDS, default=_mark_windows, hugging_face="layer_types",
         written=True),
     Key(field="windowed_layers", kind=ONES, gguf="{arch}.attention.sliding_window_pattern"),
     Key(field="sinks", kind=ONES, default=same("windowed_layers"),
