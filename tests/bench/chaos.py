@@ -86,15 +86,12 @@ class Chaos:
         self._is_ranks = on == "ranks"
         self._environment = {**os.environ, **variables}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._late: set[int] = set()
 
     def begin(self) -> None:
         """Start the processes of the command that do not run."""
         for rank in range(self._count):
             process = self._running.get(rank)
-            if process is None or (
-                process.poll() not in {None, 0} and process.pid not in self._late
-            ):
+            if process is None or process.poll() not in {None, 0}:
                 variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
                 self._running[rank] = subprocess.Popen(
                     self._arguments,
@@ -105,17 +102,16 @@ class Chaos:
     def is_complete(self) -> bool:
         """Whether all processes have ended well; raises `SystemExit` if one has failed."""
         for process in self._running.values():
-            code = process.poll()
-            if code not in {None, 0, -signal.SIGKILL} and process.pid not in self._late:
+            if process.poll() not in {None, 0, -signal.SIGKILL}:
                 message = process.stderr.read().decode() if process.stderr else ""
-                # A rank that is killed after its work is done is started once more.
-                if not self._is_ranks or "out.gguf exists" not in message:
-                    raise SystemExit(f"the command has failed:\n{message}")
-                self._late.add(process.pid)
-        return all(each.poll() == 0 or each.pid in self._late for each in self._running.values())
+                raise SystemExit(f"the command has failed:\n{message}")
+        return all(process.poll() == 0 for process in self._running.values())
 
     def forget(self) -> None:
-        """Have the next `begin` start all processes."""
+        """End what runs, and have the next `begin` start all processes."""
+        for process in self._running.values():
+            process.kill()
+            process.communicate()
         self._running.clear()
 
     def kill_worker(self) -> bool:
@@ -224,6 +220,7 @@ def main() -> None:
         else:
             wanted = wanted._replace(drivers=0)
         chaos = Chaos(on, source, out, variables)
+        stack.callback(chaos.forget)
 
         def check() -> None:
             if read() != single:

@@ -62,7 +62,8 @@ def write_shared(
         place, records = found
         kept = {(each.file, each.key): each for each in work.select(records)}
         kept_bytes = work.count_bytes(kept)
-        return FoundRun(place, [*map(work.measure, work.list_tasks(kept))], kept_bytes)
+        tasks = [*map(work.measure, work.list_tasks(kept))]
+        return FoundRun(place, tasks, [*kept.values()], kept_bytes)
 
     def discard() -> None:
         with suppress(_DiscardedError), hold() as partial:
