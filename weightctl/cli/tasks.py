@@ -20,7 +20,7 @@ from weightctl.plan.type_names import list_recipes, single_types
 from weightctl.text.sizes import parse_size
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import identify_run
-from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
 from weightctl.write.executors.distribution import plan_distribution
 from weightctl.write.gathering import gathering
 
@@ -186,10 +186,9 @@ def _list_tasks(
             hint="write a size such as 1GB",
         )
     work = planned.make_work(threads=1, memory=DEFAULT_MEMORY)
-    measured = [work.work.measure(task) for task in work.work.list_tasks(())]
     return TaskList(
         outcome,
-        cut_batches(measured, distribution.task_size),
+        cut_batches(list_keyed_tasks(work.work), distribution.task_size),
         identify_run(work.plan, outcome),
         distribution.task_size,
         bandwidth,
