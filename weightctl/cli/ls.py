@@ -19,6 +19,8 @@ from weightctl.cli.options import (
     Sort,
     examples,
     exit_codes,
+    locate,
+    locate_local,
 )
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
@@ -183,12 +185,15 @@ def ls(
         typer.Option(
             metavar="FILE",
             help="With --scan, read --allow patterns from FILE, one per line; # begins a comment.",
+            callback=locate,
         ),
     ] = None,
     sarif: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="With --scan, write the findings to FILE as SARIF 2.1.0."
+            metavar="FILE",
+            help="With --scan, write the findings to FILE as SARIF 2.1.0.",
+            callback=locate_local,
         ),
     ] = None,
     force: Annotated[

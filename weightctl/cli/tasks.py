@@ -82,14 +82,14 @@ def _change(name: str, annotation: Any) -> Any:
 
 
 def tasks(**given: Any) -> None:
-    """List the tasks of a conversion, or of splitting a checkpoint into shards.
+    """List the tasks of a conversion or sharding for several workers, with their expected times.
 
-    Use this to run the tasks with a scheduler of your own. Replace `convert` in a command by
-    `tasks`, or `shard`: the arguments and options are the same. With --tp, --ep, --pp or --gather,
+    Use this to run the tasks with a scheduler of your own. Take the `convert` or `shard` command
+    that you want to run, and replace its name by `tasks`. With --tp, --ep, --pp or --gather,
     the tasks are those of `weightctl shard`. Only headers are read, and nothing is written.
 
-    The expected time is that of one core: reading, writing, and encoding at speeds that were
-    measured.
+    The expected time is for one core: reading and writing at --bandwidth, and encoding (for shards:
+    SHA-256) at speeds that were measured on an AMD EPYC.
     """
     planned = _plan(given)
     if not given["quiet"]:
@@ -112,7 +112,11 @@ app.command(
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
+                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
+            ),
+            (
+                "Recipes such as Q4_0 and Q6_K have the name of a type. With --tensor-type, such a "
+                "name means the type."
             ),
             exit_codes("success"),
             examples(

@@ -37,14 +37,18 @@ class DecoderConfig:
     by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`).
+    Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
-    a score of its own that takes a share of the softmax and belongs to no key. If `latent_rank` is
+    a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
+    first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0. If `latent_rank` is
     not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
-    each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
-    computed from a latent vector of size `query_rank`, unless that is 0.
+    each key, whose other dimensions are rotated. Queries are computed from a latent vector of size
+    `query_rank`, unless that is 0. Values have `value_dimensions` per head, as many as keys if that
+    is 0, and are multiplied by `value_scale`.
 
     Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
     are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
@@ -71,7 +75,7 @@ class DecoderConfig:
     hidden: int
     layers: int
     heads: int
-    kv_heads: int
+    kv_heads: int | tuple[int, ...]
     head_dim: int
     intermediate: int
     norm_epsilon: float
@@ -94,13 +98,18 @@ class DecoderConfig:
     attention_output_bias: bool = False
     fused_qkv: bool = False
     qk_norm: QkNorm | None = None
+    qk_norm_after_rope: bool = False
     query_scalar: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
-    sinks: bool = False
+    sinks: bool | tuple[bool, ...] = False
+    value_scale: float = 1.0
+    temperature_scale: float = 0.0
+    temperature_length: int = 0
+    temperature_offset: int = 0
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0
@@ -148,6 +157,15 @@ class DecoderConfig:
         """Return how many positions back those of a layer see; None, all."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
+
+    def count_kv_heads(self, layer: int) -> int:
+        """Return how many KV heads a layer has."""
+        counts = self.kv_heads
+        return counts if isinstance(counts, int) else counts[layer]
+
+    def has_sinks(self, layer: int) -> bool:
+        """Whether the heads of a layer have sinks."""
+        return self.sinks if isinstance(self.sinks, bool) else self.sinks[layer]
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""

@@ -22,6 +22,7 @@ __all__ = [
     "LayerOnes",
     "Layered",
     "LayersAlike",
+    "Uniform",
     "every_but",
     "from_layer",
     "no_windows",
@@ -30,31 +31,49 @@ __all__ = [
 
 
 class Layered(NamedTuple):
-    """A value of another kind for all layers, or a list with one for each.
-
-    A list is read as a tuple, or as the one value if all are the same.
-    """
+    """A list with a value of another kind for each layer."""
 
     kind: Kind
 
     def read(self, content: object) -> Any:
-        """Return the value of all layers, or a tuple of the values."""
-        if not is_sequence(content):
-            return self.kind.read(content)
-        if not 0 < len(content) <= LAYERS.most:
+        """Return a tuple of the values."""
+        if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
-        found = tuple(self.kind.read(each) for each in content)
-        return found[0] if len(set(found)) == 1 else found
+        return tuple(self.kind.read(each) for each in content)
 
     @property
     def gguf_type(self) -> str:
-        """That of a value; a list has that of an array of them."""
+        """That of an array of values."""
+        return f"array[{self.kind.gguf_type}]"
+
+    def write(self, value: Any) -> Any:
+        """Return the list of values."""
+        return [self.kind.write(each) for each in value]
+
+
+class Uniform(NamedTuple):
+    """A value of another kind, or a list that has it for each layer."""
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return the value; `ValueError` if layers have different ones."""
+        if not is_sequence(content):
+            return self.kind.read(content)
+        found = Layered(self.kind).read(content)
+        if len(set(found)) > 1:
+            raise ValueError(
+                f"is {show_value(content)}; values that differ between layers are not supported"
+            )
+        return found[0]
+
+    @property
+    def gguf_type(self) -> str:
+        """That of the value."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:
-        """Return the value, or the list of them."""
-        if is_sequence(value):
-            return [self.kind.write(each) for each in value]
+        """Return the value."""
         return self.kind.write(value)
 
 
@@ -108,7 +127,8 @@ class LayerChoice(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return whether each layer has it."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {show_value(content)}; it must be a list with a word per layer")
+            expected = f"a list with `{self.word}` or `{self.other}` for each layer"
+            raise ValueError(f"is {show_value(content)}; it must be {expected}")
         for each in content:
             if each not in self:
                 expected = f"`{self.word}` or `{self.other}`"

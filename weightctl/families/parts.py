@@ -23,8 +23,8 @@ __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 # rotated, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
-        "queries", "keys", "plain_keys", "values", "inner", "expert_inner", "shared_inner",
-        "vocabulary",
+        "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
+        "shared_inner", "vocabulary",
     }
 )  # fmt: skip
 # The fields of a config that have the sizes of extents; others are called as their fields are.

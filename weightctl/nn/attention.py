@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.temperature import Temperature
     from weightctl.split import Range
 
 __all__ = ["Attention", "alibi_slopes"]
@@ -43,17 +44,18 @@ class Attention(Divisible):
     """Multi-head scaled dot-product attention with input and output projections.
 
     Groups of the `heads` query heads share one of `kv_heads` KV heads; `head_dim` does not need to
-    be `features / heads`. `bias` is for the input projections, `output_bias` (default: the same)
-    for the output projection. With a `window`, a position sees that many positions: itself and
-    those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
-    -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
-    values. With `alibi`, each head adds the distance to a key times its slope to the scores;
-    `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
-    to no key. If `fused`, one projection `qkv` replaces `q`,
-    `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
-    `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
-    do not match.
+    be `features / heads`. Values have `value_dim` elements per head (default: as keys), and are
+    multiplied by `value_scale`. `bias` is for the input projections, `output_bias` (default: the
+    same) for the output projection. With a `window`, a position sees that many positions: itself
+    and those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim
+    ** -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with
+    `norm_offset` as its offset, or over all heads together with `norms_whole`; with `norms_last`
+    that of each head is after RoPE. `clamp` bounds queries, keys and values. With `alibi`, each
+    head adds the distance to a key times its slope to the scores; `alibi` is the largest exponent
+    of the slopes. With `sinks`, each head has a score that belongs to no key. `temperature`
+    multiplies queries by their positions. If `fused`, one projection `qkv` replaces `q`, `k` and
+    `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if `interleaved`,
+    otherwise elements of the two halves. Raises `GraphError` if the numbers of heads do not match.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Attention(Divisible):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
+        value_dim: int | None = None,
+        value_scale: float = 1.0,
         bias: bool = False,
         output_bias: bool | None = None,
         causal: bool = True,
@@ -72,9 +76,11 @@ class Attention(Divisible):
         norm_epsilon: float | None = None,
         norm_offset: float = 0.0,
         norms_whole: bool = False,
+        norms_last: bool = False,
         clamp: float | None = None,
         alibi: float | None = None,
         sinks: bool = False,
+        temperature: Temperature | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -95,6 +101,8 @@ class Attention(Divisible):
                 hint="set `head_dim` if it is not features / heads",
             )
         self.head_dim = features // heads if head_dim is None else head_dim
+        self.value_dim = value_dim or self.head_dim
+        self.value_scale = value_scale
         self.causal = causal
         self.window = window
         self.softcap = softcap
@@ -109,22 +117,25 @@ class Attention(Divisible):
             transposed=transposed,
         )
         width, shared = heads * self.head_dim, self.kv_heads * self.head_dim
-        self.sizes: tuple[int, ...] = (width, shared, shared)
+        values = self.kv_heads * self.value_dim
+        self.sizes: tuple[int, ...] = (width, shared, values)
         self.fused = fused
         if fused:
             self.qkv = projection(features, sum(self.sizes), bias=bias)
         else:
             self.q = projection(features, width, bias=bias)
             self.k = projection(features, shared, bias=bias)
-            self.v = projection(features, shared, bias=bias)
+            self.v = projection(features, values, bias=bias)
         if norm_epsilon is not None:
             norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
             self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
         self.norms_whole = self.has_norms and norms_whole
+        self.norms_last = norms_last
         self.clamp = clamp
         self.alibi = alibi
+        self.temperature = temperature
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -132,7 +143,8 @@ class Attention(Divisible):
         self.all_heads = heads
         self.own_queries: Range | None = None
         self.own_keys: Range | None = None
-        self.o = projection(width, features, bias=bias if output_bias is None else output_bias)
+        has_bias = bias if output_bias is None else output_bias
+        self.o = projection(heads * self.value_dim, features, bias=has_bias)
 
     def __call__(
         self,
@@ -155,12 +167,10 @@ class Attention(Divisible):
         if self.norms_whole:
             q = self._own(self.q_norm(q), self.own_queries)
             k = self._own(self.k_norm(k), self.own_keys)
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self.has_norms and not self.norms_whole:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if cos is not None and sin is not None:
-            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
-            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
+        if self.value_scale != 1:
+            v = v * self.value_scale
+        q, k = self._place(q, k, cos, sin)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
         window = self.window
@@ -177,7 +187,7 @@ class Attention(Divisible):
             softcap=self.softcap,
             scale=self.scale,
         )
-        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
+        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value_dim)))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has some of the heads.
@@ -186,15 +196,17 @@ class Attention(Divisible):
         several ranks share one. Raises `ShardingError` if not every rank can get a head in whole
         blocks.
         """
-        heads = Heads(self.heads, self.kv_heads, self.head_dim)
-        parts = {"attention.o": self.o}
+        heads = Heads(self.heads, self.kv_heads, self.head_dim, value=self.value_dim)
+        is_sized = self.value_dim != self.head_dim
+        values = "attention.v.sized" if is_sized else "attention.v"
+        parts = {"attention.o.latent" if is_sized else "attention.o": self.o}
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
         elif self.norms_whole:
             # Of all heads together: every rank computes those of all.
-            parts = {"attention.v": self.v, **parts}
+            parts = {values: self.v, **parts}
         else:
-            parts = {"attention.q": self.q, "attention.k": self.k, "attention.v": self.v, **parts}
+            parts = {"attention.q": self.q, "attention.k": self.k, values: self.v, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)
@@ -217,6 +229,20 @@ class Attention(Divisible):
             self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
 
+    def _place(
+        self, q: Value, k: Value, cos: Value | None, sin: Value | None
+    ) -> tuple[Value, Value]:
+        """Return queries and keys with all that is done to each head by itself."""
+        norms_heads = self.has_norms and not self.norms_whole
+        if norms_heads and not self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos is not None and sin is not None:
+            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
+            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if norms_heads and self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q if self.temperature is None else self.temperature(q), k
+
     def _own(self, x: Value, own: Range | None) -> Value:
         """Return the heads of a shard, of all."""
         return x if own is None else x[..., own[0] : own[1]]
@@ -224,7 +250,7 @@ class Attention(Divisible):
     def _own_heads(self) -> Range | None:
         """Return which of all query heads a shard has, None for a whole layer."""
         own = own_range(self.o.inputs)
-        return None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
+        return None if own is None else (own[0] // self.value_dim, own[1] // self.value_dim)
 
     def _slope(self, x: Value, largest: float) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
@@ -243,7 +269,8 @@ class Attention(Divisible):
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
         return self.q(x), self.k(x), self.v(x)
 
-    def _heads(self, x: Value) -> Value:
-        """Return (batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
-        heads = int(x.shape[-1]) // self.head_dim
-        return x.reshape((*x.shape[:-1], heads, self.head_dim)).transpose(1, 2)
+    def _heads(self, x: Value, size: int | None = None) -> Value:
+        """Return (batch, positions, heads * size) as (batch, heads, positions, size)."""
+        size = size or self.head_dim
+        heads = int(x.shape[-1]) // size
+        return x.reshape((*x.shape[:-1], heads, size)).transpose(1, 2)

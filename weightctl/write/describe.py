@@ -17,14 +17,19 @@ from weightctl.formats.sharded.manifest import format_manifest
 from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
-from weightctl.storage.location import has_commits, without_file_scheme
+from weightctl.storage.location import (
+    has_commits,
+    is_remote,
+    parse_location,
+    without_file_scheme,
+)
 from weightctl.system.collection import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
 from weightctl.write.journal import Purpose
 from weightctl.write.outcome import Outcome
-from weightctl.write.targets import Target
+from weightctl.write.targets import Target, refuse_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +85,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     """Return the files that a plan for ranks makes, without checking the directory.
 
     Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
-    are far larger than the files of the source.
+    are far larger than the files of the source, and `OutputError` if the URL cannot be written.
     """
     written = without_file_scheme(os.fspath(out))
     if not written.rstrip("/"):
@@ -93,6 +98,8 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
             "of a file in order",
             hint="write to a local directory, and upload it with `hf upload`",
         )
+    if is_remote(written):
+        written = refuse_place(parse_location(written).name)
     header = plan.source.header
     refuse_adapter(header, plan.format)
     suffix = FORMATS[plan.format].suffix

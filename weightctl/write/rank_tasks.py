@@ -16,7 +16,7 @@ from weightctl.split import part_shape
 from weightctl.storage.location import is_remote
 from weightctl.system.collection import without_collection
 from weightctl.system.threads import Memory
-from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
+from weightctl.weights.boxes import boxes, byte_part, byte_shape, find_overlaps, scatter
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.steps.sliced import runs, shortest_run
 from weightctl.write.journal import Record
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.storage.base import Writer
     from weightctl.storage.byte_range import FileRange
-    from weightctl.weights.boxes import Box, Meeting
+    from weightctl.weights.boxes import Box, Overlap
     from weightctl.weights.info import Header
     from weightctl.write.outcome import Outcome
 
@@ -277,15 +277,17 @@ class RankWork:
 
     def _list_boxes(
         self, name: str, parts: Sequence[Part]
-    ) -> Iterator[tuple[Box, list[tuple[int, Meeting]]]]:
+    ) -> Iterator[tuple[Box, list[tuple[int, Overlap]]]]:
         """Yield the boxes of a tensor that are read, and what each content has of them."""
         shape = byte_shape(self._tensors[name])
         for box in boxes(shape, self._step(name)):
-            met = [
-                (of, found) for of, part in enumerate(parts) for found in meetings(shape, part, box)
+            overlaps = [
+                (number, overlap)
+                for number, part in enumerate(parts)
+                for overlap in find_overlaps(shape, part, box)
             ]
-            if met:
-                yield box, met
+            if overlaps:
+                yield box, overlaps
 
     def _list_reads(self, task: Pass) -> Iterator[FileRange]:
         """Yield the ranges of files that a pass will read."""

@@ -155,7 +155,9 @@ def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
 def _aliases(entry: Mapping[str, Any], tensors: _Tensors) -> dict[str, str]:
     for name, tensor in entry.items():
         if not isinstance(tensor, str) or tensor not in tensors or name in tensors:
-            raise ValueError(f"the alias `{name}` is also a tensor, or refers to a missing tensor")
+            raise ValueError(
+                f"the alias `{name}` has the same name as a tensor, or refers to a missing tensor"
+            )
         _require_text(name)
     return dict(entry)
 

@@ -10,6 +10,7 @@ from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.temperature import Temperature
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
@@ -50,7 +51,7 @@ class Block(Module):
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
-        self.attention = _make_attention(config, window, dtype)
+        self.attention = _make_attention(config, layer, window, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         if self.has_norms and not config.shared_norm:
@@ -91,11 +92,16 @@ class Block(Module):
 
 
 def _make_attention(
-    config: DecoderConfig, window: int | None, dtype: DType
+    config: DecoderConfig, layer: int, window: int | None, dtype: DType
 ) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    temperature = None
+    if config.temperature_scale:
+        temperature = Temperature(
+            config.temperature_scale, config.temperature_length, config.temperature_offset
+        )
     if config.latent_rank:
         return LatentAttention(
             config.hidden,
@@ -108,13 +114,16 @@ def _make_attention(
             scale=scale,
             causal=config.causal,
             interleaved=config.rope_interleaved,
+            temperature=temperature,
             dtype=dtype,
         )
     return Attention(
         config.hidden,
         config.heads,
-        kv_heads=config.kv_heads,
+        kv_heads=config.count_kv_heads(layer),
         head_dim=config.head_dim,
+        value_dim=config.value_dimensions or None,
+        value_scale=config.value_scale,
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
@@ -124,9 +133,11 @@ def _make_attention(
         norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
         norm_offset=config.norm_offset,
         norms_whole=config.qk_norm == "whole",
+        norms_last=config.qk_norm_after_rope,
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
-        sinks=config.sinks,
+        sinks=config.has_sinks(layer),
+        temperature=temperature,
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,

@@ -133,7 +133,7 @@ def _count_heads(pairing: Pairing) -> dict[str, int] | None:
     config: Any = None if pairing.reference is None else pairing.reference.config
     heads = getattr(config, "heads", 0)
     shared = getattr(config, "kv_heads", heads)
-    if not heads or not shared:
+    if not heads or not shared or type(shared) is tuple:  # that of each layer is its own
         return None
     return {_QUERY: heads, _KEY: shared, _VALUE: shared, _OUTPUT: heads}
 
