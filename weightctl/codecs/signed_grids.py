@@ -265,7 +265,9 @@ def _build_codec(
         index, signs, whole = unpack(block.reshape(-1))
         if not kind.has_all_signs:
             signs = signs & 127
-            signs |= np.bitwise_xor.reduce(signs[..., None] >> np.arange(7, dtype=np.uint8), -1) << 7
+            signs |= (
+                np.bitwise_xor.reduce(signs[..., None] >> np.arange(7, dtype=np.uint8), -1) << 7
+            )
         negative = np.unpackbits(signs, axis=1, bitorder="little")
         values = np.array(kind.values, np.float32)[load_levels(name)][index].reshape(-1, 256)
         np.negative(values, out=values, where=negative.view(np.bool_))

@@ -198,7 +198,14 @@ class _RankProcess:
         planned = self._run.planned
         job = make_job(self._distribution, self._run.purpose, place, token=self._member.token)
         layouts = list(planned.outcome.parts.values())
-        opened = place.open(planned.plan, layouts, memory=job.memory)
+        try:
+            opened = place.open(planned.plan, layouts, memory=job.memory)
+        except OutputError:
+            # Others may have done all tasks since, and given the files their names.
+            self._note_done(self._look())
+            if len(self._seen) == len(self._batches):
+                return
+            raise
         try:
             while (number := self._take()) is not None:
                 self._do(job, opened, number)
@@ -316,7 +323,12 @@ class _RankProcess:
 
     def _do(self, job: Job, place: OpenPlace, number: int) -> None:
         keys = tuple(task.key for task in self._batches[number].tasks)
-        result = do_batch(self._run.planned, place, job, number, keys)
+        try:
+            result = do_batch(self._run.planned, place, job, number, keys)
+        except OutputError:
+            if f"{DONE}{_key(number)}" in self._look():
+                return  # another copy was done, and the output may be complete
+            raise
         self._longest = max(self._longest, result.seconds)
         content = format_done(result.records, result.delivered.rest)
         if self._markers.create(f"{DONE}{_key(number)}", content):
