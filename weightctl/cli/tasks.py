@@ -53,7 +53,8 @@ _Bandwidth = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="The bytes that a worker reads and writes in a second, for the expected time.",
+        help="To compute the expected times, assume that a worker reads and writes SIZE per "
+        "second.",
     ),
 ]
 
@@ -84,9 +85,10 @@ def _change(name: str, annotation: Any) -> Any:
 def tasks(**given: Any) -> None:
     """List the tasks of a conversion or sharding for several workers, with their expected times.
 
-    Use this to run the tasks with a scheduler of your own. Take the `convert` or `shard` command
-    that you want to run, and replace its name by `tasks`. With --tp, --ep, --pp or --gather,
-    the tasks are those of `weightctl shard`. Only headers are read, and nothing is written.
+    Use this before a run with --on, to choose the number of workers and their time limits. Take the
+    `convert` or `shard` command that you want to run, and replace its name by `tasks`. With --tp,
+    --ep, --pp or --gather, the tasks are those of `weightctl shard`. Only headers are read, and
+    nothing is written.
 
     The expected time is for one core: reading and writing at --bandwidth, and encoding (for shards:
     SHA-256) at speeds that were measured on an AMD EPYC.

@@ -203,9 +203,9 @@ def verify(
         str | None,
         typer.Option(
             metavar="EXECUTOR",
-            help="Have workers read the values for the checks structure, finite and values: "
-            "processes:N for N processes on this machine, or dask://HOST:PORT, ray://HOST:PORT or "
-            "ray for the workers of a cluster.",
+            help="Divide the reading of tensors among workers, for the checks 'structure', "
+            "'finite' and 'values'. EXECUTOR is processes:N (N processes on this machine), or "
+            "dask://HOST:PORT, ray://HOST:PORT or ray (the workers of a cluster).",
         ),
     ] = None,
     task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",

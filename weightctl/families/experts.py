@@ -239,4 +239,7 @@ def _check_experts(fields: Fields) -> None:
     if used > count:
         raise ValueError(f"{used} experts per token are not possible with {count} experts")
     if count * layers > _MOST:
-        raise ValueError(f"{count} experts in {layers} layers are more than the limit of {_MOST}")
+        raise ValueError(
+            f"{count} experts in each of {layers} layers are {count * layers} experts, more than "
+            f"the limit of {_MOST}"
+        )

@@ -202,7 +202,10 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
         _part_shape(source.shape, piece.part) for source, piece in zip(sources, pieces, strict=True)
     ]
     if layout == "ranks" and shapes != [info.shape]:
-        raise ValueError(f"its shape {list(info.shape)} differs from the shape of its cuts")
+        raise ValueError(
+            f"its shape {list(info.shape)} differs from the shape of the part that "
+            "`pieces` describes"
+        )
     if shapes != [info.shape] and sum(map(info.encoding.nbytes, shapes)) > info.nbytes:
         raise ValueError("it has fewer bytes than its pieces need")
     return Shard(info, pieces, _text_at(entry, "strategy"), sha256)
