@@ -268,7 +268,7 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
         ({"hidden_act": "s" * 999}, "`hidden_act` is `'sss"),
         ({"rope_theta": 0}, "rope_theta` is `0`"),
         ({"rope_scaling": [1]}, "is not a JSON object"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type` is `'dynamic'`"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 2.0}}, "rope_type` is `'dynamic'`"),
         ({"rope_scaling": {"type": "linear"}}, "no `factor`"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor` is `-2`"),
         (

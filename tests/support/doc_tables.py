@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.main import get_command
 
+from family_stand_ins import STAND_INS
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
@@ -234,9 +235,12 @@ def _name_judges(family: str) -> str:
     """Return the programs whose results the tests compare with those of a family's models."""
     cases = _read_cases(family)
     alone = [case for case in cases if case.get("no_llama_cpp")]
+    others = {STAND_INS[kind].model_type for kind in {case["model_type"] for case in cases}
+              if kind in STAND_INS}  # fmt: skip
+    first = f"transformers (as {_codes(sorted(others))})" if others else "transformers"
     if not alone:
-        return "transformers, llama.cpp"
-    return "transformers" if len(alone) == len(cases) else "transformers, llama.cpp (partly)"
+        return f"{first}, llama.cpp"
+    return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"
 
 
 def _list_block_types() -> str:

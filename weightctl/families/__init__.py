@@ -19,7 +19,8 @@ class FamilyLine(NamedTuple):
 
     `module` has the `Family` as `FAMILY`. `gguf` is GGUF's `general.architecture` of its models,
     which several families can share, and `model_types` are the values of `model_type` in
-    config.json. With these, only the family of a checkpoint is imported.
+    config.json; of several families with one, the type of the text model tells which it is. With
+    these, only the family of a checkpoint is imported.
     """
 
     module: str
@@ -35,7 +36,7 @@ class FamilyLine(NamedTuple):
 # of its config, and the blocks that it is made of. No other code names it. The first ten are
 # followed by the later ones in the order of their names.
 FAMILIES: dict[str, FamilyLine] = {
-    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral")),
+    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral", "internlm3")),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
@@ -46,6 +47,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
     "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
+    "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
     "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
     "cohere": FamilyLine("weightctl.families.cohere", "command-r", ("cohere",)),
@@ -76,8 +78,16 @@ FAMILIES: dict[str, FamilyLine] = {
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
     ),
+    "hunyuan_dense": FamilyLine(
+        "weightctl.families.hunyuan_dense", "hunyuan-dense", ("hunyuan_v1_dense",)
+    ),
+    "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
+    "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),
     "minimax_m2": FamilyLine("weightctl.families.minimax_m2", "minimax-m2", ("minimax_m2",)),
+    "mistral3": FamilyLine("weightctl.families.mistral3", "mistral3", ("ministral3", "mistral3")),
+    "mistral4": FamilyLine("weightctl.families.mistral4", "mistral4", ("mistral4", "mistral3")),
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
     "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),

@@ -37,11 +37,14 @@ class DecoderConfig:
     by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`).
+    Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
-    a score of its own that takes a share of the softmax and belongs to no key. If `latent_rank` is
+    a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
+    first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0. If `latent_rank` is
     not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
     each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
     computed from a latent vector of size `query_rank`, unless that is 0.
@@ -94,6 +97,7 @@ class DecoderConfig:
     attention_output_bias: bool = False
     fused_qkv: bool = False
     qk_norm: QkNorm | None = None
+    qk_norm_after_rope: bool = False
     query_scalar: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
@@ -101,6 +105,9 @@ class DecoderConfig:
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
     sinks: bool = False
+    temperature_scale: float = 0.0
+    temperature_length: int = 0
+    temperature_offset: int = 0
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0

@@ -37,6 +37,7 @@ __all__ = [
     "expert_keys",
     "expert_lines",
     "find_shared_heads",
+    "stacked_gate_up",
 ]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
@@ -183,6 +184,16 @@ def expert_forms() -> tuple[Fusion, ...]:
         for part in _PARTS
     ]  # fmt: skip
     return (*fused, *apart)
+
+
+def stacked_gate_up() -> Fusion:
+    """Return the form of GGUF in which each expert has its gate and up in one tensor."""
+    return Fusion(
+        convention="gguf",
+        name="blk.{}.ffn_gate_up_exps.{kind}",
+        parts=(_EXPERT + "gate", _EXPERT + "up"),
+        of_experts=True,
+    )
 
 
 def expert_keys(

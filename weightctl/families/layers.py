@@ -22,6 +22,7 @@ __all__ = [
     "LayerOnes",
     "Layered",
     "LayersAlike",
+    "Uniform",
     "every_but",
     "from_layer",
     "no_windows",
@@ -55,6 +56,30 @@ class Layered(NamedTuple):
         """Return the value, or the list of them."""
         if is_sequence(value):
             return [self.kind.write(each) for each in value]
+        return self.kind.write(value)
+
+
+class Uniform(NamedTuple):
+    """A value of another kind, or a list that has it for each layer."""
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return the value; `ValueError` if layers have different ones."""
+        found = Layered(self.kind).read(content)
+        if type(found) is tuple:
+            raise ValueError(
+                f"is {show_value(content)}; values that differ between layers are not supported"
+            )
+        return found
+
+    @property
+    def gguf_type(self) -> str:
+        """That of the value."""
+        return self.kind.gguf_type
+
+    def write(self, value: Any) -> Any:
+        """Return the value."""
         return self.kind.write(value)
 
 

@@ -14,7 +14,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.configs import shortest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
 
 __all__ = [
+    "LONGROPE_LINES",
     "llama3_scaling",
     "long_factors",
     "rope_factors",
     "short_factors",
     "with_llama3",
-    "with_long_factors",
-    "with_short_factors",
 ]
 
 # How far a number may be off that float32 made of another, a few roundings later.
@@ -99,12 +98,12 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     return kept | scaled | {"has_rope_factors": False}
 
 
-def with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def _with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields that GGUF's keys gave with what `rope_factors_short.weight` says."""
     return _with_factors(fields, "scaling.short_factors", factors)
 
 
-def with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def _with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields that GGUF's keys gave with what `rope_factors_long.weight` says."""
     return _with_factors(fields, "scaling.long_factors", factors)
 
@@ -229,3 +228,10 @@ def _longrope(config: Config) -> RopeScaling | None:
 def _round(number: float) -> float:
     """Return the number of few digits that is as good as this one."""
     return float(f"{number:.4g}")
+
+
+# The lines of a family that may have LongRoPE.
+LONGROPE_LINES: Mapping[str, Mapping[str, Any]] = {
+    "long_rope_factors": {"made": long_factors, "add_fields": _with_long_factors},
+    "short_rope_factors": {"made": short_factors, "add_fields": _with_short_factors},
+}

@@ -74,6 +74,8 @@ def scaling(fields: Fields) -> RopeScaling | None:
     _check(fields, given)
     if kind == "yarn" and (multiplier := given.get("log_multiplier")):
         given |= {"mscale": multiplier, "mscale_all_dim": multiplier}
+    if kind == "yarn" and (multiplier := given.get("head_multiplier")):
+        given |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     if kind == "yarn" and share != 1:
         given["attention_factor"] = shortest(share * _compute_attention_factor(factor))
     if kind == "longrope":
@@ -151,20 +153,23 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         if stretched.kind == "yarn" and stretched.truncate != is_rounded:
             stated = "false" if is_rounded else "true"
             raise ValueError(f"`truncate` of its `yarn` scaling is {stated}")
-        values = _for_gguf(stretched, has_multiplier="scaling.log_multiplier" in fields)
+        values = _for_gguf(stretched, fields)
     else:
         values = _for_hugging_face(stretched)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 
 
-def _for_gguf(stretched: RopeScaling, *, has_multiplier: bool = False) -> dict[str, Any]:
+def _for_gguf(stretched: RopeScaling, fields: Fields) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
-        if has_multiplier:
+        if "scaling.log_multiplier" in fields:
             # llama.cpp takes an amplitude of 1 where there is one.
             return values | {"log_multiplier": _find_multiplier(stretched)}
+        is_stated = stretched.mscale == 1 and stretched.attention_factor is None
+        if "scaling.head_multiplier" in fields and is_stated and stretched.mscale_all_dim:
+            return values | {"head_multiplier": stretched.mscale_all_dim}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":
         # llama.cpp has no word for llama3, whose tensor says it.

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, GraphError
-from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, shortest
+from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, is_same_float32
 from weightctl.families.keys import REQUIRED
 from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
@@ -206,7 +206,7 @@ def _compare(family: Family, fields: Fields, found: Fields, convention: NamingCo
 
 def _is_same(value: Any, found: Any) -> bool:
     if isinstance(value, float) and isinstance(found, float):
-        return shortest(value) == shortest(found) or value == found
+        return is_same_float32(value, found)
     return bool(value == found)
 
 

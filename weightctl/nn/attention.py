@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.temperature import Temperature
     from weightctl.split import Range
 
 __all__ = ["Attention", "alibi_slopes"]
@@ -47,12 +48,14 @@ class Attention(Divisible):
     for the output projection. With a `window`, a position sees that many positions: itself and
     those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
     -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
+    as its offset, or over all heads together with `norms_whole`; with `norms_last` that of each
+    head is after RoPE. `clamp` bounds queries, keys and
     values. With `alibi`, each head adds the distance to a key times its slope to the scores;
     `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
-    to no key. If `fused`, one projection `qkv` replaces `q`,
-    `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
-    `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
+    to no key. `temperature` multiplies queries by their positions. If `fused`, one projection
+    `qkv` replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring
+    elements if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the
+    numbers of heads
     do not match.
     """
 
@@ -72,9 +75,11 @@ class Attention(Divisible):
         norm_epsilon: float | None = None,
         norm_offset: float = 0.0,
         norms_whole: bool = False,
+        norms_last: bool = False,
         clamp: float | None = None,
         alibi: float | None = None,
         sinks: bool = False,
+        temperature: Temperature | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -123,8 +128,10 @@ class Attention(Divisible):
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
         self.norms_whole = self.has_norms and norms_whole
+        self.norms_last = norms_last
         self.clamp = clamp
         self.alibi = alibi
+        self.temperature = temperature
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -156,11 +163,16 @@ class Attention(Divisible):
             q = self._own(self.q_norm(q), self.own_queries)
             k = self._own(self.k_norm(k), self.own_keys)
         q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self.has_norms and not self.norms_whole:
+        norms_heads = self.has_norms and not self.norms_whole
+        if norms_heads and not self.norms_last:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos is not None and sin is not None:
             q = ops.rope(q, cos, sin, interleaved=self.interleaved)
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if norms_heads and self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.temperature is not None:
+            q = self.temperature(q)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
         window = self.window

@@ -10,6 +10,7 @@ from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.temperature import Temperature
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
@@ -96,6 +97,11 @@ def _make_attention(
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    temperature = None
+    if config.temperature_scale:
+        temperature = Temperature(
+            config.temperature_scale, config.temperature_length, config.temperature_offset
+        )
     if config.latent_rank:
         return LatentAttention(
             config.hidden,
@@ -108,6 +114,7 @@ def _make_attention(
             scale=scale,
             causal=config.causal,
             interleaved=config.rope_interleaved,
+            temperature=temperature,
             dtype=dtype,
         )
     return Attention(
@@ -124,9 +131,11 @@ def _make_attention(
         norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
         norm_offset=config.norm_offset,
         norms_whole=config.qk_norm == "whole",
+        norms_last=config.qk_norm_after_rope,
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
         sinks=config.sinks,
+        temperature=temperature,
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
