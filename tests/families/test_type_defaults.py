@@ -130,6 +130,7 @@ UNREAD_OF = {
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
     "mistral4": {"head_dim", "qk_head_dim"},
     "minicpm3": {"head_dim", "qk_head_dim"},
+    "phimoe": {"input_jitter_noise"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
 }

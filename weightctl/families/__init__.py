@@ -97,6 +97,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "olmo3": FamilyLine("weightctl.families.olmo3", "olmo2", ("olmo3",)),
     "olmoe": FamilyLine("weightctl.families.olmoe", "olmoe", ("olmoe",)),
     "phi2": FamilyLine("weightctl.families.phi2", "phi2", ("phi",)),
+    "phimoe": FamilyLine("weightctl.families.phimoe", "phimoe", ("phimoe",)),
     "qwen2moe": FamilyLine("weightctl.families.qwen2moe", "qwen2moe", ("qwen2_moe",)),
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
     "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),

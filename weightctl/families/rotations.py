@@ -156,6 +156,8 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         values = _for_gguf(stretched, fields)
     else:
         values = _for_hugging_face(stretched)
+        if "scaling.long_amplitude" in fields:
+            values |= dict.fromkeys(("attention_factor", "long_amplitude"), stretched.amplitude)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 
 
