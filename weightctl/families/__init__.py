@@ -46,6 +46,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "phi3": FamilyLine("weightctl.families.phi3", "phi3", ("phi3",)),
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
     "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
+    "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
     "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),

@@ -57,12 +57,14 @@ class DecoderConfig:
     `rope_factors_by_length`.
 
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
-    that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
-    `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
-    a correction is added if `router_correction`. `expert_bias` is that of router and experts.
-    Shares are those among themselves if `experts_normalized`, and multiplied by `experts_scale`. Of
-    `expert_groups`, those in the `expert_groups_used` best can be chosen. A `shared_intermediate`
-    wide MLP sees all positions beside them, by a gate of its own if `shared_gate`.
+    that weights are `(in, out)`. The numbers of a learned activation are `xielu_alpha_n` and so on,
+    for each layer, or tensors if `has_xielu_weights`. Mixtures have `experts` in place of the MLP,
+    in `sparse_layers`; `router` is by what their shares follow, of the `experts_used` with the
+    largest scores, to which a correction is added if `router_correction`. `expert_bias` is that of
+    router and experts. Shares are those among themselves if `experts_normalized`, and multiplied by
+    `experts_scale`. Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
+    `shared_intermediate` wide MLP sees all positions beside them, by a gate of its own if
+    `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
@@ -129,6 +131,11 @@ class DecoderConfig:
     gated: bool = True
     fused_gate_up: bool = False
     transposed: bool = False
+    has_xielu_weights: bool = False
+    xielu_alpha_n: tuple[float, ...] | float = ()
+    xielu_alpha_p: tuple[float, ...] | float = ()
+    xielu_beta: tuple[float, ...] | float = ()
+    xielu_eps: tuple[float, ...] | float = ()
     experts: int = 0
     experts_used: int = 0
     expert_intermediate: int = 0

@@ -64,13 +64,14 @@ class Name:
     those of the weight in our modules: its shape follows from them, and how it is cut.
 
     If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
-    family may have it. `made` returns the numbers that GGUF has in it, float32, where a config asks
-    for some, and `add_fields` the fields of a config with what such numbers say. The part is there
-    where all fields `when` are true, and not where `unless` is; a field may have a value for each
-    layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of something.
-    `change` says how else the naming conventions differ. `is_float32` says that GGUF keeps it in
-    float32, as it does all vectors, whatever the rest is stored in. `ends` is what the name of its
-    weight ends in, in a naming convention where that is not `.weight`.
+    family may have it. `made` returns the numbers in it, float32, of which the other naming
+    convention has keys, where a config asks for some; those of layers stand one after the other.
+    `add_fields` returns the fields of a config with what the numbers of a tensor say. The part is
+    there where all fields `when` are true, and not where `unless` is; a field may have a value for
+    each layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of
+    something. `change` says how else the naming conventions differ. `is_float32` says that GGUF
+    keeps it in float32, as it does all vectors, whatever the rest is stored in. `ends` is what the
+    name of its weight ends in, in a naming convention where that is not `.weight`.
     """
 
     module: str

@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, segment_sizes
+from weightctl.nn.cuts import cut_parts, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.xielu import XIELU
 
 __all__ = ["ACTIVATIONS", "GATED", "MLP", "GatedMLP"]
 
@@ -59,7 +60,8 @@ GATED: dict[str, Callable[[Value, Value], Value]] = {"clamped_swiglu": _clamped_
 class MLP(Divisible):
     """`down(activation(up(x)))`.
 
-    Raises `GraphError` if the activation is not in `ACTIVATIONS`.
+    `xielu` is what is computed in place of the activation, if given. Raises `GraphError` if the
+    activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class MLP(Divisible):
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         transposed: bool = False,
+        xielu: XIELU | None = None,
     ) -> None:
-        self.activation = _check_activation(activation)
+        self.activation = _check_activation(activation) if xielu is None else activation
+        self.xielu = xielu
         linear = partial(
             Linear,
             bias=bias,
@@ -88,14 +92,18 @@ class MLP(Divisible):
 
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        up = self.up(x)
+        return self.down(ACTIVATIONS[self.activation](up) if self.xielu is None else self.xielu(up))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard computes a part of the intermediate features.
 
         Raises `ShardingError` if there are fewer blocks of them than devices.
         """
-        return cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
+        cuts = cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
+        if self.xielu is not None:
+            cuts |= replicate_weights(devices, *self.xielu.list_weights())
+        return cuts
 
 
 class GatedMLP(Divisible):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
@@ -11,6 +12,7 @@ from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
 from weightctl.nn.temperature import Temperature
+from weightctl.nn.xielu import XIELU, XieluNumbers
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
@@ -177,5 +179,15 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
         config.activation,
         bias=config.mlp_bias,
         transposed=config.transposed,
+        xielu=_make_xielu(config, layer),
         dtype=dtype,
     )
+
+
+def _make_xielu(config: DecoderConfig, layer: int) -> XIELU | None:
+    if config.activation != "xielu":
+        return None
+    if config.has_xielu_weights:
+        return XIELU()
+    return XIELU(XieluNumbers(*(at_layer(config, f"xielu_{each}", layer)
+                                for each in XieluNumbers._fields)))  # fmt: skip
