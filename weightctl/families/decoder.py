@@ -35,8 +35,9 @@ class DecoderConfig:
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
     (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
     sum of what they add and what they read. Where `attention_norms` is given, only those layers
-    have the norm before attention. With `parallel` both read the same input,
-    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+    have the norm before attention. With `inner_norms`, what heads return is normed before the
+    output projection, and the product of gate and up before the last one. With `parallel` both read
+    the same input, by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
     `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
@@ -97,6 +98,7 @@ class DecoderConfig:
     attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
     norms_after: bool = False
+    inner_norms: bool = False
     parallel: bool = False
     shared_norm: bool = False
     embedding_norm: bool = False

@@ -53,7 +53,8 @@ class Attention(Divisible):
     heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
     `norms_weighted` the norms have no weights. `clamp` bounds queries, keys and values. With
     `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
-    largest exponent of the slopes. With `sinks`, each head has a score that belongs to no key.
+    largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
+    RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
     `temperature` multiplies queries by their positions. If `gated`, what the heads return is
     multiplied by the sigmoid of another projection of the inputs. If `fused`, one projection `qkv`
     replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements
@@ -85,6 +86,7 @@ class Attention(Divisible):
         gated: bool = False,
         norms_weighted: bool = True,
         chunk: int | None = None,
+        inner_norm: float | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -143,6 +145,9 @@ class Attention(Divisible):
         self.gated = gated
         if gated:
             self.gate = projection(features, width, bias=False)
+        self.has_inner_norm = inner_norm is not None
+        if inner_norm is not None:
+            self.inner_norm = RMSNorm(width, inner_norm, dtype=dtype, device=device)
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -187,6 +192,8 @@ class Attention(Divisible):
             scale=self.scale,
         )
         y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim))
+        if self.has_inner_norm:
+            y = self._own(self.inner_norm(y), self.own_queries)
         return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
 
     def _turned_heads(
@@ -221,6 +228,13 @@ class Attention(Divisible):
         """
         heads = Heads(self.heads, self.kv_heads, self.head_dim)
         parts = {"attention.o": self.o}
+        if self.has_inner_norm:
+            # Of all heads together: every rank computes them all.
+            whole = (self.q, self.k, self.v)
+            cuts = cut_parts(parts, devices, heads)
+            cuts |= replicate_weights(devices, *(each.weight for each in whole))
+            cuts |= replicate_weights(devices, *(each.bias for each in whole))
+            return cuts | replicate_weights(devices, self.inner_norm.weight)
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
         elif self.norms_whole:
@@ -243,6 +257,9 @@ class Attention(Divisible):
 
     def take_shards(self) -> None:
         """Adopt the number of heads of a shard."""
+        if self.has_inner_norm:
+            self.own_queries = own_range(self.o.inputs)
+            return
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
         elif self.norms_whole:

@@ -129,6 +129,7 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         causal=config.causal,
         window=config.window(layer),
         chunk=config.chunk(layer),
+        inner_norm=config.norm_epsilon if config.inner_norms else None,
         softcap=config.attention_softcap,
         scale=scale,
         norm_epsilon=config.norm_epsilon if is_normed else None,
@@ -175,6 +176,7 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
+            inner_norm=config.norm_epsilon if config.inner_norms else None,
             dtype=dtype,
         )
     return MLP(
