@@ -19,6 +19,7 @@ from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import rope_factors, with_llama3
 from weightctl.families.rope_keys import ROPE_FACTORS, standard
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +89,7 @@ def _check(fields: Fields) -> Fields:
     """Return the fields; raises `ValueError` if a list has not a number for each layer."""
     for name in _XIELU:
         found, layers = fields.get(f"xielu_{name}"), fields["layers"]
-        if type(found) is tuple and len(found) != layers:
+        if is_sequence(found) and len(found) != layers:
             raise ValueError(f"`xielu.{name}` has {len(found)} values for {layers} layers")
     return check_decoder(fields)
 

@@ -64,8 +64,8 @@ class Name:
     those of the weight in our modules: its shape follows from them, and how it is cut.
 
     If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
-    family may have it. `made` returns the numbers in it, float32, of which the other naming
-    convention has keys, where a config asks for some; those of layers stand one after the other.
+    family may have it. `made` returns the numbers in it, float32, if a config has them, because
+    the other naming convention has keys for them; those of layers stand one after the other.
     `add_fields` returns the fields of a config with what the numbers of a tensor say. The part is
     there where all fields `when` are true, and not where `unless` is; a field may have a value for
     each layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of

@@ -9,7 +9,6 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.chunks import mask_chunks
 from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
@@ -19,6 +18,7 @@ from weightctl.split import Heads
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
+    from weightctl.dim import Dim
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
@@ -176,7 +176,7 @@ class Attention(Divisible):
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
         if self.chunk is not None:
-            mask = mask_chunks(x.shape[1], x.device, self.chunk)
+            mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         window = self.window
         if self.has_sinks:
             k, v, mask = self.sinks(k, v, window, self._own_heads())
@@ -230,10 +230,10 @@ class Attention(Divisible):
         parts = {"attention.o": self.o}
         if self.has_inner_norm:
             # Of all heads together: every rank computes them all.
-            whole = (self.q, self.k, self.v)
+            inputs = (self.q, self.k, self.v)
             cuts = cut_parts(parts, devices, heads)
-            cuts |= replicate_weights(devices, *(each.weight for each in whole))
-            cuts |= replicate_weights(devices, *(each.bias for each in whole))
+            cuts |= replicate_weights(devices, *(each.weight for each in inputs))
+            cuts |= replicate_weights(devices, *(each.bias for each in inputs))
             return cuts | replicate_weights(devices, self.inner_norm.weight)
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
@@ -299,3 +299,12 @@ class Attention(Divisible):
         """Return (batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
         heads = int(x.shape[-1]) // self.head_dim
         return x.reshape((*x.shape[:-1], heads, self.head_dim)).transpose(1, 2)
+
+
+def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:
+    """Return bool[positions, positions]: which positions are in the chunk of each one.
+
+    The chunks begin at the multiples of `size`.
+    """
+    chunks = ops.floordiv(ops.range(positions, device=device), size)
+    return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(chunks, 0))

@@ -28,8 +28,8 @@ class RMSNorm(Module):
     """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.
 
     `features` is the size of that axis, or a sequence of only this size, as in torch. Gemma's
-    checkpoints store weights minus 1, which an `offset` of 1 compensates. Without `weight` there is
-    no such factor.
+    checkpoints store weights minus 1, which an `offset` of 1 compensates. Without `weight` the last
+    factor is left out.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class XIELU(Module):
         return (ops.where(wide > 0, square, curve) + wide * line).cast(x.dtype)
 
     def list_weights(self) -> list[Weight]:
-        """Return the weights, of which there are none if the numbers were given."""
+        """Return the weights; the list is empty if the numbers were given."""
         if self.numbers is not None:
             return []
         return [each.weight for each in (self.alpha_n, self.alpha_p, self.beta, self.eps)]
