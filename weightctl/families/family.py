@@ -210,8 +210,8 @@ class Family:
     training and drafts. `fusions` are tensors with several parts. `keeps_window` says that
     llama.cpp knows of sliding windows in this family, and `heads_fill_hidden` that it loads no
     models whose heads together are wider or narrower than the hidden size; `unloaded` returns why
-    else it does not load a model with some fields, and `differs` says what it computes otherwise
-    than transformers. `older` is what older versions of transformers call keys of rotary
+    else it does not load a model with some fields, and `differs` says what it computes differently
+    from transformers. `older` is what older versions of transformers call keys of rotary
     embeddings. `standard` brings config.json into the form that the keys are of. `checked` returns
     the fields that the lines gave as the config has them; raises `ValueError` if they contradict
     each other.
