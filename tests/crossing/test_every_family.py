@@ -226,7 +226,9 @@ QUANTIZED = {"Q8_0": 2e-3, "Q4_K_M": 5e-3}
 
 @pytest.mark.long
 @pytest.mark.parametrize("quant", QUANTIZED)
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.usual])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.usual and not case.no_llama_cpp]
+)
 def test_quantized_blocks_are_the_same_model_to_both(
     name: str, quant: str, made: Callable[[str], FamilyCheckpoint], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
 # Their own config classes fill in what is in a config of another text model.
-NESTED = {"gemma3", "mistral3"}
+NESTED = {"gemma3", "llama4", "mistral3"}
 
 
 def stated(kind: str) -> dict[str, Any]:
@@ -130,6 +130,7 @@ UNREAD_OF = {
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
     "mistral4": {"head_dim", "qk_head_dim"},
     "minicpm3": {"head_dim", "qk_head_dim"},
+    "phimoe": {"input_jitter_noise"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
 }

@@ -149,13 +149,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a part of another shape": (
         at(*W, "shape", to=[3, 6]),
         (
-            "`w` on rank 0: its shape [3, 6] differs from the shape of the part that `pieces` describes"
+            "`w` on rank 0: its shape [3, 6] differs from the shape of the part that "
+            "`pieces` describes"
         ),
     ),
     "a part of nothing": (
         at(*W, "pieces", to=[]),
         (
-            "`w` on rank 0: its shape [2, 6] differs from the shape of the part that `pieces` describes"
+            "`w` on rank 0: its shape [2, 6] differs from the shape of the part that "
+            "`pieces` describes"
         ),
     ),
     "pieces not a list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is not a list"),

@@ -16,10 +16,12 @@ _LISTED = {
     "windowed_layers": "attention types",
     "rotated_layers": "whether RoPE is used",
     "sparse_layers": "whether there are experts",
+    "chunked_layers": "whether there are chunks",
 }
 
-# Of what queries and keys are normed: each head alike, or all heads together.
-QkNorm: TypeAlias = Literal["head", "whole"]
+# Of what queries and keys are normed: each head alike, or all heads together; or each head after
+# RoPE, without weights.
+QkNorm: TypeAlias = Literal["head", "whole", "unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +35,24 @@ class DecoderConfig:
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
     (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
     sum of what they add and what they read. Where `attention_norms` is given, only those layers
-    have the norm before attention. With `parallel` both read the same input,
-    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+    have the norm before attention. With `inner_norms`, what heads return is normed before the
+    output projection, and the product of gate and up before the last one. With `parallel` both read
+    the same input, by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`).
-    Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
+    `unit` norms only rotated layers. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
     a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
     first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
-    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0. If `latent_rank` is
-    not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
-    each key, whose other dimensions are rotated. Queries are computed from a latent vector of size
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0, and only in layers that
+    are not rotated if `temperature_without_rope`. In `chunked_layers`, a position sees those of its
+    chunk of `attention_chunk` positions alone. With `attention_gate`, what the heads return is
+    multiplied by the sigmoid of a projection of what attention reads. If `latent_rank` is not 0,
+    keys and values are computed from a latent vector of that size: `plain_dimensions` of each key,
+    whose other dimensions are rotated. Queries are computed from a latent vector of size
     `query_rank`, unless that is 0. Values have `value_dimensions` per head, as many as keys if that
     is 0, and are multiplied by `value_scale`.
 
@@ -58,12 +64,15 @@ class DecoderConfig:
     `rope_factors_by_length`.
 
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
-    that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
-    `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
-    a correction is added if `router_correction`. `expert_bias` is that of router and experts.
-    Shares are those among themselves if `experts_normalized`, and multiplied by `experts_scale`. Of
-    `expert_groups`, those in the `expert_groups_used` best can be chosen. A `shared_intermediate`
-    wide MLP sees all positions beside them, by a gate of its own if `shared_gate`.
+    that weights are `(in, out)`. The numbers of a learned activation are `xielu_alpha_n` and so on,
+    for each layer, or tensors if `has_xielu_weights`. Mixtures have `experts` in place of the MLP,
+    in `sparse_layers`; `router` is by what their shares follow, of the `experts_used` with the
+    largest scores, to which a correction is added if `router_correction`. `expert_bias` is that of
+    router and experts. Shares are those among themselves if `experts_normalized`, and multiplied by
+    `experts_scale`; they multiply what experts return, or what they read if `shares_scale_inputs`.
+    Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
+    `shared_intermediate` wide MLP sees all positions beside them, by a gate of its own if
+    `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
@@ -90,6 +99,7 @@ class DecoderConfig:
     attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
     norms_after: bool = False
+    inner_norms: bool = False
     parallel: bool = False
     shared_norm: bool = False
     embedding_norm: bool = False
@@ -110,6 +120,10 @@ class DecoderConfig:
     temperature_scale: float = 0.0
     temperature_length: int = 0
     temperature_offset: int = 0
+    temperature_without_rope: bool = False
+    attention_gate: bool = False
+    attention_chunk: int | None = None
+    chunked_layers: tuple[bool, ...] | None = None
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0
@@ -131,11 +145,16 @@ class DecoderConfig:
     gated: bool = True
     fused_gate_up: bool = False
     transposed: bool = False
+    has_xielu_weights: bool = False
+    xielu_alpha_n: tuple[float, ...] | float = ()
+    xielu_alpha_p: tuple[float, ...] | float = ()
+    xielu_beta: tuple[float, ...] | float = ()
+    xielu_eps: tuple[float, ...] | float = ()
     experts: int = 0
     experts_used: int = 0
     expert_intermediate: int = 0
     sparse_layers: tuple[bool, ...] | None = None
-    router: Literal["softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     router_correction: bool = False
     expert_bias: bool = False
     experts_normalized: bool = True
@@ -144,6 +163,7 @@ class DecoderConfig:
     expert_groups_used: int = 1
     shared_intermediate: int = 0
     shared_gate: bool = False
+    shares_scale_inputs: bool = False
 
     embedding_scale: float = 1.0
     embedding_by_root: bool = False
@@ -166,6 +186,10 @@ class DecoderConfig:
     def has_sinks(self, layer: int) -> bool:
         """Whether the heads of a layer have sinks."""
         return self.sinks if isinstance(self.sinks, bool) else self.sinks[layer]
+
+    def chunk(self, layer: int) -> int | None:
+        """Return how many positions the chunks of a layer have; None, there are none."""
+        return self.attention_chunk if self.chunked_layers and self.chunked_layers[layer] else None
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""

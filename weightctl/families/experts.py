@@ -163,8 +163,8 @@ def expert_lines(
     return (*kept[:place], *added, *kept[place:])
 
 
-def expert_forms() -> tuple[Fusion, ...]:
-    """Return the other forms of a layer's experts.
+def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
+    """Return the other forms of a layer's experts, and of what transformers calls `router`.
 
     transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
     default; the first GGUFs of mixtures had each expert by itself.
@@ -175,7 +175,7 @@ def expert_forms() -> tuple[Fusion, ...]:
                parts=(_EXPERT + gate, _EXPERT + up), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "experts.down_proj",
                parts=(_EXPERT + down,), of_experts=True),
-        Fusion(convention="hugging_face", name=in_memory + "gate.weight",
+        Fusion(convention="hugging_face", name=f"{in_memory}{router}.weight",
                parts=(_MLP + "router",)),
     ]  # fmt: skip
     apart = [

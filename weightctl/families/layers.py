@@ -20,6 +20,7 @@ __all__ = [
     "FlagMeaning",
     "LayerChoice",
     "LayerOnes",
+    "LayerValues",
     "Layered",
     "LayersAlike",
     "Uniform",
@@ -75,6 +76,29 @@ class Uniform(NamedTuple):
     def write(self, value: Any) -> Any:
         """Return the value."""
         return self.kind.write(value)
+
+
+class LayerValues(NamedTuple):
+    """A list with a value of another kind for each layer, or one value for all."""
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return a tuple of the values, or the one value."""
+        if not is_sequence(content):
+            return self.kind.read(content)
+        if not 0 < len(content) <= LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
+        return tuple(self.kind.read(each) for each in content)
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of values."""
+        return f"array[{self.kind.gguf_type}]"
+
+    def write(self, value: Any) -> list[Any]:
+        """Return the list of values."""
+        return [self.kind.write(each) for each in value]
 
 
 class LayerOnes(NamedTuple):

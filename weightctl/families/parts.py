@@ -56,7 +56,7 @@ _OF_OUTPUTS = {1: "rowwise", 2: "gate_up", 3: "stacked_qkv"}
 
 def _derive_role(part: WeightAxes) -> Role:
     """Return how a part is cut whose outputs or inputs may be divided."""
-    if _SHARED.issuperset(part.outputs):
+    if part.outputs and _SHARED.issuperset(part.outputs):
         return Role(_OF_OUTPUTS[len(part.outputs)], 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
         is_of_heads = not OF_HEADS.isdisjoint(part.inputs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IN_SCALING",
     "LONGROPE_KEYS",
+    "LONG_AMPLITUDE",
     "LONG_ROPE_FACTORS",
     "ROPE_FACTORS",
     "ROPE_KEYS",
@@ -113,6 +114,15 @@ LONGROPE_KEYS = (
         hugging_face=_ROPE + "short_factor"),
     Key(field="scaling.long_factors", kind=FACTORS, default=None,
         hugging_face=_ROPE + "long_factor"),
+)  # fmt: skip
+
+# Where config.json has what longrope multiplies cosines and sines by for short texts and for long
+# ones, which must be the same.
+LONG_AMPLITUDE = (
+    Key(field="scaling.attention_factor", kind=_POSITIVE, default=None,
+        hugging_face=_ROPE + "short_mscale"),
+    Key(field="scaling.long_amplitude", kind=_POSITIVE, default=None, gguf_default=None,
+        hugging_face=_ROPE + "long_mscale"),
 )  # fmt: skip
 
 

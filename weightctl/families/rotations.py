@@ -117,8 +117,8 @@ def _check(fields: Fields, given: Fields) -> None:
         )
     if kind == "yarn" and fields["rope_base"] == 1:
         raise ValueError("`rope_theta` or `freq_base` is 1, which `yarn` does not support")
-    if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
-        raise ValueError("`low_freq_factor` is not less than `high_freq_factor`")
+    if kind == "llama3" and given["low_frequency_factor"] > given["high_frequency_factor"]:
+        raise ValueError("`low_freq_factor` is greater than `high_freq_factor`")
 
 
 def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
@@ -158,6 +158,8 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         values = _for_gguf(stretched, fields)
     else:
         values = _for_hugging_face(stretched)
+        if "scaling.long_amplitude" in fields:
+            values |= dict.fromkeys(("attention_factor", "long_amplitude"), stretched.amplitude)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 
 

@@ -18,6 +18,7 @@ from weightctl.split import Heads
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
+    from weightctl.dim import Dim
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
@@ -47,15 +48,19 @@ class Attention(Divisible):
     be `features / heads`. Values have `value_dim` elements per head (default: as keys), and are
     multiplied by `value_scale`. `bias` is for the input projections, `output_bias` (default: the
     same) for the output projection. With a `window`, a position sees that many positions: itself
-    and those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim
-    ** -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with
-    `norm_offset` as its offset, or over all heads together with `norms_whole`; with `norms_last`
-    that of each head is after RoPE. `clamp` bounds queries, keys and values. With `alibi`, each
-    head adds the distance to a key times its slope to the scores; `alibi` is the largest exponent
-    of the slopes. With `sinks`, each head has a score that belongs to no key. `temperature`
-    multiplies queries by their positions. If `fused`, one projection `qkv` replaces `q`, `k` and
-    `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if `interleaved`,
-    otherwise elements of the two halves. Raises `GraphError` if the numbers of heads do not match.
+    and those before it. With a `chunk`, it sees those of its chunk of so many positions. `softcap`
+    bounds the scores; `scale` multiplies them, by default `head_dim ** -0.5`. With `norm_epsilon`,
+    queries and keys get an RMSNorm over each head, with `norm_offset` as its offset, or over all
+    heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
+    `norms_weighted` the norms have no weights. `clamp` bounds queries, keys and values. With
+    `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
+    largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
+    RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
+    `temperature` multiplies queries by their positions. If `gated`, what the heads return is
+    multiplied by the sigmoid of another projection of the inputs. If `fused`, one projection `qkv`
+    replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements
+    if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of
+    heads do not match.
     """
 
     def __init__(
@@ -81,6 +86,10 @@ class Attention(Divisible):
         alibi: float | None = None,
         sinks: bool = False,
         temperature: Temperature | None = None,
+        gated: bool = False,
+        norms_weighted: bool = True,
+        chunk: int | None = None,
+        inner_norm: float | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -105,6 +114,7 @@ class Attention(Divisible):
         self.value_scale = value_scale
         self.causal = causal
         self.window = window
+        self.chunk = chunk
         self.softcap = softcap
         self.scale = scale
         self.interleaved = interleaved
@@ -127,7 +137,9 @@ class Attention(Divisible):
             self.k = projection(features, shared, bias=bias)
             self.v = projection(features, values, bias=bias)
         if norm_epsilon is not None:
-            norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
+            norm = partial(
+                RMSNorm, offset=norm_offset, weight=norms_weighted, dtype=dtype, device=device
+            )
             self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
@@ -136,6 +148,14 @@ class Attention(Divisible):
         self.clamp = clamp
         self.alibi = alibi
         self.temperature = temperature
+        self.gated = gated
+        if gated:
+            self.gate = projection(features, heads * self.value_dim, bias=False)
+        self.has_inner_norm = inner_norm is not None
+        if inner_norm is not None:
+            self.inner_norm = RMSNorm(
+                heads * self.value_dim, inner_norm, dtype=dtype, device=device
+            )
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -161,18 +181,11 @@ class Attention(Divisible):
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
-        q, k, v = self._projections(x)
-        if self.clamp is not None:
-            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
-        if self.norms_whole:
-            q = self._own(self.q_norm(q), self.own_queries)
-            k = self._own(self.k_norm(k), self.own_keys)
-        q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
-        if self.value_scale != 1:
-            v = v * self.value_scale
-        q, k = self._place(q, k, cos, sin)
+        q, k, v = self._turned_heads(x, cos, sin)
         if self.alibi is not None:
             mask = self._slope(x, self.alibi)
+        if self.chunk is not None:
+            mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         window = self.window
         if self.has_sinks:
             k, v, mask = self.sinks(k, v, window, self._own_heads())
@@ -187,7 +200,35 @@ class Attention(Divisible):
             softcap=self.softcap,
             scale=self.scale,
         )
-        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value_dim)))
+        y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value_dim))
+        if self.has_inner_norm:
+            y = self._own(self.inner_norm(y), self.own_queries)
+        return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
+
+    def _turned_heads(
+        self, x: Value, cos: Value | None, sin: Value | None
+    ) -> tuple[Value, Value, Value]:
+        """Return queries, keys and values of all heads, as their scores are computed."""
+        q, k, v = self._projections(x)
+        if self.clamp is not None:
+            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
+        if self.norms_whole:
+            q = self._own(self.q_norm(q), self.own_queries)
+            k = self._own(self.k_norm(k), self.own_keys)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
+        if self.value_scale != 1:
+            v = v * self.value_scale
+        norms_heads = self.has_norms and not self.norms_whole
+        if norms_heads and not self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos is not None and sin is not None:
+            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
+            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if norms_heads and self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.temperature is not None:
+            q = self.temperature(q)
+        return q, k, v
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has some of the heads.
@@ -200,6 +241,13 @@ class Attention(Divisible):
         is_sized = self.value_dim != self.head_dim
         values = "attention.v.sized" if is_sized else "attention.v"
         parts = {"attention.o.latent" if is_sized else "attention.o": self.o}
+        if self.has_inner_norm:
+            # Of all heads together: every rank computes them all.
+            inputs = (self.q, self.k, self.v)
+            cuts = cut_parts(parts, devices, heads)
+            cuts |= replicate_weights(devices, *(each.weight for each in inputs))
+            cuts |= replicate_weights(devices, *(each.bias for each in inputs))
+            return cuts | replicate_weights(devices, self.inner_norm.weight)
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
         elif self.norms_whole:
@@ -207,6 +255,8 @@ class Attention(Divisible):
             parts = {values: self.v, **parts}
         else:
             parts = {"attention.q": self.q, "attention.k": self.k, values: self.v, **parts}
+        if self.gated:
+            parts = {"attention.gate": self.gate, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)
@@ -220,6 +270,9 @@ class Attention(Divisible):
 
     def take_shards(self) -> None:
         """Adopt the number of heads of a shard."""
+        if self.has_inner_norm:
+            self.own_queries = own_range(self.o.inputs)
+            return
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
         elif self.norms_whole:
@@ -228,20 +281,6 @@ class Attention(Divisible):
         else:
             self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
-
-    def _place(
-        self, q: Value, k: Value, cos: Value | None, sin: Value | None
-    ) -> tuple[Value, Value]:
-        """Return queries and keys with all that is done to each head by itself."""
-        norms_heads = self.has_norms and not self.norms_whole
-        if norms_heads and not self.norms_last:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if cos is not None and sin is not None:
-            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
-            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
-        if norms_heads and self.norms_last:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q if self.temperature is None else self.temperature(q), k
 
     def _own(self, x: Value, own: Range | None) -> Value:
         """Return the heads of a shard, of all."""
@@ -274,3 +313,12 @@ class Attention(Divisible):
         size = size or self.head_dim
         heads = int(x.shape[-1]) // size
         return x.reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
+
+
+def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:
+    """Return bool[positions, positions]: which positions are in the chunk of each one.
+
+    The chunks begin at the multiples of `size`.
+    """
+    chunks = ops.floordiv(ops.range(positions, device=device), size)
+    return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(chunks, 0))

@@ -105,7 +105,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     }
     notes: list[str] = []
     metadata |= _read_card(checkpoint, directory, notes)
-    metadata |= to_gguf(family, checkpoint.fields)
+    metadata |= to_gguf(family, _add_tensor_fields(checkpoint))
     metadata |= pooling_keys(directory, family.gguf_name, notes.append)
     kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
@@ -155,6 +155,8 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
             f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
             f"results for texts longer than {window} tokens differ from transformers"
         )
+    if differs := checkpoint.family.differs:
+        yield f"results of llama.cpp differ from transformers: {differs}"
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow
@@ -197,7 +199,7 @@ def _to_hugging_face(
 
 
 def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
-    """Return the fields with the settings from small tensors, which config.json states directly."""
+    """Return the fields with the settings from small tensors, which the output states directly."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)
