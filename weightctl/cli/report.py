@@ -18,8 +18,8 @@ from weightctl.cli.costs import (
 from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
-from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
+from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.claims import find_journal
