@@ -13,6 +13,7 @@ from weightctl.cli.completion import (
     complete_type_rules,
     complete_types,
 )
+from weightctl.cli.losses import nonfinite_notes, overflow_notes
 from weightctl.cli.options import (
     Anonymous,
     DryRun,
@@ -42,9 +43,7 @@ from weightctl.cli.render import is_terminal, note, show_lines, show_table, show
 from weightctl.cli.report import (
     check_report,
     document,
-    nonfinite_notes,
     note_when_stopped,
-    overflow_notes,
     plan_kind,
     plan_row,
     planned_resumption,

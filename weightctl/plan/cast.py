@@ -16,6 +16,7 @@ from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.recipes import choose, goes_by_role, list_unmatched
 from weightctl.plan.type_rules import parse_rules
 from weightctl.plan.types import type_or_recipe
+from weightctl.schemes import WRITTEN
 from weightctl.schemes.buffers import is_buffer
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.wording import pluralize
@@ -301,12 +302,10 @@ def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
         if encoding is not None and plan.format not in encoding.ids:
             holders = [name for name in FORMATS if name in encoding.ids]
             names = " or ".join(FORMATS[name].suffix for name in holders)
-            raise ConversionError(
-                f"{plan.format} cannot store {encoding}",
-                hint=f"use an output name that ends in {names}"
-                if holders
-                else "choose another type",
-            )
+            hint = f"use an output name that ends in {names}" if holders else "choose another type"
+            if plan.format == "safetensors" and encoding.name in WRITTEN:
+                hint += ", or a model directory (OUT/)"
+            raise ConversionError(f"{plan.format} cannot store {encoding}", hint=hint)
 
 
 def _refuse_second_loss(changed: list[Item]) -> None:

@@ -191,9 +191,9 @@ def _refuse(
     twice = [item for item in quantized if not _is_unrounded(item)]
     if twice and not requantize:
         raise ConversionError(
-            f"{pluralize(len(twice), 'weight')} already quantized (for example, "
-            f"`{twice[0].stored.name}` is {twice[0].stored.encoding}), and would lose more "
-            f"precision as {recipe.choice}",
+            f"{pluralize(len(twice), 'weight')} {'is' if len(twice) == 1 else 'are'} already "
+            f"quantized (for example, `{twice[0].stored.name}` is {twice[0].stored.encoding}), "
+            f"and would lose more precision as {recipe.choice}",
             hint="start from the unquantized model, or use --allow-requantize "
             "(allow_requantize=True in Python)",
         )

@@ -63,12 +63,12 @@ def _encode(
 ) -> WeightEncoding:
     rows, columns = shape
     words, groups = columns * bits // 32, columns // options.group
-    beside = {"shape": (rows, groups), "encoding": scales.name, "unit": scales.size * groups}
+    table, unit = (rows, groups), scales.size * groups
     return encoding.WeightEncoding(
         parts=(
             encoding.Part(".weight", (rows, words), "U32", unit=4 * words),
-            encoding.Part(".scales", **beside),
-            encoding.Part(".biases", **beside),
+            encoding.Part(".scales", table, scales.name, unit=unit),
+            encoding.Part(".biases", table, scales.name, unit=unit),
         ),
         rows=rows, columns=columns, rounding=encoding.Biased(bits, options.group, scales.name),
         pack=partial(_pack, bits),

@@ -67,7 +67,7 @@ class Float8:
             peaks = find_peaks(values, self.rows, self.columns)
         raw, held = store(peaks / _E4M3_LARGEST, self.stored)
         scales = self._spread(held, shape_of(values))
-        scaled = view_blocks(values, scales) / scales
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
         return Codes(_as_float8(scaled).reshape(values.shape), raw)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
@@ -82,15 +82,14 @@ class Float8:
         return spread(scales, shape, max(self.rows, 1), self.columns or shape[1])
 
 
-def _choose_exponents(peaks: F32, bits: int, stored: int) -> U8:
-    """Return the E8M0 exponents that scale peaks to the largest power of two of a float type.
+def _choose_exponents(peaks: F32, largest: int) -> U8:
+    """Return the E8M0 exponents that scale peaks to at most 2**`largest` times 1.75.
 
-    A peak that would be rounded up to the next power of two has the exponent of that, as in
-    compressed-tensors. `bits` is the exponent of that power, and `stored` the number of significand
-    bits of the type that are stored.
+    E4M3 (448) and E2M1 (6, which 7 is rounded to) reach about this; compressed-tensors does the
+    same.
     """
-    raised = peaks.view(np.uint32) + np.uint32(1 << (22 - stored))
-    exponents = (raised >> np.uint32(23)).astype(np.int32) - bits
+    raised = peaks.view(np.uint32) + np.uint32(1 << 21)
+    exponents = (raised >> np.uint32(23)).astype(np.int32) - largest
     made: U8 = np.clip(exponents, 0, 254).astype(np.uint8)
     return made
 
@@ -107,9 +106,9 @@ class Microscaled8:
 
     def round(self, values: F32, _peak: np.float32) -> Codes:
         """Round a tile to the nearest floats."""
-        exponents = _choose_exponents(find_peaks(values, 1, self.columns), 8, 3)
+        exponents = _choose_exponents(find_peaks(values, 1, self.columns), 8)
         scales = _powers(exponents)[..., None]
-        scaled = view_blocks(values, scales) / scales
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
         return Codes(_as_float8(scaled).reshape(values.shape), exponents)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
@@ -137,8 +136,7 @@ class Microscaled4:
         peaks = find_peaks(values, 1, self.columns)
         raw = self._encode_scales(peaks, peak)
         scales = self._decode_scales(raw, peak)[..., None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = view_blocks(values, scales) / scales
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
         if self.is_nvidia and not scales.all():
             # The values of this block are too small for the smallest scale.
             np.copyto(scaled, np.float32(0), where=scales == 0)
@@ -146,8 +144,9 @@ class Microscaled4:
 
     def _encode_scales(self, peaks: F32, peak: np.float32) -> U8:
         if not self.is_nvidia:
-            return _choose_exponents(peaks, 2, 1)
-        return _as_float8(peaks / _E2M1_LARGEST * global_scale(peak))
+            return _choose_exponents(peaks, 2)
+        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak)
+        return _as_float8(scaled)
 
     def _decode_scales(self, raw: U8, peak: np.float32) -> F32:
         if not self.is_nvidia:

@@ -45,7 +45,7 @@ class Symmetric:
         peaks = find_peaks(values, 1, self.columns)
         raw, held = store(peaks / np.float32(half - 0.5), self.stored)
         scales = spread(held, shape_of(values), 1, self.columns)
-        scaled = view_blocks(values, scales) / scales
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
         np.clip(scaled, -half, half - 1, out=scaled)
         scaled += np.float32(half)
@@ -79,10 +79,10 @@ class Affine:
         most = (1 << self.bits) - 1
         high = np.maximum(reduce_blocks(np.maximum, values, self.columns, 1), np.float32(0))
         low = np.minimum(reduce_blocks(np.minimum, values, self.columns, 1), np.float32(0))
-        raw, held = store((high - low) / np.float32(most), self.stored)
+        raw, held = store(np.divide(high - low, np.float32(most)), self.stored)
         zeros = np.clip(np.rint(-low / held), 0, most)
         scales = spread(held, shape_of(values), 1, self.columns)
-        scaled = view_blocks(values, scales) / scales
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
         scaled += spread(zeros, shape_of(values), 1, self.columns)
         np.clip(scaled, 0, most, out=scaled)
@@ -118,16 +118,17 @@ class Biased:
         high = reduce_blocks(np.maximum, values, self.columns, 1)
         low = reduce_blocks(np.minimum, values, self.columns, 1)
         is_low = np.abs(low) > np.abs(high)
-        scale = np.maximum((high - low) / most, _LEAST)
-        scale = np.where(is_low, scale, -scale)
+        size = np.maximum((high - low) / most, _LEAST)
+        scale: F32 = np.where(is_low, size, -size)
         edge = np.where(is_low, low, high)
         steps = np.rint(edge / scale)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = np.where(steps == 0, scale, edge / steps)
+        scale = np.where(steps == 0, scale, edge / steps)
         raw, held = store(scale, self.stored)
         offsets, biases = store(np.where(steps == 0, np.float32(0), edge), self.stored, zero=0)
         scales = spread(held, shape_of(values), 1, self.columns)
-        scaled = view_blocks(values, scales) - spread(biases, shape_of(values), 1, self.columns)
+        scaled: F32 = view_blocks(values, scales) - spread(
+            biases, shape_of(values), 1, self.columns
+        )
         scaled /= scales
         np.rint(scaled, out=scaled)
         np.clip(scaled, 0, most, out=scaled)
@@ -152,7 +153,8 @@ class RowScaled:
     def round(self, values: F32, _peak: np.float32) -> Codes:
         """Round a tile to the nearest integers."""
         raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
-        scaled = values * (np.float32(127) / held)
+        scaled = np.divide(values, held)
+        scaled *= np.float32(127)
         np.rint(scaled, out=scaled)
         return Codes(scaled.astype(np.int8).view(np.uint8), raw)
 

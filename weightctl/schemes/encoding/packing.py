@@ -42,9 +42,12 @@ def pack_rows(codes: U8, bits: int, *, word: int = 8) -> U8:
 def pack_columns(codes: U8, bits: int) -> U8:
     """Return the bytes of codes that are packed along columns into words of 32 bits.
 
-    The number of rows is a multiple of the codes in a word.
+    Columns are padded to whole words.
     """
     count = 32 // bits
+    missing = -codes.shape[0] % count
+    if missing:
+        codes = np.pad(codes, ((0, missing), (0, 0)))
     grouped = codes.reshape(-1, count, codes.shape[1])
     words = np.zeros((grouped.shape[0], codes.shape[1]), np.uint32)
     for place in range(count):

@@ -190,11 +190,12 @@ class EncodedWeight:
         tiles: list[Codes] = []
         loss = Loss(0)
         for values, nonfinite in self._read_tiles(first, last):
-            codes = made.rounding.round(values, peak)
+            # Overflows make the error infinite or NaN.
+            with np.errstate(all="ignore"):
+                codes = made.rounding.round(values, peak)
+                held = made.rounding.restore(codes, peak)
             tiles.append(codes)
-            sums = sum_squares_and_error(
-                values.reshape(-1), made.rounding.restore(codes, peak).reshape(-1)
-            )
+            sums = sum_squares_and_error(values.reshape(-1), held.reshape(-1))
             if not isfinite(sums[1]):
                 raise ConversionError(
                     f"`{self.name}` has values that are too large for {self.label}",
