@@ -52,6 +52,7 @@ from weightctl.cli.report import (
 )
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
+from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion import notes_on
@@ -79,7 +80,11 @@ app = typer.Typer(add_completion=False)
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
+                [
+                    ("recipes", ", ".join(list_recipes())),
+                    ("types only", ", ".join(single_types())),
+                    ("model directories", ", ".join(WRITTEN)),
+                ],
             ),
             (
                 "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
@@ -102,6 +107,7 @@ app = typer.Typer(add_completion=False)
                         "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
                         "    --tensor-type attn_v=Q8_0"
                     ),
+                    "weightctl convert model/ model-w4/ --quant W4A16:group=64",
                     "weightctl convert model/ model-f16/ --dtype f16",
                     "weightctl convert model/ model-split/ --max-shard-size 1MB",
                 ]
@@ -134,8 +140,9 @@ def convert(
         typer.Option(
             metavar="RECIPE",
             help="Quantize matrices with a llama.cpp recipe (such as Q4_K_M), to a single type "
-            "(such as Q4_K), or with your own recipe in a .toml file. `weightctl help convert` "
-            "lists recipes and types.",
+            "(such as Q4_K), or with your own recipe in a .toml file. For a model directory, use "
+            "a type of serving engines (such as W4A16). `weightctl help convert` lists recipes and "
+            "types.",
             rich_help_panel=_TYPES,
             autocompletion=complete_quant_types,
         ),

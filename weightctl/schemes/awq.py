@@ -134,9 +134,9 @@ def _encode(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> Weig
     group, groups, words = options.group, inputs // options.group, outputs // 8
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".qweight", (inputs, words), "I32", unit=4 * group * words),
-            encoding.Part(".scales", (groups, outputs), "F16", unit=2 * outputs),
-            encoding.Part(".qzeros", (groups, words), "I32", unit=4 * words),
+            encoding.StoredPart(".qweight", (inputs, words), "I32", unit=4 * group * words),
+            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
+            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
         ),
         rows=outputs, columns=inputs, rounding=encoding.Affine(4, group, "F16"), pack=_pack,
         unit=group, by_columns=True,

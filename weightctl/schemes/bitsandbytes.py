@@ -133,10 +133,10 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> Weigh
     raw = json.dumps(state).encode()
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", (blocks * _BLOCK // 2, 1), "U8", unit=_BLOCK // 2),
-            encoding.Part(".weight.absmax", (blocks,), "F32", unit=4),
-            encoding.Part(_MAP, (16,), "F32", content=pack_bytes("<16f", *_NF4)),
-            encoding.Part(_STATES[0], (len(raw),), "U8", content=raw),
+            encoding.StoredPart(".weight", (blocks * _BLOCK // 2, 1), "U8", unit=_BLOCK // 2),
+            encoding.StoredPart(".weight.absmax", (blocks,), "F32", unit=4),
+            encoding.StoredPart(_MAP, (16,), "F32", content=pack_bytes("<16f", *_NF4)),
+            encoding.StoredPart(_STATES[0], (len(raw),), "U8", content=raw),
         ),
         rows=blocks, columns=_BLOCK, rounding=encoding.Coded(_NF4), pack=_pack,
     )  # fmt: skip

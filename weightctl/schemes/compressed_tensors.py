@@ -181,18 +181,18 @@ def _encode(
     words, groups = divide_up(columns * bits, _WORD_BITS), columns // options.group
     unit = 1 if options.symmetric else _WORD_BITS // bits
     parts = [
-        encoding.Part(".weight_packed", (rows, words), _WORD, unit=4 * words * unit),
-        encoding.Part(
+        encoding.StoredPart(".weight_packed", (rows, words), _WORD, unit=4 * words * unit),
+        encoding.StoredPart(
             ".weight_scale", (rows, groups), scales.name, unit=scales.size * groups * unit
         ),
-        encoding.Part(".weight_shape", (2,), "I64", content=pack_bytes("<2q", rows, columns)),
+        encoding.StoredPart(".weight_shape", (2,), "I64", content=pack_bytes("<2q", rows, columns)),
     ]
     rounding: encoding.Symmetric | encoding.Affine
     if options.symmetric:
         rounding = encoding.Symmetric(bits, options.group, scales.name)
     else:
         packed = divide_up(rows * bits, _WORD_BITS), groups
-        parts.append(encoding.Part(".weight_zero_point", packed, _WORD, unit=4 * groups))
+        parts.append(encoding.StoredPart(".weight_zero_point", packed, _WORD, unit=4 * groups))
         rounding = encoding.Affine(bits, options.group, scales.name)
     return encoding.WeightEncoding(
         tuple(parts), rows, columns, rounding, partial(_pack, bits), unit=unit

@@ -107,12 +107,12 @@ def _encode(
     rounding = encoding.Symmetric if options.symmetric else encoding.Affine
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(
+            encoding.StoredPart(
                 ".qweight", (inputs // count, outputs), "I32", unit=4 * group // count * outputs
             ),
-            encoding.Part(".scales", (groups, outputs), "F16", unit=2 * outputs),
-            encoding.Part(".qzeros", (groups, words), "I32", unit=4 * words),
-            encoding.Part(".g_idx", (inputs,), "I32", content=order),
+            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
+            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
+            encoding.StoredPart(".g_idx", (inputs,), "I32", content=order),
         ),
         rows=outputs, columns=inputs, rounding=rounding(bits, group, "F16"),
         pack=partial(_pack, bits), unit=group, by_columns=True,

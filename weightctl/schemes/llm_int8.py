@@ -54,9 +54,9 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
     rows, columns = shape
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", shape, "I8", unit=columns),
-            encoding.Part(".SCB", (rows,), "F32", unit=4),
-            encoding.Part(".weight_format", (), "U8", content=b"\0"),
+            encoding.StoredPart(".weight", shape, "I8", unit=columns),
+            encoding.StoredPart(".SCB", (rows,), "F32", unit=4),
+            encoding.StoredPart(".weight_format", (), "U8", content=b"\0"),
         ),
         rows=rows, columns=columns, rounding=encoding.RowScaled(), pack=_pack,
     )  # fmt: skip

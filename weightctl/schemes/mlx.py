@@ -66,9 +66,9 @@ def _encode(
     table, unit = (rows, groups), scales.size * groups
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", (rows, words), "U32", unit=4 * words),
-            encoding.Part(".scales", table, scales.name, unit=unit),
-            encoding.Part(".biases", table, scales.name, unit=unit),
+            encoding.StoredPart(".weight", (rows, words), "U32", unit=4 * words),
+            encoding.StoredPart(".scales", table, scales.name, unit=unit),
+            encoding.StoredPart(".biases", table, scales.name, unit=unit),
         ),
         rows=rows, columns=columns, rounding=encoding.Biased(bits, options.group, scales.name),
         pack=partial(_pack, bits),
@@ -80,8 +80,8 @@ def _encode_floats(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) 
     words, groups = columns // 8, columns // options.group
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", (rows, words), "U32", unit=4 * words),
-            encoding.Part(".scales", (rows, groups), "U8", unit=groups),
+            encoding.StoredPart(".weight", (rows, words), "U32", unit=4 * words),
+            encoding.StoredPart(".scales", (rows, groups), "U8", unit=groups),
         ),
         rows=rows, columns=columns, rounding=encoding.Microscaled4(options.group),
         pack=partial(_pack, 4),

@@ -73,8 +73,8 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
     blocks = columns // MXFP_BLOCK
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
-            encoding.Part(".weight_scale", (rows, blocks), "U8", unit=blocks),
+            encoding.StoredPart(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
+            encoding.StoredPart(".weight_scale", (rows, blocks), "U8", unit=blocks),
         ),
         rows=rows, columns=columns, rounding=encoding.Microscaled4(MXFP_BLOCK), pack=_pack,
     )  # fmt: skip

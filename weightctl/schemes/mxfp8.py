@@ -62,8 +62,8 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
     blocks = columns // MXFP_BLOCK
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", shape, "F8_E4M3", unit=columns),
-            encoding.Part(".weight_scale", (rows, blocks), "U8", unit=blocks),
+            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=columns),
+            encoding.StoredPart(".weight_scale", (rows, blocks), "U8", unit=blocks),
         ),
         rows=rows, columns=columns, rounding=encoding.Microscaled8(MXFP_BLOCK), pack=_pack,
     )  # fmt: skip

@@ -80,9 +80,9 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
     blocks = columns // NVFP_BLOCK
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
-            encoding.Part(".weight_scale", (rows, blocks), "F8_E4M3", unit=blocks),
-            encoding.Part(".weight_global_scale", (1,), "F32"),
+            encoding.StoredPart(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
+            encoding.StoredPart(".weight_scale", (rows, blocks), "F8_E4M3", unit=blocks),
+            encoding.StoredPart(".weight_global_scale", (1,), "F32"),
         ),
         rows=rows, columns=columns,
         rounding=encoding.Microscaled4(NVFP_BLOCK, is_nvidia=True), pack=_pack,

@@ -114,8 +114,8 @@ def _encode_tensor(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -
     rows, columns = shape
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", shape, "F8_E4M3", unit=columns),
-            encoding.Part(".weight_scale", (1,), scales.name),
+            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=columns),
+            encoding.StoredPart(".weight_scale", (1,), scales.name),
         ),
         rows=rows, columns=columns, rounding=encoding.Float8(0, 0, scales.name), pack=_pack,
         needs_peak=True,
@@ -127,8 +127,8 @@ def _encode_rows(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> 
     rows, columns = shape
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", shape, "F8_E4M3", unit=columns),
-            encoding.Part(".weight_scale", (rows, 1), scales.name, unit=scales.size),
+            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=columns),
+            encoding.StoredPart(".weight_scale", (rows, 1), scales.name, unit=scales.size),
         ),
         rows=rows, columns=columns, rounding=encoding.Float8(1, columns, scales.name), pack=_pack,
     )  # fmt: skip
@@ -140,8 +140,8 @@ def _encode_blocks(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> We
     counts = divide_up(rows, _BLOCK), divide_up(columns, _BLOCK)
     return encoding.WeightEncoding(
         parts=(
-            encoding.Part(".weight", shape, "F8_E4M3", unit=_BLOCK * columns),
-            encoding.Part(".weight_scale_inv", counts, "F32", unit=4 * counts[1]),
+            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=_BLOCK * columns),
+            encoding.StoredPart(".weight_scale_inv", counts, "F32", unit=4 * counts[1]),
         ),
         rows=rows, columns=columns, rounding=encoding.Float8(_BLOCK, _BLOCK, "F32"), pack=_pack,
         unit=_BLOCK,

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding.weight import (
         BandCache,
         EncodedWeight,
-        Part,
         SharedPeak,
+        StoredPart,
         WeightEncoding,
     )
 
@@ -47,9 +47,9 @@ __all__ = [
     "Float8",
     "Microscaled4",
     "Microscaled8",
-    "Part",
     "RowScaled",
     "SharedPeak",
+    "StoredPart",
     "Symmetric",
     "WeightEncoding",
     "as_bytes",
@@ -71,7 +71,7 @@ _MODULES = {
         "transpose_words", "zeros_of",
     ),
     "rounding": ("Codes",),
-    "weight": ("BandCache", "EncodedWeight", "Part", "SharedPeak", "WeightEncoding"),
+    "weight": ("BandCache", "EncodedWeight", "StoredPart", "SharedPeak", "WeightEncoding"),
 }  # fmt: skip
 
 __getattr__ = load_on_use(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BandCache", "EncodedWeight", "Part", "SharedPeak", "WeightEncoding"]
+__all__ = ["BandCache", "EncodedWeight", "SharedPeak", "StoredPart", "WeightEncoding"]
 
 # The number of values that are rounded at a time.
 _TILE = 1 << 20
@@ -36,7 +36,7 @@ _COLUMN_BAND = 1 << 22
 _MOST_VALUES, _MOST_BESIDE = 16 << 20, 64 << 20
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A tensor that a weight is stored in: the ending of its name, its shape and encoding.
 
     Each unit of the weight fills `unit` bytes, the last can fill fewer; if it is 0, the part is the
@@ -60,7 +60,7 @@ class WeightEncoding:
     weight, which `pack` gets too.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
     rows: int
     columns: int
     rounding: Rounding
@@ -263,7 +263,7 @@ class _PackedPart:
     """A tensor that a weight is stored in; `place` is its index in a band."""
 
     weight: EncodedWeight
-    part: Part
+    part: StoredPart
     place: int
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
@@ -297,7 +297,7 @@ class _PackedPart:
 class _ConstantPart:
     """A tensor beside a weight that does not depend on its values."""
 
-    part: Part
+    part: StoredPart
     label: str
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
