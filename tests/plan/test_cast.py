@@ -11,8 +11,9 @@ import pytest
 from weightctl import Plan, WeightData, Weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.cast import TypeRule, cast
+from weightctl.plan.cast import cast
 from weightctl.plan.plan import Item
+from weightctl.plan.type_rules import TypeRule
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
 

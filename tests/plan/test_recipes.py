@@ -13,10 +13,11 @@ import pytest
 from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.cast import TypeRule, cast
+from weightctl.plan.cast import cast
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.plan import Item
 from weightctl.plan.recipes import CONDITIONS, RecipeChoice, choose
+from weightctl.plan.type_rules import TypeRule
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue

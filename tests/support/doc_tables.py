@@ -26,6 +26,7 @@ from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.scheme_names import list_schemes
 from weightctl.schemes import SCHEMES
 from weightctl.sharding.plan_file import STRATEGIES
 from weightctl.system.registry import load
@@ -323,6 +324,19 @@ def _list_schemes() -> str:
     return _table(("scheme", "how weights are stored", "can be decoded", "can be sharded"), rows)
 
 
+def _list_written() -> str:
+    rows = [
+        (
+            f"`{scheme.name}`",
+            _sentence(scheme.summary),
+            ", ".join(map(str, scheme.groups)) or "",
+            "`symmetric=yes` or `no`" if scheme.has_zeros else "",
+        )
+        for scheme in list_schemes()
+    ]
+    return _table(("type", "how weights are stored", "group sizes", "other options"), rows)
+
+
 def _list_formats() -> str:
     rows = (
         [_code(name), _codes(line.suffixes), _code(line.in_directory or "")]
@@ -364,5 +378,6 @@ _TABLES: dict[str, Callable[..., str]] = {
     "options": _list_options,
     "recipes": _list_recipes,
     "schemes": _list_schemes,
+    "written": _list_written,
     "strategies": _list_strategies,
 }

@@ -54,8 +54,9 @@ def complete_devices() -> list[str]:
 def complete_quant_types(incomplete: str) -> list[str]:
     """Return the recipes and types that --quant accepts, in the case that is typed."""
     from weightctl.plan.type_names import list_recipes, single_types
+    from weightctl.schemes import WRITTEN
 
-    return _in_case_of(incomplete, [*list_recipes(), *single_types()])
+    return _in_case_of(incomplete, [*list_recipes(), *single_types(), *WRITTEN])
 
 
 def complete_types(incomplete: str) -> list[str]:

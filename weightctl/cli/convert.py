@@ -13,6 +13,7 @@ from weightctl.cli.completion import (
     complete_type_rules,
     complete_types,
 )
+from weightctl.cli.losses import nonfinite_notes, overflow_notes
 from weightctl.cli.options import (
     Anonymous,
     DryRun,
@@ -43,9 +44,7 @@ from weightctl.cli.render import is_terminal, note, show_lines, show_table, show
 from weightctl.cli.report import (
     check_report,
     document,
-    nonfinite_notes,
     note_when_stopped,
-    overflow_notes,
     plan_kind,
     plan_row,
     planned_resumption,
@@ -54,6 +53,7 @@ from weightctl.cli.report import (
 )
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
+from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion import notes_on
@@ -81,7 +81,11 @@ app = typer.Typer(add_completion=False)
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
+                [
+                    ("recipes", ", ".join(list_recipes())),
+                    ("types only", ", ".join(single_types())),
+                    ("model directories", ", ".join(WRITTEN)),
+                ],
             ),
             (
                 "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
@@ -104,6 +108,7 @@ app = typer.Typer(add_completion=False)
                         "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
                         "    --tensor-type attn_v=Q8_0"
                     ),
+                    "weightctl convert model/ model-w4/ --quant W4A16:group=64",
                     "weightctl convert model/ model-f16/ --dtype f16",
                     "weightctl convert model/ model-split/ --max-shard-size 1MB",
                 ]
@@ -136,8 +141,9 @@ def convert(
         typer.Option(
             metavar="RECIPE",
             help="Quantize matrices with a llama.cpp recipe (such as Q4_K_M), to a single type "
-            "(such as Q4_K), or with your own recipe in a .toml file. `weightctl help convert` "
-            "lists recipes and types.",
+            "(such as Q4_K), or with your own recipe in a .toml file. For a model directory, use "
+            "a type of serving engines (such as W4A16). `weightctl help convert` lists recipes and "
+            "types.",
             rich_help_panel=_TYPES,
             autocompletion=complete_quant_types,
         ),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
-from weightctl.plan.cast import TypeRule
 from weightctl.plan.metadata import Setting
+from weightctl.plan.type_rules import TypeRule
 from weightctl.split import Grid
 from weightctl.storage.location import without_file_scheme
 from weightctl.write.targets import is_stream, stream_name

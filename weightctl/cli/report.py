@@ -15,11 +15,12 @@ from weightctl.cli.costs import (
     list_costs,
     list_workers,
 )
+from weightctl.cli.losses import list_losses
 from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
-from weightctl.plan.cast import BY_RULE
 from weightctl.plan.recipes import OTHERWISE
+from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.claims import find_journal
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from weightctl.cli.outline import OutlineLine
-    from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Item, Plan
     from weightctl.write.outcome import Outcome
     from weightctl.write.save import Saved
@@ -48,9 +48,7 @@ __all__ = [
     "check_report",
     "describe_other_files",
     "document",
-    "nonfinite_notes",
     "note_when_stopped",
-    "overflow_notes",
     "plan_kind",
     "plan_row",
     "planned_resumption",
@@ -59,8 +57,6 @@ __all__ = [
     "write_report",
 ]
 
-# How many tensors, or values, are named before the rest is folded.
-_WORST = 5
 _LONGEST = 80
 _SOUGHT = ("config.json", "tokenizer.json")
 
@@ -84,7 +80,7 @@ def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
             return label, Cell(""), Cell("tied", "cyan")
         count = format_tensor_count(line.tensors, line.times)
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
-    stays = item.stored.encoding == item.info.encoding
+    stays = item.stored.encoding == item.info.encoding and not item.weight
     arrow = Cell("" if stays else "->", "dim")
     changed = Cell("" if stays else item.info.encoding.name, "cyan")
     shape, before = make_shape_cells(item.info.shape, item.stored.encoding.name, times=line.times)
@@ -116,12 +112,13 @@ def summary(
         *([Cell(text)] for text in filter(None, [plan.translation])),
         *([Cell(text)] for text in _changes(plan)),
         *([Cell(text)] for text in _recipe(plan)),
+        *([Cell(text)] for text in _scheme(plan)),
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
     ]
     if saved is None:
         return [*lines, [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
-    lines += _losses(plan, saved)
+    lines += list_losses(plan, saved)
     if saved.pull_request:
         lines.append([Cell(f"pull request: {saved.pull_request}")])
     return [*lines, *resumption(saved), *list_workers(saved), *list_costs(nbytes)]
@@ -178,6 +175,8 @@ def describe_other_files(names: Iterable[str], where: str = "") -> str:
 def _changes(plan: Plan) -> Iterator[str]:
     counts: dict[tuple[str, str], int] = {}
     for item in plan.items:
+        if item.weight:
+            continue
         key = (item.stored.encoding.name, item.info.encoding.name)
         counts[key] = counts.get(key, 0) + 1
     for (before, after), count in counts.items():
@@ -195,6 +194,17 @@ def _recipe(plan: Plan) -> Iterator[str]:
         yield f"recipe {printable(plan.recipe)}: {made}"
 
 
+def _scheme(plan: Plan) -> Iterator[str]:
+    stored = [item for item in plan.items if item.weight]
+    if stored:
+        weights = {item.weight for item in stored}
+        nbytes = format_size(sum(item.info.nbytes for item in stored))
+        yield (
+            f"{pluralize(len(weights), 'weight')} stored as {plan.scheme}: "
+            f"{pluralize(len(stored), 'tensor')}, {nbytes}"
+        )
+
+
 def _substitutes(plan: Plan) -> Iterator[str]:
     substituted = [item for item in plan.items if item.asked]
     if substituted:
@@ -206,82 +216,6 @@ def _substitutes(plan: Plan) -> Iterator[str]:
             f"fallback types, where the row length is not a multiple of the block size: {made} "
             f"({share:.1f} % of the parameters)"
         )
-
-
-def _losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
-    """Return the lossy changes, worst first, all but a few folded into one line."""
-    lossy = [item for item in plan.items if _is_loss(saved.losses.get(item.info.name))]
-    if not lossy:
-        return []
-    lossy.sort(key=lambda item: _badness(saved.losses[item.info.name]), reverse=True)
-    shown, rest = lossy[:_WORST], lossy[_WORST:]
-    names = [printable(item.info.name) for item in shown]
-    changes = [f"{item.source.encoding} -> {item.info.encoding}" for item in shown]
-    lines = [[Cell("relative RMSE of the rounded tensors, worst first:")]]
-    for item, name, change in zip(shown, names, changes, strict=True):
-        loss = saved.losses[item.info.name]
-        padded = f"  {name.ljust(max(map(len, names)))}  {change.ljust(max(map(len, changes)))}"
-        gone = "".join(f"; {text}" for text in _list_range_losses([loss]))
-        lines.append([Cell(f"{padded}  {_percent(loss.relative_rmse)}{gone}")])
-    if rest:
-        losses = [saved.losses[item.info.name] for item in rest]
-        errors = sorted(loss.relative_rmse for loss in losses)
-        gone = "".join(f"; at most {text}" for text in _list_range_losses(losses))
-        span = " to ".join(dict.fromkeys(_percent(error) for error in (errors[0], errors[-1])))
-        lines.append([Cell(f"  {len(rest)} more  {span}{gone}", "dim")])
-    return lines
-
-
-def _is_loss(loss: Loss | None) -> bool:
-    return loss is not None and bool(loss.squared_error or loss.overflows or loss.underflows)
-
-
-def _badness(loss: Loss) -> tuple[float, float]:
-    return loss.overflows / max(loss.count, 1), loss.relative_rmse
-
-
-def _list_range_losses(losses: Sequence[Loss]) -> Iterator[str]:
-    """Yield the largest shares of numbers that are too large or too small for their new type."""
-    over = max(loss.overflows / max(loss.count, 1) for loss in losses)
-    under = max(loss.underflows / max(loss.count, 1) for loss in losses)
-    if over:
-        yield f"{_percent(over)} too large"
-    if under:
-        yield f"{_percent(under)} became zero"
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    return f"{percent:.2f} %" if percent >= 0.1 else f"{percent:.2g} %"
-
-
-def overflow_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield a note on values too large for their new type; it is shown with -q too."""
-    over = {name: loss for name, loss in saved.losses.items() if loss.overflows} if saved else {}
-    if over:
-        name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
-        total = sum(loss.overflows for loss in over.values())
-        inside = f"`{name}`" if len(over) == 1 else f"{len(over)} tensors"
-        most = f", {worst.overflows} of them in `{name}`" if len(over) > 1 else ""
-        yield (
-            f"1 value in {inside} was too large for its new type; a type with a larger exponent "
-            "holds it"
-            if total == 1
-            else f"{total} values in {inside} were too large for their new type{most}; a type "
-            "with a larger exponent holds them"
-        )
-
-
-def nonfinite_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield a note on values that were replaced by 0."""
-    zeroed = {name: loss.nonfinite for name, loss in saved.losses.items()} if saved else {}
-    zeroed = {name: count for name, count in zeroed.items() if count}
-    if zeroed:
-        total, worst = sum(zeroed.values()), max(zeroed, key=lambda name: zeroed[name])
-        values = "1 value that is" if total == 1 else f"{total} values that are"
-        several = f", {zeroed[worst]} of them in `{worst}`" if len(zeroed) > 1 else ""
-        inside = f"{len(zeroed)} tensors" if several else f"`{worst}`"
-        yield f"{inside}: {values} not finite became 0{several}"
 
 
 def document(
@@ -312,6 +246,7 @@ def document(
         "started_over": saved.started_over or None if saved else None,
         "notes": notes_on(plan, where),
         "recipe": plan.recipe or None,
+        "scheme": plan.scheme or None,
         "tied": dict(plan.tied),
         "tensors": [_entry(item, saved) for item in plan.items],
         **({"pull_request": saved.pull_request} if saved and saved.pull_request else {}),
@@ -332,6 +267,7 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
         "instead_of": item.asked,
         "chosen_by": item.line or None,
         "weighted": item.importance is not None,
+        "weight": item.weight or None,
         "bytes": item.info.nbytes,
         "file": item.part,
         # The sums depend, far behind these digits, on how the work was cut.

@@ -15,7 +15,14 @@ from weightctl.schemes.buffers import is_buffer
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_matrix_weight", "is_projection", "layer", "role", "split_layer_number"]
+__all__ = [
+    "is_matrix_weight",
+    "is_projection",
+    "joined_name",
+    "layer",
+    "role",
+    "split_layer_number",
+]
 
 _WHOLE = {
     "output.weight": "output",
@@ -61,6 +68,25 @@ _KEPT = re.compile(
 _LOOKED_UP = re.compile(
     r"embed|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$", re.IGNORECASE
 )
+
+# Matrices of a layer that engines join into one, by the names that Hugging Face gives them.
+_JOINED = {
+    module: joined
+    for joined, modules in {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+        "w13": ("w1", "w3"),
+        "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    }.items()
+    for module in modules
+}
+
+
+def joined_name(name: str) -> str:
+    """Return the name of the matrix that engines make of this one and others; else its own name."""
+    layer, _, ending = name.rpartition(".")
+    above, _, module = layer.rpartition(".")
+    return f"{above}.{_JOINED[module]}.{ending}" if module in _JOINED else name
 
 
 def role(name: str) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
@@ -15,27 +14,31 @@ from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.recipes import choose, goes_by_role, list_unmatched
-from weightctl.plan.types import encoding_of, type_or_recipe
+from weightctl.plan.type_rules import parse_rules
+from weightctl.plan.types import type_or_recipe
+from weightctl.schemes import WRITTEN
 from weightctl.schemes.buffers import is_buffer
 from weightctl.schemes.matching import list_scheme_tensors
-from weightctl.text.patterns import regular_expression
 from weightctl.text.wording import pluralize
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     import os
-    import re
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.plan.plan import Item
     from weightctl.plan.recipes import RecipeChoice
+    from weightctl.plan.type_rules import TypeRule
     from weightctl.plan.types import TypeLike
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BY_RULE", "TypeRule", "cast", "is_lossy", "is_matrix_weight", "is_unfit_for_llama_cpp"]
-
-# The prefix of `Item.line` if a rule, and not a recipe, chose the encoding.
-BY_RULE = "--tensor-type "
+__all__ = [
+    "cast",
+    "is_layer_matrix",
+    "is_lossy",
+    "is_matrix_weight",
+    "is_unfit_for_llama_cpp",
+]
 
 
 def is_lossy(encoding: Encoding) -> bool:
@@ -44,27 +47,6 @@ def is_lossy(encoding: Encoding) -> bool:
     return encoding.quantization is not None or (
         dtype is not None and dtype.is_float and encoding.size == 1
     )
-
-
-class TypeRule(NamedTuple):
-    """An encoding for the tensors whose name contains a pattern; None keeps their encoding."""
-
-    pattern: re.Pattern[str]
-    encoding: Encoding | None
-
-    @classmethod
-    def parse(cls, written: str) -> TypeRule:
-        """Parse `REGEX=TYPE`; raises `ConversionError` if the text is invalid."""
-        expression, equals, name = written.rpartition("=")
-        if not equals or not expression:
-            raise ConversionError(
-                f"`--tensor-type {written}` has no type",
-                hint="write REGEX=TYPE, for example 'ffn_down=Q8_0'",
-            )
-        return cls(regular_expression(expression), encoding_of(name))
-
-    def __str__(self) -> str:
-        return f"{BY_RULE}{self.pattern.pattern}"
 
 
 def cast(
@@ -108,17 +90,8 @@ def cast(
             f"cast needs a Plan, not {type(given).__name__}",
             hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
-    if isinstance(rules, str):
-        raise ConversionError(
-            f"`rules` must be a mapping from patterns to types, not `{rules}`",
-            hint='for example {"attn_v": "Q8_0"}',
-        )
     target = None if target is None else type_or_recipe(target)
-    if isinstance(rules, Mapping):
-        rules = [
-            TypeRule(regular_expression(pattern), encoding_of(kind))
-            for pattern, kind in rules.items()
-        ]
+    rules = parse_rules(rules)
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
             tied = next((name for name in plan.tied if rule.pattern.search(name)), None)
@@ -236,7 +209,7 @@ def _cast_item(
     # Blocks are parts of rows. Vectors are never stored in blocks: no program reads them.
     is_obeyed = rule is not None and (target.quantization is None or len(item.info.shape) >= 2)
     line = str(rule) if is_obeyed else line
-    if not is_obeyed and _is_narrow(target) and not _is_projection(plan, item.info):
+    if not is_obeyed and _is_narrow(target) and not is_layer_matrix(plan, item.info):
         target = _keep_wide(plan, source)
     elif not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
         target = _for_others(plan, item.info, target)
@@ -250,7 +223,7 @@ def _is_narrow(encoding: Encoding) -> bool:
     return is_lossy(encoding) and encoding.quantization is None
 
 
-def _is_projection(plan: Plan, info: TensorInfo) -> bool:
+def is_layer_matrix(plan: Plan, info: TensorInfo) -> bool:
     """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's name."""
     names, _ = _describe_model(plan)
     name = names.get(info.name, info.name)
@@ -329,12 +302,10 @@ def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
         if encoding is not None and plan.format not in encoding.ids:
             holders = [name for name in FORMATS if name in encoding.ids]
             names = " or ".join(FORMATS[name].suffix for name in holders)
-            raise ConversionError(
-                f"{plan.format} cannot store {encoding}",
-                hint=f"use an output name that ends in {names}"
-                if holders
-                else "choose another type",
-            )
+            hint = f"use an output name that ends in {names}" if holders else "choose another type"
+            if plan.format == "safetensors" and encoding.name in WRITTEN:
+                hint += ", or a model directory (OUT/)"
+            raise ConversionError(f"{plan.format} cannot store {encoding}", hint=hint)
 
 
 def _refuse_second_loss(changed: list[Item]) -> None:

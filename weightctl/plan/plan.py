@@ -48,7 +48,8 @@ class Item:
     with a row for each matrix of the leading dimensions, or (1, n) for all matrices. Importance in
     a file is read one matrix at a time. `part` is the number of the file that gets the tensor.
     `line` is the line of a recipe, or the rule, that chose the encoding. `origin` describes how the
-    source computes the tensor, if no file contains it.
+    source computes the tensor, if no file contains it. `weight` is the name of the weight if a
+    scheme stores it in this tensor and others.
     """
 
     info: TensorInfo
@@ -58,6 +59,7 @@ class Item:
     part: int = 0
     line: str = ""
     origin: Origin | None = None
+    weight: str = ""
 
     @property
     def is_copy(self) -> bool:
@@ -106,7 +108,8 @@ class Plan:
     is refused. `consulted` maps the paths of other files that were read to descriptions of them;
     the output never replaces these files. `notes` are messages for the user. With `zero_nonfinite`,
     block encodings store 0 for values that are not finite; otherwise these values are an error.
-    `recipe` is the name of the recipe that chose the encodings.
+    `recipe` is the name of the recipe that chose the encodings, and `scheme` that of the scheme in
+    which weights are stored.
 
     `documents` are files, by name, that are written into a model directory instead of the files
     beside the source. `translation` describes the change to another naming convention; if there is
@@ -124,6 +127,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     zero_nonfinite: bool = False
     recipe: str = ""
+    scheme: str = ""
     documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     translation: str = ""
     describe: Callable[[], Described | None] | None = field(default=None, compare=False)

@@ -20,6 +20,7 @@ from weightctl.plan.type_names import (
     single_types,
     type_named,
 )
+from weightctl.schemes import WRITTEN
 
 if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
@@ -116,9 +117,10 @@ def _parse_type(text: str) -> Encoding:
     try:
         return parse_encoding(text)
     except EncodingError as error:
-        near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types()]))
+        near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types(), *WRITTEN]))
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type",
             hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; "
-            "a path that ends in .toml is a recipe file",
+            f"types for a model directory: {', '.join(WRITTEN)}; a path that ends in .toml is a "
+            "recipe file",
         ) from error

@@ -2,13 +2,15 @@
 
 A scheme is a module here, with its record as `SCHEME`, and a line in `SCHEMES`. No other code names
 a scheme: `matching` finds weights in headers, `decoding` computes values, `cutting` cuts tensors.
+A scheme that weightctl also writes has a further record, and a line in `WRITTEN`; `encoding` rounds
+and packs.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SCHEMES", "SchemeLine"]
+__all__ = ["SCHEMES", "WRITTEN", "SchemeLine"]
 
 
 class SchemeLine(NamedTuple):
@@ -43,4 +45,25 @@ SCHEMES: dict[str, SchemeLine] = {
     "exl2": SchemeLine("weightctl.schemes.exl2:SCHEME", ("_scale",)),
     "exl3": SchemeLine("weightctl.schemes.exl3:SCHEME", (".suh",)),
     "scaled": SchemeLine("weightctl.schemes.scaled:SCHEME", _SCALED),
+}
+
+# The schemes that weightctl writes, by the names that users give them.
+WRITTEN: dict[str, str] = {
+    "FP8": "weightctl.schemes.scaled:FP8",
+    "FP8_DYNAMIC": "weightctl.schemes.scaled:FP8_DYNAMIC",
+    "FP8_BLOCK": "weightctl.schemes.scaled:FP8_BLOCK",
+    "MXFP8": "weightctl.schemes.mxfp8:MXFP8",
+    "W8A16": "weightctl.schemes.compressed_tensors:W8A16",
+    "W4A16": "weightctl.schemes.compressed_tensors:W4A16",
+    "NVFP4A16": "weightctl.schemes.nvfp4:NVFP4A16",
+    "NVFP4": "weightctl.schemes.nvfp4:NVFP4",
+    "MXFP4": "weightctl.schemes.mxfp4:MXFP4",
+    "GPTQ": "weightctl.schemes.gptq:GPTQ",
+    "GPTQ-8bit": "weightctl.schemes.gptq:GPTQ_8BIT",
+    "AWQ": "weightctl.schemes.awq:AWQ",
+    "MLX-4bit": "weightctl.schemes.mlx:MLX_4BIT",
+    "MLX-8bit": "weightctl.schemes.mlx:MLX_8BIT",
+    "MLX-mxfp4": "weightctl.schemes.mlx:MLX_MXFP4",
+    "BNB-NF4": "weightctl.schemes.bitsandbytes:BNB_NF4",
+    "BNB-INT8": "weightctl.schemes.llm_int8:BNB_INT8",
 }

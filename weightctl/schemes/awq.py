@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
 from weightctl.schemes.scheme import (
     BITS,
@@ -15,13 +15,21 @@ from weightctl.schemes.scheme import (
     divide_exactly,
     tiles,
 )
+from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
+__all__ = ["AWQ", "SCHEME"]
 
 _FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
 # The columns of the values in a word, in the order of AutoAWQ's kernels.
@@ -117,4 +125,55 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
 
 SCHEME = Scheme(
     label="AWQ {bits}-bit", names=(QWEIGHT, _FAST), infer=_infer, decode=_decode, cut=_cut
+)
+
+
+def _encode(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> WeightEncoding:
+    """Store a weight in the GEMM layout, with float16 scales."""
+    outputs, inputs = shape
+    group, groups, words = options.group, inputs // options.group, outputs // 8
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(".qweight", (inputs, words), "I32", unit=4 * group * words),
+            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
+            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
+        ),
+        rows=outputs, columns=inputs, rounding=encoding.Affine(4, group, "F16"), pack=_pack,
+        unit=group, by_columns=True,
+    )  # fmt: skip
+
+
+def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
+    packed = [
+        encoding.pack_rows(encoding.reorder(encoding.transpose(codes), _ORDER), 4, word=32)
+        for codes in (made.codes, encoding.zeros_of(made, 8))
+    ]
+    return packed[0], encoding.transpose_words(made.scales, 2), packed[1]
+
+
+def _refuse(shape: tuple[int, ...], options: SchemeOptions) -> str:
+    if shape[0] % 8:
+        return f"its {shape[0]} rows are not a multiple of 8"
+    return refuse_groups(shape, options)
+
+
+def _describe(options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": options.group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": [*ignored],
+    }
+
+
+AWQ = WrittenScheme(
+    name="AWQ",
+    summary="4-bit integers with zero points, in AutoAWQ's GEMM layout",
+    encode=_encode,
+    settings=_describe,
+    refuse=_refuse,
+    defaults=SchemeOptions(group=GROUPS[0], symmetric=False),
+    groups=GROUPS,
 )

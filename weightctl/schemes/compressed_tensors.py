@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from struct import pack as pack_bytes
+from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import (
     Along,
     cut_beside,
@@ -24,14 +26,28 @@ from weightctl.schemes.scheme import (
     covers,
     divide_up,
 )
+from weightctl.schemes.written import (
+    GROUPS,
+    SchemeOptions,
+    WrittenScheme,
+    describe_compressed,
+    refuse_groups,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["SCHEME"]
+__all__ = ["SCHEME", "W4A16", "W8A16"]
 
 # The word of packed integers, and of packed zero points.
 _WORD, _WORD_BITS = "I32", 32
@@ -154,4 +170,63 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
 
 SCHEME = Scheme(
     label="INT{bits} scaled", names=(COMPRESSED,), infer=_infer, decode=_decode, cut=_cut
+)
+
+
+def _encode(
+    bits: int, shape: tuple[int, ...], options: SchemeOptions, scales: Encoding
+) -> WeightEncoding:
+    """Store packed rows; zero points are packed along the other axis, several rows to a word."""
+    rows, columns = shape
+    words, groups = divide_up(columns * bits, _WORD_BITS), columns // options.group
+    unit = 1 if options.symmetric else _WORD_BITS // bits
+    parts = [
+        encoding.StoredPart(".weight_packed", (rows, words), _WORD, unit=4 * words * unit),
+        encoding.StoredPart(
+            ".weight_scale", (rows, groups), scales.name, unit=scales.size * groups * unit
+        ),
+        encoding.StoredPart(".weight_shape", (2,), "I64", content=pack_bytes("<2q", rows, columns)),
+    ]
+    rounding: encoding.Symmetric | encoding.Affine
+    if options.symmetric:
+        rounding = encoding.Symmetric(bits, options.group, scales.name)
+    else:
+        packed = divide_up(rows * bits, _WORD_BITS), groups
+        parts.append(encoding.StoredPart(".weight_zero_point", packed, _WORD, unit=4 * groups))
+        rounding = encoding.Affine(bits, options.group, scales.name)
+    return encoding.WeightEncoding(
+        tuple(parts), rows, columns, rounding, partial(_pack, bits), unit=unit
+    )
+
+
+def _pack(bits: int, made: Codes, _peak: np.float32) -> list[U8]:
+    parts = [encoding.pack_rows(made.codes, bits, word=_WORD_BITS), made.scales]
+    if made.offsets is not None:
+        parts.append(encoding.pack_columns(made.offsets, bits))
+    return parts
+
+
+def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": options.symmetric,
+        "strategy": "group",
+        "group_size": options.group,
+    }
+    return describe_compressed("pack-quantized", weights, None, ignored)
+
+
+W4A16, W8A16 = (
+    WrittenScheme(
+        name=f"W{bits}A16",
+        summary=f"{bits}-bit integers in groups, as compressed-tensors packs them",
+        encode=partial(_encode, bits),
+        settings=partial(_describe, bits),
+        refuse=refuse_groups,
+        defaults=SchemeOptions(group=GROUPS[0]),
+        groups=GROUPS,
+        has_zeros=True,
+    )
+    for bits in (4, 8)
 )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
 from weightctl.schemes.scheme import BITS, QWEIGHT, LogicalWeight, Scheme, divide_exactly, tiles
+from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
+__all__ = ["GPTQ", "GPTQ_8BIT", "SCHEME"]
 
 # Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
@@ -85,3 +94,72 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
 
 
 SCHEME = Scheme(label="GPTQ {bits}-bit", names=(QWEIGHT,), infer=_infer, decode=_decode, cut=_cut)
+
+
+def _encode(
+    bits: int, shape: tuple[int, ...], options: SchemeOptions, _: Encoding
+) -> WeightEncoding:
+    """Store groups of inputs as rows, with float16 scales; only symmetric ones use version 1."""
+    outputs, inputs = shape
+    group, groups, count = options.group, inputs // options.group, 32 // bits
+    order = b"".join((place // group).to_bytes(4, "little") for place in range(inputs))
+    words = outputs // count
+    rounding = encoding.Symmetric if options.symmetric else encoding.Affine
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(
+                ".qweight", (inputs // count, outputs), "I32", unit=4 * group // count * outputs
+            ),
+            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
+            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
+            encoding.StoredPart(".g_idx", (inputs,), "I32", content=order),
+        ),
+        rows=outputs, columns=inputs, rounding=rounding(bits, group, "F16"),
+        pack=partial(_pack, bits), unit=group, by_columns=True,
+    )  # fmt: skip
+
+
+def _pack(bits: int, made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
+    """Pack inputs as rows; version 1 of the format stores zero points minus one."""
+    packed = encoding.pack_columns(encoding.transpose(made.codes), bits)
+    zeros = encoding.zeros_of(made, (1 << (bits - 1)) - 1)
+    scales = encoding.transpose_words(made.scales, 2)
+    return packed, scales, encoding.pack_rows(encoding.transpose(zeros), bits, word=32)
+
+
+def _refuse(bits: int, shape: tuple[int, ...], options: SchemeOptions) -> str:
+    count = 32 // bits
+    if shape[0] % count:
+        return f"its {shape[0]} rows are not a multiple of {count}"
+    return refuse_groups(shape, options)
+
+
+def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    layers = [name for name in ignored if name != "lm_head"]
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": options.group,
+        "desc_act": False,
+        "sym": options.symmetric,
+        "lm_head": "lm_head" not in ignored,
+        "checkpoint_format": "gptq" if options.symmetric else "gptq_v2",
+        "pack_dtype": "int32",
+        # GPTQModel and vLLM leave out the modules that these patterns match.
+        "dynamic": {f"-:^{name.replace('.', '[.]')}$": {} for name in layers},
+    }
+
+
+GPTQ, GPTQ_8BIT = (
+    WrittenScheme(
+        name=name,
+        summary=f"{bits}-bit integers in GPTQ's layout",
+        encode=partial(_encode, bits),
+        settings=partial(_describe, bits),
+        refuse=partial(_refuse, bits),
+        defaults=SchemeOptions(group=GROUPS[0]),
+        groups=GROUPS,
+        has_zeros=True,
+    )
+    for name, bits in (("GPTQ", 4), ("GPTQ-8bit", 8))
+)

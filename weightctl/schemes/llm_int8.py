@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.written import SchemeOptions, WrittenScheme, accept_any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
+__all__ = ["BNB_INT8", "SCHEME"]
 
 _NAMES = (NameEndings(".SCB", ".weight", ".weight", ("I8",), (".weight_format",)),)
 # The float32 that bitsandbytes' kernels use for 1 / 127.
@@ -40,3 +48,39 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 
 SCHEME = Scheme(label="LLM.int8()", names=_NAMES, infer=_infer, decode=_decode, cut=cut_upright)
+
+
+def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    rows, columns = shape
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(".weight", shape, "I8", unit=columns),
+            encoding.StoredPart(".SCB", (rows,), "F32", unit=4),
+            encoding.StoredPart(".weight_format", (), "U8", content=b"\0"),
+        ),
+        rows=rows, columns=columns, rounding=encoding.RowScaled(), pack=_pack,
+    )  # fmt: skip
+
+
+def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
+    return made.codes, made.scales
+
+
+def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": False,
+        "load_in_8bit": True,
+        "llm_int8_threshold": 6.0,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": [*ignored],
+    }
+
+
+BNB_INT8 = WrittenScheme(
+    name="BNB-INT8",
+    summary="bitsandbytes' 8-bit integers (LLM.int8()), with a scale per row",
+    encode=_encode,
+    settings=_describe,
+    refuse=accept_any,
+)

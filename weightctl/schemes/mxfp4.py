@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.microscaled import (
     MICROSCALED_NAMES,
     MXFP_BLOCK,
@@ -15,12 +15,25 @@ from weightctl.schemes.microscaled import (
     read_float_codes,
 )
 from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.written import (
+    SchemeOptions,
+    WrittenScheme,
+    describe_compressed,
+    refuse_groups,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["SCHEME", "decode"]
+__all__ = ["MXFP4", "SCHEME", "decode"]
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -52,4 +65,38 @@ def decode(stored: SchemeTensors) -> Decoding:
 
 SCHEME = Scheme(
     label="MXFP4", names=MICROSCALED_NAMES, infer=_infer, decode=decode, cut=cut_microscaled
+)
+
+
+def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    rows, columns = shape
+    blocks = columns // MXFP_BLOCK
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
+            encoding.StoredPart(".weight_scale", (rows, blocks), "U8", unit=blocks),
+        ),
+        rows=rows, columns=columns, rounding=encoding.Microscaled4(MXFP_BLOCK), pack=_pack,
+    )  # fmt: skip
+
+
+def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
+    return encoding.pack_rows(made.codes, 4), made.scales
+
+
+def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": 4, "type": "float", "symmetric": True, "strategy": "group",
+        "group_size": MXFP_BLOCK, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8",
+    }  # fmt: skip
+    return describe_compressed("mxfp4-pack-quantized", weights, None, ignored)
+
+
+MXFP4 = WrittenScheme(
+    name="MXFP4",
+    summary="4-bit floats (E2M1) with a power of two per 32 elements",
+    encode=_encode,
+    settings=_describe,
+    refuse=refuse_groups,
+    defaults=SchemeOptions(group=MXFP_BLOCK),
 )

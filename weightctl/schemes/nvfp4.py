@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.schemes import decoding
+from weightctl.schemes import decoding, encoding
 from weightctl.schemes.microscaled import (
     MICROSCALED_NAMES,
     NVFP_BLOCK,
@@ -15,12 +15,25 @@ from weightctl.schemes.microscaled import (
     read_float_codes,
 )
 from weightctl.schemes.scheme import Scheme, align_counts
+from weightctl.schemes.written import (
+    SchemeOptions,
+    WrittenScheme,
+    describe_compressed,
+    refuse_groups,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from weightctl.codecs.base import U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["SCHEME"]
+__all__ = ["NVFP4", "NVFP4A16", "SCHEME"]
 
 _ABOVE = ("weight_scale_2", ".weight_global_scale")
 
@@ -59,4 +72,58 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 SCHEME = Scheme(
     label="NVFP4", names=MICROSCALED_NAMES, infer=_infer, decode=_decode, cut=cut_microscaled
+)
+
+
+def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    rows, columns = shape
+    blocks = columns // NVFP_BLOCK
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
+            encoding.StoredPart(".weight_scale", (rows, blocks), "F8_E4M3", unit=blocks),
+            encoding.StoredPart(".weight_global_scale", (1,), "F32"),
+        ),
+        rows=rows, columns=columns,
+        rounding=encoding.Microscaled4(NVFP_BLOCK, is_nvidia=True), pack=_pack,
+        needs_peak=True,
+    )  # fmt: skip
+
+
+def _pack(made: Codes, peak: np.float32) -> tuple[U8, U8, U8]:
+    packed = encoding.pack_rows(made.codes, 4)
+    return packed, made.scales, encoding.as_bytes(encoding.global_scale(peak))
+
+
+def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    weights = {
+        "num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group",
+        "group_size": NVFP_BLOCK, "scale_dtype": "torch.float8_e4m3fn",
+        "zp_dtype": "torch.float8_e4m3fn",
+    }  # fmt: skip
+    return describe_compressed("nvfp4-pack-quantized", weights, None, ignored)
+
+
+NVFP4A16, NVFP4 = (
+    WrittenScheme(
+        name=name,
+        summary=summary,
+        encode=_encode,
+        settings=_describe,
+        refuse=refuse_groups,
+        defaults=SchemeOptions(group=NVFP_BLOCK),
+        shares_peak=True,
+        note=note,
+    )
+    for name, summary, note in (
+        ("NVFP4A16", "4-bit floats (E2M1) with an 8-bit scale per 16 elements", ""),
+        (
+            "NVFP4",
+            "the same weights as NVFP4A16",
+            (
+                "NVFP4 weights are written, and activations keep 16 bits (as in NVFP4A16): scales "
+                "of activations need calibration data"
+            ),
+        ),
+    )
 )

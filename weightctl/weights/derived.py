@@ -10,6 +10,7 @@ from weightctl.weights.info import Extent, Header, Origin, TensorInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightctl.codecs.loss import Loss
     from weightctl.dtype import Encoding
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
@@ -34,8 +35,11 @@ class ReadableTensor(Protocol):
         """The stored tensors that it is computed from, and the steps."""
         ...
 
-    def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Fill `buffer` with the bytes from `start`; both ends are on block boundaries."""
+    def read_into(self, start: int, buffer: memoryview, /) -> Loss | None:
+        """Fill `buffer` with the bytes from `start`; both ends are on block boundaries.
+
+        Returns the rounding error of the values, if they are rounded here.
+        """
         ...
 
     def file_range(self) -> FileRange | None:
@@ -57,8 +61,11 @@ class Step(Protocol):
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Fill `buffer` with the bytes of the result from `start`."""
+    ) -> Loss | None:
+        """Fill `buffer` with the bytes of the result from `start`.
+
+        Returns the rounding error of the values, if the step rounds.
+        """
         ...
 
 
@@ -78,9 +85,9 @@ class StoredTensor(NamedTuple):
         """The origin that the source's header has; else the tensor itself."""
         return self.source.header.origins.get(self.name, Origin((self.info,), ()))
 
-    def read_into(self, start: int, buffer: memoryview, /) -> None:
+    def read_into(self, start: int, buffer: memoryview, /) -> Loss | None:
         """Fill `buffer` with the tensor's bytes from `start`."""
-        self.source.read_into(self.name, start, buffer)
+        return self.source.read_into(self.name, start, buffer)
 
     def file_range(self) -> FileRange | None:
         """Return the range of a file with the tensor's bytes; None if there is none."""
@@ -118,10 +125,9 @@ class DerivedTensor:
         steps = dict.fromkeys(step for origin in below for step in origin.steps)
         return Origin(tuple(sources), (*steps, *filter(None, [str(self._step)])))
 
-    def read_into(self, start: int, buffer: memoryview, /) -> None:
-        """Compute the tensor's bytes from `start`."""
-        if buffer.nbytes:
-            self._step.read_into(self._inputs, start, buffer)
+    def read_into(self, start: int, buffer: memoryview, /) -> Loss | None:
+        """Compute the tensor's bytes from `start`; return the rounding error of the step."""
+        return self._step.read_into(self._inputs, start, buffer) if buffer.nbytes else None
 
     def file_range(self) -> None:
         """Return None: the tensor is not in a file."""
@@ -177,9 +183,9 @@ class Derived:
 
         return WeightData.of(self._header.tensors[name], Assembled(self, name))
 
-    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Compute a tensor's bytes from `start`."""
-        self._tensors[name].read_into(start, buffer)
+    def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:
+        """Compute a tensor's bytes from `start`; return the rounding error of its last step."""
+        return self._tensors[name].read_into(start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file with the tensor's bytes; None if the tensor is computed."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from weightctl.codecs.loss import Loss
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import ByteRange
     from weightctl.weights.data import WeightData
@@ -39,8 +40,11 @@ class Source(Protocol):
         """Return a tensor's data; its bytes are read on first use."""
         ...
 
-    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` with a tensor's bytes from `start`; both ends are on block boundaries."""
+    def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:
+        """Fill `buffer` with a tensor's bytes from `start`; both ends are on block boundaries.
+
+        Returns the rounding error of the values, if the source rounds them.
+        """
         ...
 
     def file_range(self, name: str, /) -> FileRange | None:

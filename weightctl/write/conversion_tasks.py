@@ -258,9 +258,8 @@ class ConversionWork:
                 continue
             for chunk in cut_chunks(portion, self._room):
                 made = self._memory.room_in_turn("made", chunk.made, results)
-                loss = None
                 if item.is_copy:
-                    self._plan.source.read_into(item.source.name, chunk.start, made)
+                    loss = self._plan.source.read_into(item.source.name, chunk.start, made)
                 else:
                     loss = self._transcode(chunk, made)
                 yield Filled(item.info, chunk.offset, made, loss)

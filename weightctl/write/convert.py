@@ -13,13 +13,16 @@ from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import split
-from weightctl.plan.cast import TypeRule, cast
+from weightctl.plan.cast import cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.rename import RenamingsLike, collect_renamings, list_rule_files
 from weightctl.plan.rename import rename as renamed
+from weightctl.plan.scheme_names import find_scheme
+from weightctl.plan.scheme_weights import store_in_scheme
+from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
 from weightctl.plan.weights_only import keep_weights
 from weightctl.storage.base import CommitOptions
@@ -155,19 +158,31 @@ def convert(
     settings = _settings(metadata)
     # What is said of the model decides on types, and what types say of themselves gives way.
     plan = change_metadata(plan, settings, unset)
-    chosen = type_of(dtype, quant)
+    is_directory = where.file_name is not None and where.format == "safetensors"
+    scheme = find_scheme(quant, is_directory=is_directory)
+    chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
     files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **files})
-    plan = cast(
-        plan,
-        chosen,
-        tensor_types,
-        fallback=fallback,
-        requantize=allow_requantize,
-        weighted=importance is not None,
-    )
-    if quant is not None:
+    if scheme is not None:
+        plan = store_in_scheme(
+            plan,
+            scheme,
+            parse_rules(tensor_types),
+            fallback=fallback,
+            requantize=allow_requantize,
+            zero_nonfinite=is_zero,
+        )
+    else:
+        plan = cast(
+            plan,
+            chosen,
+            tensor_types,
+            fallback=fallback,
+            requantize=allow_requantize,
+            weighted=importance is not None,
+        )
+    if quant is not None and scheme is None:
         plan = _note_where_nothing_is_quantized(plan)
     if isinstance(chosen, Recipe) and opened.header.missing:
         plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))

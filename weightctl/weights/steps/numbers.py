@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AsFloat32", "Constant", "LogOfMinus", "MinusExp", "Plus", "numbers_of"]
+__all__ = ["AsFloat32", "Constant", "LogOfMinus", "MinusExp", "Plus", "numbers_of", "read_floats"]
 
 # The number of values that are decoded at a time.
 _RUN = 1 << 20
@@ -48,7 +48,7 @@ class AsFloat32:
         made = np.frombuffer(buffer, np.float32)
         for first in range(0, len(made), _RUN):
             piece = made[first : first + _RUN]
-            piece[:] = _floats(inputs[0], start // 4 + first, len(piece))
+            piece[:] = read_floats(inputs[0], start // 4 + first, len(piece))
 
     def __str__(self) -> str:
         return ""
@@ -150,10 +150,10 @@ class Constant:
 
 def numbers_of(tensor: ReadableTensor) -> NDArray[np.float32]:
     """Return all values of a small tensor, as float32 and in its shape."""
-    return _floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
+    return read_floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
 
 
-def _floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
+def read_floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
     """Return `count` values from number `first` on, decoded from the blocks that contain them."""
     import numpy as np
 

@@ -82,7 +82,7 @@ def unfit(info: TensorInfo, part: Part) -> str:
 def read_part(
     info: TensorInfo,
     part: Part,
-    read: Callable[[int, memoryview], None],
+    read: Callable[[int, memoryview], object],
     start: int,
     buffer: memoryview,
 ) -> None:

@@ -1,0 +1,318 @@
+"""Storing the weights of a plan in a scheme of serving engines, with the config that states it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.dtype import ENCODINGS, Encoding
+from weightctl.errors import ConversionError
+from weightctl.families.names import joined_name
+from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.plan.cast import is_layer_matrix
+from weightctl.text.wording import list_first, pluralize
+from weightctl.weights.derived import Derived, StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from weightctl.plan.plan import Item, Plan
+    from weightctl.plan.scheme_names import SchemeRecipe
+    from weightctl.plan.type_rules import TypeRule
+    from weightctl.schemes.encoding import EncodedWeight
+    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["store_in_scheme"]
+
+_ENDING = ".weight"
+_WIDE = ("BF16", "F16", "F32", "F64")
+# Matrices that are not linear modules.
+_LOOKED_UP = re.compile(r"embed|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
+_OUTPUT = "lm_head"
+_FEW = 3
+
+
+class _Decision(NamedTuple):
+    """What happens to a tensor: it is stored in the scheme, or in an encoding.
+
+    `refusal` is the reason why the scheme cannot store it, if it was to.
+    """
+
+    item: Item
+    is_quantized: bool
+    encoding: Encoding
+    line: str = ""
+    refusal: str = ""
+
+
+def store_in_scheme(
+    plan: Plan,
+    recipe: SchemeRecipe,
+    rules: Sequence[TypeRule] = (),
+    *,
+    fallback: bool = True,
+    requantize: bool = False,
+    zero_nonfinite: bool = False,
+) -> Plan:
+    """Store the matrices of layers in a scheme, and state it in config.json.
+
+    Norms, biases, routers, embeddings and the output projection keep their type; the lines of a
+    recipe decide otherwise. `rules` give tensors a type without blocks. Weights that the scheme
+    cannot store keep their type too, unless `fallback` is False. Other types than 16 and 32 bits
+    become the type of most of the other matrices, by default BF16.
+
+    Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
+    that could state it, if a rule is for a type with blocks, and, without `requantize`, for values
+    that were already rounded.
+    """
+    settings = _read_config(plan)
+    base = _choose_base(plan)
+    decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
+    _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize)
+    source, items = _make_items(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
+    scheme, options = recipe.choice
+    stated = scheme.settings(options, _list_ignored(decisions))
+    document = {**settings, **dict.fromkeys(scheme.keys, stated)}
+    return replace(
+        plan,
+        source=source,
+        items=items,
+        documents={**plan.documents, CONFIG: json_document(document)},
+        scheme=str(recipe.choice),
+        consulted={**plan.consulted, **({recipe.path: "the recipe"} if recipe.path else {})},
+        notes=(*plan.notes, *_describe(recipe, decisions)),
+    )
+
+
+def _read_config(plan: Plan) -> dict[str, Any]:
+    """Return the config of the output without quantization."""
+    made = plan.documents.get(CONFIG)
+    found: dict[str, Any] = dict(
+        config(plan.source.header.files) if made is None else json.loads(made)
+    )
+    if not found:
+        raise ConversionError(
+            "there is no config.json that could state how weights are quantized",
+            hint="put the config.json of the model beside the input",
+        )
+    return {key: value for key, value in found.items() if not key.startswith("quantization")}
+
+
+def _choose_base(plan: Plan) -> Encoding:
+    """Return the encoding of most matrices that are stored without quantization; else BF16."""
+    sizes: Counter[str] = Counter()
+    for item in plan.items:
+        name = item.stored.encoding.name
+        if len(item.info.shape) > 1 and len(item.sources) == 1 and name in _WIDE:
+            sizes[name] += item.info.size
+    name = sizes.most_common(1)[0][0] if sizes else "BF16"
+    return ENCODINGS["F32" if name == "F64" else name]
+
+
+def _decide(
+    plan: Plan, item: Item, recipe: SchemeRecipe, rules: Sequence[TypeRule], base: Encoding
+) -> _Decision:
+    name = item.info.name
+    kept = _keep(plan, item, base)
+    rule = next((rule for rule in rules if rule.pattern.search(name)), None)
+    if rule is not None:
+        is_float = item.source.encoding.is_real
+        encoding = rule.encoding if rule.encoding is not None and is_float else kept
+        return _Decision(item, False, encoding, str(rule))
+    line = next(((pattern, to) for pattern, to in recipe.lines if pattern.search(name)), None)
+    is_wanted = is_layer_matrix(plan, item.info) if line is None else line[1]
+    text = "" if line is None else line[0].pattern
+    if not is_wanted or not item.source.encoding.is_real:
+        return _Decision(item, False, kept, text)
+    refusal = _refuse_weight(plan, item.info, recipe)
+    return _Decision(item, not refusal, kept, text, refusal)
+
+
+def _keep(plan: Plan, item: Item, base: Encoding) -> Encoding:
+    """Return the encoding of a tensor that is not quantized."""
+    source = item.source.encoding
+    if source.quantization is not None:
+        return base
+    # Vectors of GGUF are float32 for llama.cpp, and so are decoded weights.
+    is_computed = plan.translation or any(info.encoding.name not in _WIDE for info in item.sources)
+    return base if source.name == "F32" and is_computed else source
+
+
+def _refuse_weight(plan: Plan, info: TensorInfo, recipe: SchemeRecipe) -> str:
+    """Return why a weight cannot be stored in the scheme; an empty text if it can."""
+    if not info.name.endswith(_ENDING):
+        return f"its name does not end in `{_ENDING}`"
+    if len(info.shape) != 2:
+        return f"it has {len(info.shape)} dimensions"
+    if info.name in plan.tied.values():
+        return "it is tied to another tensor"
+    scheme, options = recipe.choice
+    return scheme.refuse(info.shape, options)
+
+
+def _refuse(
+    plan: Plan,
+    recipe: SchemeRecipe,
+    rules: Sequence[TypeRule],
+    decisions: Sequence[_Decision],
+    *,
+    fallback: bool,
+    requantize: bool,
+) -> None:
+    for rule in rules:
+        if rule.encoding is not None and rule.encoding.quantization is not None:
+            raise ConversionError(
+                f"{plan.format} cannot store {rule.encoding}",
+                hint="in a model directory, --tensor-type (tensor_types in Python) takes types "
+                "without blocks, such as bf16, and keep",
+            )
+    refused = [each for each in decisions if each.refusal]
+    if refused and (not fallback or not any(each.is_quantized for each in decisions)):
+        lines = [f"`{each.item.info.name}`: {each.refusal}" for each in refused]
+        raise ConversionError(
+            "\n  ".join([
+                f"some weights cannot be stored as {recipe.choice}:",
+                *list_first(lines, _FEW),
+            ]),
+            hint="to keep their type, leave out --no-fallback (fallback=False in Python)"
+            if not fallback
+            else "choose another type, or another group size",
+        )  # fmt: skip
+    quantized = [each.item for each in decisions if each.is_quantized]
+    if not quantized:
+        raise ConversionError(
+            f"no weight can be stored as {recipe.choice}: the model has no matrices in layers",
+            hint="a recipe file names further weights, by patterns",
+        )
+    twice = [item for item in quantized if not _is_unrounded(item)]
+    if twice and not requantize:
+        raise ConversionError(
+            f"{pluralize(len(twice), 'weight')} {'is' if len(twice) == 1 else 'are'} already "
+            f"quantized (for example, `{twice[0].stored.name}` is {twice[0].stored.encoding}), "
+            f"and would lose more precision as {recipe.choice}",
+            hint="start from the unquantized model, or use --allow-requantize "
+            "(allow_requantize=True in Python)",
+        )
+
+
+def _is_unrounded(item: Item) -> bool:
+    return all(info.encoding.name in _WIDE for info in (item.source, *item.sources))
+
+
+def _make_items(
+    plan: Plan,
+    recipe: SchemeRecipe,
+    decisions: Sequence[_Decision],
+    base: Encoding,
+    *,
+    zero_nonfinite: bool,
+) -> tuple[Derived, tuple[Item, ...]]:
+    """Return a source with the tensors of the quantized weights, and the items of the output."""
+    tensors: dict[str, ReadableTensor] = {}
+    items: list[Item] = []
+    weights = {
+        weight.name: weight
+        for weight in _encode_weights(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
+    }
+    for item, is_quantized, encoding, line, refusal in decisions:
+        name = item.info.name
+        if not is_quantized:
+            tensors[item.source.name] = StoredTensor(plan.source, item.source.name)
+            asked = recipe.choice.scheme.name if refusal else None
+            info = item.info._replace(encoding=encoding)
+            items.append(replace(item, info=info, line=refusal or line, asked=asked))
+            continue
+        for stored, tensor in weights[name].list_tensors(name.removesuffix(_ENDING)):
+            tensors[stored] = tensor
+            info = tensor.info
+            origin = tensor.origin
+            items.append(
+                replace(item, info=info, source=info, origin=origin, line=line, weight=name)
+            )
+    header = plan.source.header
+    return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
+
+
+def _encode_weights(
+    plan: Plan,
+    recipe: SchemeRecipe,
+    decisions: Sequence[_Decision],
+    base: Encoding,
+    *,
+    zero_nonfinite: bool,
+) -> Iterator[EncodedWeight]:
+    """Yield the quantized weights, with a common scale for weights that engines join."""
+    from weightctl.schemes.encoding import BandCache, EncodedWeight, SharedPeak
+
+    scheme, options = recipe.choice
+    joined: dict[str, list[ReadableTensor]] = {}
+    chosen = [each.item for each in decisions if each.is_quantized]
+    for item in chosen:
+        name = joined_name(item.info.name) if scheme.shares_peak else item.info.name
+        joined.setdefault(name, []).append(StoredTensor(plan.source, item.source.name))
+    peaks = {name: SharedPeak(each, zero_nonfinite=zero_nonfinite) for name, each in joined.items()}
+    cache = BandCache()
+    for item in chosen:
+        name = item.info.name
+        yield EncodedWeight(
+            StoredTensor(plan.source, item.source.name),
+            name,
+            scheme.encode(item.info.shape, options, base),
+            str(recipe.choice),
+            cache,
+            peaks[joined_name(name) if scheme.shares_peak else name],
+            zero_nonfinite,
+        )
+
+
+def _list_ignored(decisions: Sequence[_Decision]) -> list[str]:
+    """Return the linear modules that are not quantized, with the output projection."""
+    modules = dict.fromkeys(
+        name.removesuffix(_ENDING)
+        for each in decisions
+        if not each.is_quantized
+        and len(each.item.info.shape) == 2
+        and (name := each.item.info.name).endswith(_ENDING)
+        and not _LOOKED_UP.search(name)
+    )
+    quantized = {each.item.info.name for each in decisions if each.is_quantized}
+    if f"{_OUTPUT}{_ENDING}" not in quantized:
+        modules[_OUTPUT] = None
+    return list(modules)
+
+
+def _describe(recipe: SchemeRecipe, decisions: Sequence[_Decision]) -> Iterator[str]:
+    scheme = recipe.choice.scheme
+    if scheme.note:
+        yield scheme.note
+    names = [each.item.info.name for each in decisions]
+    for pattern, _ in recipe.lines:
+        if not any(map(pattern.search, names)):
+            yield f"{recipe.path}: no tensor's name matches `{pattern.pattern}`"
+    refused = [each for each in decisions if each.refusal]
+    if refused:
+        first = refused[0]
+        yield (
+            f"{pluralize(len(refused), 'weight')} cannot be stored as {recipe.choice} and keep "
+            f"their type, for example `{first.item.info.name}`: {first.refusal}"
+        )
+    yield from _describe_halves(decisions)
+
+
+def _describe_halves(decisions: Sequence[_Decision]) -> Iterator[str]:
+    """Yield a note if only some of the weights that engines join are quantized."""
+    states: dict[str, set[bool]] = {}
+    for each in decisions:
+        joined = joined_name(each.item.info.name)
+        if joined != each.item.info.name:
+            states.setdefault(joined, set()).add(each.is_quantized)
+    mixed = [name for name, found in states.items() if len(found) > 1]
+    if mixed:
+        yield (
+            "engines join some weights of a layer, but only some of these are quantized (for "
+            f"example `{mixed[0]}`): vLLM does not load the output"
+        )

@@ -1,0 +1,84 @@
+"""Rounding and packing of weights for the schemes that weightctl writes.
+
+All of it uses NumPy, and is loaded when a weight is encoded; schemes refer to it earlier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.system.registry import load_on_use
+
+if TYPE_CHECKING:
+    from weightctl.schemes.encoding.floats import (
+        Coded,
+        Float8,
+        Microscaled4,
+        Microscaled8,
+        global_scale,
+    )
+    from weightctl.schemes.encoding.integers import Affine, Biased, RowScaled, Symmetric
+    from weightctl.schemes.encoding.packing import (
+        as_bytes,
+        pack_columns,
+        pack_high_first,
+        pack_rows,
+        reorder,
+        transpose,
+        transpose_words,
+        zeros_of,
+    )
+    from weightctl.schemes.encoding.rounding import Codes
+    from weightctl.schemes.encoding.weight import (
+        BandCache,
+        EncodedWeight,
+        SharedPeak,
+        StoredPart,
+        WeightEncoding,
+    )
+
+__all__ = [
+    "Affine",
+    "BandCache",
+    "Biased",
+    "Coded",
+    "Codes",
+    "EncodedWeight",
+    "Float8",
+    "Microscaled4",
+    "Microscaled8",
+    "RowScaled",
+    "SharedPeak",
+    "StoredPart",
+    "Symmetric",
+    "WeightEncoding",
+    "as_bytes",
+    "global_scale",
+    "pack_columns",
+    "pack_high_first",
+    "pack_rows",
+    "reorder",
+    "transpose",
+    "transpose_words",
+    "zeros_of",
+]
+
+_MODULES = {
+    "floats": ("Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"),
+    "integers": ("Affine", "Biased", "RowScaled", "Symmetric"),
+    "packing": (
+        "as_bytes", "pack_columns", "pack_high_first", "pack_rows", "reorder", "transpose",
+        "transpose_words", "zeros_of",
+    ),
+    "rounding": ("Codes",),
+    "weight": ("BandCache", "EncodedWeight", "StoredPart", "SharedPeak", "WeightEncoding"),
+}  # fmt: skip
+
+__getattr__ = load_on_use(
+    __name__,
+    {name: f"{__name__}.{module}:{name}" for module, names in _MODULES.items() for name in names},
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

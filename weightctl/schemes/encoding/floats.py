@@ -1,0 +1,191 @@
+"""Rounding to floats of 8 and 4 bits, and to codes into a table of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.codecs.recasting import recast
+from weightctl.codecs.scalar import pack
+from weightctl.dtype import DType
+from weightctl.schemes.encoding.rounding import (
+    Codes,
+    find_peaks,
+    restore_numbers,
+    shape_of,
+    spread,
+    store,
+    view_blocks,
+)
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32, U8
+
+__all__ = ["Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"]
+
+_E4M3_LARGEST = np.float32(448)
+_E2M1_LARGEST = np.float32(6)
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _as_float8(values: F32) -> U8:
+    """Return values of any size as E4M3, at most 448."""
+    np.clip(values, -_E4M3_LARGEST, _E4M3_LARGEST, out=values)
+    made, _ = recast(values.reshape(-1), DType.float8_e4m3fn, measure=False)
+    return pack(made).reshape(values.shape)
+
+
+def _as_float4(values: F32) -> U8:
+    """Return codes of E2M1, half to even, at most 6; zero has no sign. `values` is overwritten."""
+    negative = values < 0
+    np.abs(values, out=values)
+    np.minimum(values, _E2M1_LARGEST, out=values)
+    # Between 0 and 2 a step is a half, then 1, then 2.
+    total = np.rint(np.minimum(values, np.float32(2)) * np.float32(2))
+    if bool((values > 2).any()):
+        total += np.rint(np.clip(values, 2, 4) - np.float32(2))
+        total += np.rint((np.maximum(values, np.float32(4)) - np.float32(4)) * np.float32(0.5))
+    codes: U8 = total.astype(np.uint8)
+    codes |= (negative & (codes > 0)).view(np.uint8) << np.uint8(3)
+    return codes
+
+
+@dataclass(frozen=True, slots=True)
+class Float8:
+    """E4M3 with a scale per block of `rows` x `columns`; for the whole weight if both are 0."""
+
+    rows: int
+    columns: int
+    stored: str
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
+        """Round a tile to the nearest floats."""
+        peaks = np.full((1, 1), peak, np.float32)
+        if self.columns:
+            peaks = find_peaks(values, self.rows, self.columns)
+        raw, held = store(peaks / _E4M3_LARGEST, self.stored)
+        scales = self._spread(held, shape_of(values))
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
+        return Codes(_as_float8(scaled).reshape(values.shape), raw)
+
+    def restore(self, made: Codes, _peak: np.float32) -> F32:
+        """Return the values that the codes represent."""
+        scales = self._spread(restore_numbers(made.scales, self.stored), shape_of(made.codes))
+        held = restore_numbers(made.codes, "F8_E4M3")
+        blocks = view_blocks(held, scales)
+        blocks *= scales
+        return held
+
+    def _spread(self, scales: F32, shape: tuple[int, int]) -> F32:
+        return spread(scales, shape, max(self.rows, 1), self.columns or shape[1])
+
+
+def _choose_exponents(peaks: F32, largest: int) -> U8:
+    """Return the E8M0 exponents that scale peaks to at most 2**`largest` times 1.75.
+
+    E4M3 (448) and E2M1 (6, which 7 is rounded to) reach about this; compressed-tensors does the
+    same.
+    """
+    raised = peaks.view(np.uint32) + np.uint32(1 << 21)
+    exponents = (raised >> np.uint32(23)).astype(np.int32) - largest
+    made: U8 = np.clip(exponents, 0, 254).astype(np.uint8)
+    return made
+
+
+def _powers(exponents: U8) -> F32:
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+
+
+@dataclass(frozen=True, slots=True)
+class Microscaled8:
+    """MXFP8: E4M3 with a power of two per `columns` elements of a row."""
+
+    columns: int = 32
+
+    def round(self, values: F32, _peak: np.float32) -> Codes:
+        """Round a tile to the nearest floats."""
+        exponents = _choose_exponents(find_peaks(values, 1, self.columns), 8)
+        scales = _powers(exponents)[..., None]
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
+        return Codes(_as_float8(scaled).reshape(values.shape), exponents)
+
+    def restore(self, made: Codes, _peak: np.float32) -> F32:
+        """Return the values that the codes represent."""
+        held = restore_numbers(made.codes, "F8_E4M3")
+        scales = _powers(made.scales)[..., None]
+        blocks = view_blocks(held, scales)
+        blocks *= scales
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class Microscaled4:
+    """E2M1 with a scale per `columns` elements of a row: a power of two, or E4M3 if `is_nvidia`.
+
+    NVIDIA's scales are relative to a scale of the whole weight, which maps its largest magnitude to
+    the largest scale and code.
+    """
+
+    columns: int
+    is_nvidia: bool = False
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
+        """Round a tile to the nearest floats."""
+        peaks = find_peaks(values, 1, self.columns)
+        raw = self._encode_scales(peaks, peak)
+        scales = self._decode_scales(raw, peak)[..., None]
+        scaled: F32 = np.divide(view_blocks(values, scales), scales)
+        if self.is_nvidia and not scales.all():
+            # The values of this block are too small for the smallest scale.
+            np.copyto(scaled, np.float32(0), where=scales == 0)
+        return Codes(_as_float4(scaled).reshape(values.shape), raw)
+
+    def _encode_scales(self, peaks: F32, peak: np.float32) -> U8:
+        if not self.is_nvidia:
+            return _choose_exponents(peaks, 2)
+        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak)
+        return _as_float8(scaled)
+
+    def _decode_scales(self, raw: U8, peak: np.float32) -> F32:
+        if not self.is_nvidia:
+            return _powers(raw)
+        return restore_numbers(raw, "F8_E4M3") / global_scale(peak)
+
+    def restore(self, made: Codes, peak: np.float32) -> F32:
+        """Return the values that the codes represent."""
+        held = np.take(_E2M1, made.codes)
+        scales = self._decode_scales(made.scales, peak)[..., None]
+        blocks = view_blocks(held, scales)
+        blocks *= scales
+        return held
+
+
+def global_scale(peak: np.float32) -> np.float32:
+    """Return the scale of a weight in NVFP4, by which the scales of its blocks are multiplied."""
+    if not peak:
+        return np.float32(1)
+    scale = _E4M3_LARGEST * _E2M1_LARGEST / peak
+    return scale if np.isfinite(scale) else np.finfo(np.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale."""
+
+    values: tuple[float, ...]
+
+    def round(self, values: F32, _peak: np.float32) -> Codes:
+        """Round a tile to the nearest values of the table."""
+        raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
+        table = np.array(self.values, np.float32)
+        between = (table[1:] + table[:-1]) / np.float32(2)
+        codes = np.searchsorted(between, values / held).astype(np.uint8)
+        return Codes(codes, raw)
+
+    def restore(self, made: Codes, _peak: np.float32) -> F32:
+        """Return the values that the codes represent."""
+        held = np.take(np.array(self.values, np.float32), made.codes)
+        held *= restore_numbers(made.scales, "F32")
+        return held

@@ -1,0 +1,122 @@
+"""Rounding of values to codes, with a scale for each block of a matrix.
+
+A rounding takes a tile of a weight, and restores the values that its codes represent. Scales are
+rounded to their stored type first, so codes are chosen for the scales that are stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weightctl.codecs.scalar import convert, pack, unpack
+from weightctl.dtype import ENCODINGS, DType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+
+__all__ = [
+    "Codes",
+    "Rounding",
+    "find_peaks",
+    "reduce_blocks",
+    "restore_numbers",
+    "shape_of",
+    "spread",
+    "store",
+    "view_blocks",
+]
+
+
+class Codes(NamedTuple):
+    """A tile of a weight: `codes` of shape (r, c), and tables with a cell for each block.
+
+    `scales` and `offsets` are bytes as they are stored, along the last axis. Offsets are zero
+    points as codes, or biases.
+    """
+
+    codes: U8
+    scales: U8
+    offsets: U8 | None = None
+
+
+class Rounding(Protocol):
+    """A way to round the values of a weight, in tiles of whole blocks."""
+
+    def round(self, values: F32, peak: np.float32, /) -> Codes:
+        """Round a tile, shape (r, c); `peak` is the largest magnitude of the whole weight."""
+        ...
+
+    def restore(self, made: Codes, peak: np.float32, /) -> F32:
+        """Return the values that the codes represent."""
+        ...
+
+
+def reduce_blocks(reduction: np.ufunc, values: F32, size: int, axis: int) -> F32:
+    """Reduce each `size` neighbors along an axis; the last of them can be fewer."""
+    length = values.shape[axis]
+    if size >= length:
+        whole: F32 = reduction.reduce(values, axis=axis, keepdims=True)
+        return whole
+    if length % size:
+        made: F32 = reduction.reduceat(values, range(0, length, size), axis=axis)
+        return made
+    shape = (*values.shape[:axis], length // size, size, *values.shape[axis + 1 :])
+    blocks: F32 = reduction.reduce(values.reshape(shape), axis=axis + 1)
+    return blocks
+
+
+def find_peaks(values: F32, rows: int, columns: int) -> F32:
+    """Return the largest magnitude in each block of `rows` x `columns`."""
+    most = reduce_blocks(np.maximum, values, columns, 1)
+    least = reduce_blocks(np.minimum, values, columns, 1)
+    peaks = np.maximum(most, -least)
+    return peaks if rows == 1 else reduce_blocks(np.maximum, peaks, rows, 0)
+
+
+def spread(table: NDArray[Any], shape: tuple[int, int], rows: int, columns: int) -> NDArray[Any]:
+    """Return a table with a cell for each block of a tile, as `view_blocks` broadcasts it."""
+    if rows > 1 and table.shape[0] > 1:
+        table = np.repeat(table, rows, axis=0)[: shape[0]]
+    if table.shape[1] > 1 and shape[1] % columns:
+        table = np.repeat(table, columns, axis=1)[:, : shape[1]]
+    return table[..., None]
+
+
+def view_blocks(tile: NDArray[Any], table: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of a tile, shape (r, c), with which a table from `spread` broadcasts."""
+    return tile.reshape(tile.shape[0], table.shape[1], -1)
+
+
+def store(numbers: F32, encoding: str, *, zero: int = 1) -> tuple[U8, F32]:
+    """Return the bytes of values in an encoding, and the stored values; 0 becomes `zero`.
+
+    A block whose scale is too small for the type is stored as zeros, so that any scale is right.
+    """
+    dtype = _dtype(encoding)
+    stored = convert(numbers, dtype)
+    held: F32 = convert(stored, DType.float32)
+    if zero and not held.all():
+        held = np.where(held == 0, np.float32(zero), held)
+        stored = convert(held, dtype)
+    return pack(stored), held
+
+
+def restore_numbers(raw: U8, encoding: str) -> F32:
+    """Return stored values as float32."""
+    held: F32 = convert(unpack(raw, _dtype(encoding)), DType.float32)
+    return held
+
+
+def _dtype(encoding: str) -> DType:
+    found = ENCODINGS[encoding].dtype
+    return DType.float32 if found is None else found
+
+
+def shape_of(tile: NDArray[Any]) -> tuple[int, int]:
+    """Return the number of rows and of columns."""
+    rows, columns = tile.shape
+    return rows, columns

@@ -1,0 +1,316 @@
+"""A weight that is rounded and packed into several tensors, in bands of rows or of columns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import isfinite
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.codecs.loss import Loss, sum_squares_and_error
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.schemes.encoding.rounding import Codes
+from weightctl.weights.derived import DerivedTensor
+from weightctl.weights.steps.numbers import read_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from weightctl.codecs.base import F32, U8
+    from weightctl.dtype import Encoding
+    from weightctl.schemes.encoding.rounding import Rounding
+    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["BandCache", "EncodedWeight", "SharedPeak", "StoredPart", "WeightEncoding"]
+
+# The number of values that are rounded at a time.
+_TILE = 1 << 20
+# The number of values in a band of columns, for which rows are read as a whole.
+_COLUMN_BAND = 1 << 22
+# The number of bytes of packed values that are kept, and of the tensors beside them.
+_MOST_VALUES, _MOST_BESIDE = 16 << 20, 64 << 20
+
+
+class StoredPart(NamedTuple):
+    """A tensor that a weight is stored in: the ending of its name, its shape and encoding.
+
+    Each unit of the weight fills `unit` bytes, the last can fill fewer; if it is 0, the part is the
+    same for the whole weight. A part that does not depend on the values has its `content` instead.
+    """
+
+    ending: str
+    shape: tuple[int, ...]
+    encoding: str
+    unit: int = 0
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEncoding:
+    """How a weight is rounded and packed; it is a table of `rows` x `columns` values.
+
+    `unit` rows of the table, or columns if it is `by_columns`, are packed together. `pack` returns
+    the bytes of the parts that depend on the values, in their order; the first has the packed
+    values. `needs_peak` states that the rounding depends on the largest magnitude of the whole
+    weight, which `pack` gets too.
+    """
+
+    parts: tuple[StoredPart, ...]
+    rows: int
+    columns: int
+    rounding: Rounding
+    pack: Callable[[Codes, np.float32], Sequence[U8]]
+    unit: int = 1
+    by_columns: bool = False
+    needs_peak: bool = False
+
+
+class _Band(NamedTuple):
+    """The bytes of the parts of a band, and the rounding error of its values."""
+
+    parts: tuple[U8, ...]
+    loss: Loss
+
+
+class BandCache:
+    """Bands that were made last; the tensors beside the values take little memory, and stay longer.
+
+    Chunks of an output are cut without regard to bands, and the tensors of a weight may not be
+    adjacent in the file.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._values: OrderedDict[tuple[str, int], tuple[U8, Loss]] = OrderedDict()
+        self._beside: OrderedDict[tuple[str, int], tuple[U8, ...]] = OrderedDict()
+        self._sizes = [0, 0]
+
+    def find(self, key: tuple[str, int], place: int) -> tuple[U8, Loss | None] | None:
+        """Return a part of a band, with the loss for that of the values; None if it is not kept."""
+        with self._lock:
+            if place == 0:
+                return self._values.get(key)
+            beside = self._beside.get(key)
+            return None if beside is None else (beside[place - 1], None)
+
+    def keep(self, key: tuple[str, int], band: _Band) -> None:
+        """Keep a band, and forget the oldest ones if they take too much memory."""
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = band.parts[0], band.loss
+                self._sizes[0] += band.parts[0].nbytes
+            while self._sizes[0] > _MOST_VALUES and len(self._values) > 1:
+                _, (values, _) = self._values.popitem(last=False)
+                self._sizes[0] -= values.nbytes
+            if key not in self._beside:
+                self._beside[key] = band.parts[1:]
+                self._sizes[1] += sum(part.nbytes for part in band.parts[1:])
+            while self._sizes[1] > _MOST_BESIDE and len(self._beside) > 1:
+                _, beside = self._beside.popitem(last=False)
+                self._sizes[1] -= sum(part.nbytes for part in beside)
+
+
+class SharedPeak:
+    """The largest magnitude of all values of some weights, which is computed on first use."""
+
+    def __init__(self, tensors: Sequence[ReadableTensor], *, zero_nonfinite: bool) -> None:
+        self._tensors = tuple(tensors)
+        self._zero_nonfinite = zero_nonfinite
+        self._lock = Lock()
+        self._found: np.float32 | None = None
+
+    def find(self) -> np.float32:
+        """Return the largest magnitude; this reads all values once."""
+        with self._lock:
+            if self._found is None:
+                self._found = max(map(self._find_peak, self._tensors), default=np.float32(0))
+            return self._found
+
+    def _find_peak(self, tensor: ReadableTensor) -> np.float32:
+        peak = np.float32(0)
+        for first in range(0, tensor.info.size, _TILE):
+            values = read_floats(tensor, first, min(_TILE, tensor.info.size - first))
+            values, _ = _make_finite(values, tensor, first, zero_nonfinite=self._zero_nonfinite)
+            peak = max(peak, values.max(), -values.min())
+        return peak
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedWeight:
+    """A weight, and how it is stored in several tensors."""
+
+    tensor: ReadableTensor
+    name: str
+    encoding: WeightEncoding
+    label: str
+    cache: BandCache
+    peak: SharedPeak
+    zero_nonfinite: bool = False
+
+    def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
+        """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
+        place = 0
+        for part in self.encoding.parts:
+            name = layer + part.ending
+            if part.content is None:
+                yield name, DerivedTensor(name, _PackedPart(self, part, place), [self.tensor])
+                place += 1
+            else:
+                yield name, DerivedTensor(name, _ConstantPart(part, self.label), [self.tensor])
+
+    @property
+    def band(self) -> int:
+        """The number of units in a band."""
+        made = self.encoding
+        across = made.rows if made.by_columns else made.columns
+        area = _COLUMN_BAND if made.by_columns else _TILE
+        return max(1, area // (across * made.unit))
+
+    def read_part(self, number: int, place: int) -> tuple[U8, Loss | None]:
+        """Return a part of a band, and the rounding error for that of the values."""
+        key = (self.name, number)
+        found = self.cache.find(key, place)
+        if found is not None:
+            return found
+        made = self._make(number)
+        self.cache.keep(key, made)
+        return made.parts[place], made.loss if place == 0 else None
+
+    def _make(self, number: int) -> _Band:
+        made = self.encoding
+        peak = self.peak.find() if made.needs_peak else np.float32(0)
+        step = self.band * made.unit
+        first = number * step
+        last = min(first + step, made.columns if made.by_columns else made.rows)
+        tiles: list[Codes] = []
+        loss = Loss(0)
+        for values, nonfinite in self._read_tiles(first, last):
+            # Overflows make the error infinite or NaN.
+            with np.errstate(all="ignore"):
+                codes = made.rounding.round(values, peak)
+                held = made.rounding.restore(codes, peak)
+            tiles.append(codes)
+            sums = sum_squares_and_error(values.reshape(-1), held.reshape(-1))
+            if not isfinite(sums[1]):
+                raise ConversionError(
+                    f"`{self.name}` has values that are too large for {self.label}",
+                    hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in "
+                    "Python)",
+                )
+            loss += Loss(values.size, 0, 0, *sums, nonfinite)
+        return _Band(tuple(part.reshape(-1) for part in made.pack(_join(tiles), peak)), loss)
+
+    def _read_tiles(self, first: int, last: int) -> Iterator[tuple[F32, int]]:
+        """Yield the values of rows or columns from `first` to `last`, in tiles of rows."""
+        made = self.encoding
+        if not made.by_columns:
+            yield self._read_rows(first, last)
+            return
+        step = max(1, _TILE // made.columns)
+        for top in range(0, made.rows, step):
+            values, nonfinite = self._read_rows(top, min(top + step, made.rows))
+            yield np.ascontiguousarray(values[:, first:last]), nonfinite
+
+    def _read_rows(self, top: int, bottom: int) -> tuple[F32, int]:
+        columns = self.encoding.columns
+        begin = top * columns
+        values = read_floats(self.tensor, begin, (bottom - top) * columns)
+        values, nonfinite = _make_finite(
+            values, self.tensor, begin, zero_nonfinite=self.zero_nonfinite
+        )
+        return values.reshape(bottom - top, columns), nonfinite
+
+
+def _join(tiles: Sequence[Codes]) -> Codes:
+    if len(tiles) == 1:
+        return tiles[0]
+    offsets = [tile.offsets for tile in tiles if tile.offsets is not None]
+    return Codes(
+        np.concatenate([tile.codes for tile in tiles]),
+        np.concatenate([tile.scales for tile in tiles]),
+        np.concatenate(offsets) if offsets else None,
+    )
+
+
+def _make_finite(
+    values: F32, tensor: ReadableTensor, first: int, *, zero_nonfinite: bool
+) -> tuple[F32, int]:
+    """Return values with 0 in place of those that are not finite, and the number of these.
+
+    Raises `ConversionError` for them without `zero_nonfinite`.
+    """
+    if np.isfinite(values.max()) and np.isfinite(values.min()):
+        return values, 0
+    finite = np.isfinite(values)
+    if not zero_nonfinite:
+        index = int(np.argmin(finite))
+        raise ConversionError(
+            f"`{tensor.info.name}` has {values[index]:g} at element {first + index}, which "
+            "quantized weights cannot hold",
+            hint="the checkpoint is probably damaged; to store 0 instead, use --nonfinite zero "
+            "(nonfinite in Python)",
+        )
+    return np.where(finite, values, np.float32(0)), values.size - int(np.count_nonzero(finite))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PackedPart:
+    """A tensor that a weight is stored in; `place` is its index in a band."""
+
+    weight: EncodedWeight
+    part: StoredPart
+    place: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and the encoding of the part."""
+        del inputs
+        return self.part.shape, ENCODINGS[self.part.encoding]
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> Loss | None:
+        """Round the bands of a byte range; the loss of a band is part of that of its first byte."""
+        del inputs
+        out = np.frombuffer(buffer, np.uint8)
+        size = self.weight.band * self.part.unit
+        stop = start + out.size
+        total: Loss | None = None
+        for number in range(start // size, -(-stop // size)) if size else (0,):
+            made, loss = self.weight.read_part(number, self.place)
+            begin = number * size
+            first, last = max(start, begin), min(stop, begin + made.size)
+            out[first - start : last - start] = made[first - begin : last - begin]
+            if loss is not None and first == begin:
+                total = loss if total is None else total + loss
+        return total
+
+    def __str__(self) -> str:
+        return f"quantized to {self.weight.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ConstantPart:
+    """A tensor beside a weight that does not depend on its values."""
+
+    part: StoredPart
+    label: str
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and the encoding of the part."""
+        del inputs
+        return self.part.shape, ENCODINGS[self.part.encoding]
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Copy the requested range."""
+        del inputs
+        buffer[:] = (self.part.content or b"")[start : start + len(buffer)]
+
+    def __str__(self) -> str:
+        return f"of {self.label}"

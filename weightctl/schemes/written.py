@@ -1,0 +1,108 @@
+"""The record of a scheme that weightctl writes: its options, tensors, and settings of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.schemes.encoding import WeightEncoding
+
+__all__ = [
+    "GROUPS",
+    "SchemeChoice",
+    "SchemeOptions",
+    "WrittenScheme",
+    "accept_any",
+    "describe_compressed",
+    "refuse_groups",
+]
+
+# Group sizes that engines support, the usual one first.
+GROUPS = (128, 64, 32)
+
+
+class SchemeOptions(NamedTuple):
+    """The options of a scheme: the group size (0 without groups), and whether 0 is the middle."""
+
+    group: int = 0
+    symmetric: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WrittenScheme:
+    """A way to store weights that serving engines read.
+
+    `summary` describes it for users. `groups` are the group sizes that can be chosen, the default
+    first; `defaults` are the options without a choice, and `has_zeros` states that a weight can
+    have zero points.
+
+    `refuse` returns why a weight of a shape cannot be stored, or an empty text. `encode` returns
+    how such a weight is stored, with scales in an encoding. `settings` returns the settings of a
+    config.json, given the modules that are not quantized, under each of `keys`. With `shares_peak`,
+    weights that engines join (queries, keys and values) need the same scale of the whole weight.
+    """
+
+    name: str
+    summary: str
+    encode: Callable[[tuple[int, ...], SchemeOptions, Encoding], WeightEncoding]
+    settings: Callable[[SchemeOptions, Sequence[str]], dict[str, Any]]
+    refuse: Callable[[tuple[int, ...], SchemeOptions], str]
+    defaults: SchemeOptions = field(default_factory=SchemeOptions)
+    groups: tuple[int, ...] = ()
+    has_zeros: bool = False
+    shares_peak: bool = False
+    keys: tuple[str, ...] = ("quantization_config",)
+    note: str = ""
+
+
+class SchemeChoice(NamedTuple):
+    """A scheme and its options."""
+
+    scheme: WrittenScheme
+    options: SchemeOptions
+
+    def __str__(self) -> str:
+        found: list[str] = []
+        if self.options.group != self.scheme.defaults.group:
+            found.append(f"group={self.options.group}")
+        if self.options.symmetric != self.scheme.defaults.symmetric:
+            found.append(f"symmetric={'yes' if self.options.symmetric else 'no'}")
+        return ":".join(filter(None, [self.scheme.name, ",".join(found)]))
+
+
+def accept_any(_shape: tuple[int, ...], _: SchemeOptions) -> str:
+    """Accept weights of any shape."""
+    return ""
+
+
+def refuse_groups(shape: tuple[int, ...], options: SchemeOptions) -> str:
+    """Return why a weight cannot be stored in groups, or an empty text."""
+    if shape[-1] % options.group == 0:
+        return ""
+    return f"its row length, {shape[-1]}, is not a multiple of the group size, {options.group}"
+
+
+def describe_compressed(
+    form: str,
+    weights: dict[str, Any],
+    activations: dict[str, Any] | None,
+    ignored: Sequence[str],
+) -> dict[str, Any]:
+    """Return compressed-tensors' settings of a config, for a format such as `pack-quantized`."""
+    always = {"dynamic": False, "observer": "minmax"}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": {**weights, **always}}
+    group["input_activations"] = activations
+    group["output_activations"] = None
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": group},
+        "ignore": [*ignored],
+    }
