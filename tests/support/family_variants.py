@@ -108,9 +108,7 @@ def _find(known: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in known]
 
 
-def _draw_sizes(
-    random: Random, family: str, known: dict[str, Any], config: dict[str, Any]
-) -> None:
+def _draw_sizes(random: Random, family: str, known: dict[str, Any], config: dict[str, Any]) -> None:
     is_latent = "kv_lora_rank" in known
     heads = random.choice((1, 2, 4, 6))
     size = random.choice((8, 16, 24))
