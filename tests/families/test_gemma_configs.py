@@ -177,9 +177,8 @@ def test_a_gemma_2_without_a_cap_has_one_in_gguf_that_bounds_nothing(name: str) 
     document = {"model_type": "gemma2", "query_pre_attn_scalar": 256, FIELDS[name]: None}
     family, found = find_family(document), read(document)
     written = to_gguf(family, found.fields)
-    assert {"gemma2.final_logit_softcapping": 30.0, "gemma2.attn_logit_softcapping": 50.0} != {
-        key: value.content for key, value in written.items() if key.endswith("softcapping")
-    }
+    caps = [value.content for key, value in written.items() if key.endswith("softcapping")]
+    assert caps.count(1e6) == 1
     named = {"general.architecture": MetadataValue("string", "gemma2")}
     again: Any = from_gguf(family, named | written, {}, "here").config
     assert getattr(again, name) is None

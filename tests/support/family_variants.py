@@ -10,7 +10,6 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
 
@@ -22,6 +21,7 @@ from weightctl.families.kinds import FLAG
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
