@@ -7,6 +7,7 @@ Names, regular expressions and the other effects of a name are those of llama.cp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from weightctl.translate.tokenizer import regexes as r
@@ -15,7 +16,7 @@ from weightctl.translate.tokenizer.rules import BYTES, PreTokenizerRule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT", "PRES", "Pre", "names_of"]
+__all__ = ["DEFAULT", "PRES", "Pre", "find_nearest", "names_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +138,25 @@ def names_of(rule: PreTokenizerRule) -> Iterator[str]:
     yield from (name for name, pre in PRES.items() if pre.rule == rule)
     yield from (
         name for name, pre in PRES.items() if pre.rule.steps == rule.steps and pre.rule != rule
+    )
+
+
+def find_nearest(rule: PreTokenizerRule) -> tuple[str, list[str], list[str]]:
+    """Return the name whose rule is most like another one.
+
+    Also return the steps that the other rule has and this one lacks, and those that only this one
+    has.
+    """
+
+    def likeness(pre: Pre) -> tuple[int, float]:
+        shared = len({*pre.rule.steps} & {*rule.steps})
+        texts = ("\n".join(each.steps) for each in (pre.rule, rule))
+        return shared, SequenceMatcher(None, *texts, autojunk=False).ratio()
+
+    name = max(PRES, key=lambda each: likeness(PRES[each]))
+    own, other = rule.steps, PRES[name].rule.steps
+    return (
+        name,
+        [step for step in own if step not in other],
+        [step for step in other if step not in own],
     )
