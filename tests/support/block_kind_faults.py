@@ -139,6 +139,10 @@ def _rolled(rows: Array) -> Array:
     return np.roll(rows, 1, 0)
 
 
+def _rolled_far(rows: Array) -> Array:
+    return np.roll(rows, 3, 0)
+
+
 _DENSE = {
     "two heads swapped": _heads_swapped("q", "heads"),
     "norm with 1 added": _plus_one("mlp_norm.weight"),
@@ -171,13 +175,13 @@ _SIGMOID = {
     "rows of an expert permuted": _stacked("gate.weight", "permuted", _rows_permuted),
 }
 _LATENT = {
-    "keys of heads transposed": _change("attention.k_b.weight", "transposed", _turned),
+    "keys of heads transposed": _change("attention.k_b.weight", None, _turned),
     "values of two heads swapped": _change(
         "attention.v_b.weight", "heads_exchanged", lambda heads: swapped_rows(heads, 0, 1, 1)
     ),
     "norm of the latent vector with 1 added": _plus_one("attention.kv_a_norm.weight"),
     "norm of the queries' vector zero": _zeroed("attention.q_a_norm.weight"),
-    "rows of the latent vector rolled": _change("attention.kv_a.weight", "rolled", _rolled),
+    "rows of the latent vector rolled": _change("attention.kv_a.weight", "rolled", _rolled_far),
     "RoPE base": _key("rope.freq_base", _times(10)),
     "scale of the shares": _key("expert_weights_scale", _times(2)),
 }

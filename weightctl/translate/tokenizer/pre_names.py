@@ -24,13 +24,15 @@ class Pre:
     """The meaning of a name: the rule, and llama.cpp's defaults for other keys.
 
     `ignores_merges`: a piece that is a token is not split further. `adds_bos` and `adds_separator`
-    apply if `add_bos_token` or `add_sep_token` is missing.
+    apply if `add_bos_token` or `add_sep_token` is missing. `parts_marks`: llama.cpp separates
+    letters from the combining marks that follow them, which the rule keeps together.
     """
 
     rule: PreTokenizerRule
     ignores_merges: bool = False
     adds_bos: bool = False
     adds_separator: bool = False
+    parts_marks: bool = False
 
 
 def _bytes(*steps: str) -> PreTokenizerRule:
@@ -53,7 +55,7 @@ _QWEN_2 = Pre(_compose_rule(r.QWEN_2))
 _CASELESS = Pre(_bytes(r.QWEN_2))
 _DEEPSEEK_3 = Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.DEEPSEEK_3))
 _BLOOM = Pre(_bytes(r.BLOOM))
-_GPT_4O = Pre(_bytes(r.GPT_4O))
+_GPT_4O = Pre(_bytes(r.GPT_4O), parts_marks=True)
 _BAILING = Pre(_bytes(r.BAILING))
 _COHERE_2 = Pre(_bytes(r.THOUSANDS, r.GPT_4O))
 
@@ -72,7 +74,7 @@ PRES: dict[str, Pre] = {
     "deepseek-coder": Pre(_bytes(r.NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", r.DEEPSEEK_CJK, r.DIGIT)),
     "deepseek-v3": _DEEPSEEK_3,
     "deepseek-r1-qwen": _CASELESS,
-    "tekken": Pre(_bytes(r.TEKKEN), ignores_merges=True, adds_bos=True),
+    "tekken": Pre(_bytes(r.TEKKEN), ignores_merges=True, adds_bos=True, parts_marks=True),
     "gpt-4o": _GPT_4O,
     "dbrx": _CL100K,
     "glm4": _GLM,
