@@ -166,9 +166,9 @@ _SOFTMAX = {
     ),
 }
 _SIGMOID = {
-    "correction missing": _dropped("mlp.correction.bias"),
-    "correction zero": _zeroed("mlp.correction.bias"),
-    "correction negated": _negated("mlp.correction.bias"),
+    "correction missing": _dropped("mlp.correction.weight"),
+    "correction zero": _zeroed("mlp.correction.weight"),
+    "correction negated": _negated("mlp.correction.weight"),
     "groups used": _key("expert_group_used_count", lambda count: count + 1),
     "scale of the shares": _key("expert_weights_scale", _times(2)),
     "shares not normalized": _key("expert_weights_norm", _opposite),

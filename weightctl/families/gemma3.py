@@ -60,10 +60,9 @@ _PATTERN, _FLAGS = pattern_keys(_PERIOD)
 
 def _mark_layers(fields: Fields) -> Any:
     """Return which layers have a window: none if GGUF has no size of one."""
-    if fields["stated_window"] is None:
-        return (False,) * int(fields["layers"])
     spread: Any = _FLAGS.gguf_default
-    return spread(fields)
+    windowed = spread(fields)
+    return windowed if fields["stated_window"] is not None else (False,) * len(windowed)
 
 
 _KEYS = (
