@@ -10,7 +10,6 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
 
@@ -22,6 +21,7 @@ from weightctl.families.kinds import FLAG
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
@@ -34,6 +34,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _USED = ("num_experts_per_tok", "moe_topk", "moe_k")
+_SHARED = ("n_shared_experts", "num_shared_experts")
 _GROUPS = "n_group"
 _ROPE = "rope_parameters"
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -137,11 +138,14 @@ def _draw_sizes(random: Random, family: str, known: dict[str, Any], config: dict
         config["query_pre_attn_scalar"] = size
     if "rotary_dim" in known:
         config["rotary_dim"] = size // 2
-    layers = config.get("num_hidden_layers", random.choice((1, 2, 3)))
+    types = config.get("layer_types", ())
+    layers = len(types) or config.get("num_hidden_layers", random.choice((1, 2, 3)))
     config |= dict.fromkeys(_find(known, _LAYERS), layers)
     if known.get("layer_types") and config.get("sliding_window", known.get("sliding_window", 0)):
         words = sorted({*known["layer_types"]})
         config["layer_types"] = [random.choice(words) for _ in range(layers)]
+    shared = [name for name in _SHARED if name in known and known[name] is None]
+    config |= dict.fromkeys(shared, 1)
     if used := _find(known, _USED):
         groups = random.choice((1, 2)) if _GROUPS in known else 1
         experts = groups * random.choice((2, 3))

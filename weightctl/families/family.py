@@ -34,6 +34,8 @@ __all__ = [
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _LAYER_NUMBER = re.compile(r"(?:layers|blk)\.(\d{1,9})\.")
+# What some checkpoints call the layers that predict further tokens.
+_FURTHER = "mtp."
 # The field of a config that leaves out what is a copy of the embedding.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -277,8 +279,17 @@ class Family:
         """
         if any(re.fullmatch(pattern, name) for pattern in self.beside):
             return True
-        found = _LAYER_NUMBER.match(name) if self.has_further_layers else None
-        return found is not None and int(found[1]) >= config.layers
+        return self.is_further(name, config)
+
+    def is_further(self, name: str, config: Config) -> bool:
+        """Whether a tensor is of layers that predict further tokens, behind those of the model.
+
+        `name` is as all checkpoints have it in common.
+        """
+        if not self.has_further_layers:
+            return False
+        found = _LAYER_NUMBER.match(name)
+        return name.startswith(_FURTHER) or (found is not None and int(found[1]) >= config.layers)
 
     def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
         """Return the family's config, a frozen dataclass, of those of these fields that it has.

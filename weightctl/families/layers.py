@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
-from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS
+from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS, pattern_keys
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -211,17 +211,19 @@ def window_keys(
 ) -> tuple[Key, ...]:
     """Return the keys of windows in all layers but the last of each `period`.
 
-    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without,
-    llama.cpp takes the period for granted, as it does where the flags are missing.
+    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without, it
+    has them only where llama.cpp would take others for granted.
     """
     usual = every_but(period)
+    flags = Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
+                gguf="{arch}.attention.sliding_window_pattern")  # fmt: skip
+    of_gguf = (flags,) if pattern else pattern_keys(period, is_stated=False)
     return (
         Key(field="sliding_window", kind=OrNone(SIZE), default=window, gguf_default=None,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        *of_gguf,
         Key(field="windowed_layers", kind=WORDS, default=usual, hugging_face="layer_types",
             written=True),
-        Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
-            gguf="{arch}.attention.sliding_window_pattern" if pattern else ""),
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.rope_keys import for_older
 from weightctl.families.rotations import convert_rope_fields
-from weightctl.weights.metadata import MetadataValue
+from weightctl.text.untyped import is_sequence
+from weightctl.weights.metadata import MetadataValue, element_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +176,8 @@ def _goes_without_saying(
 
 
 def _make_typed_value(kind: str, content: Any) -> MetadataValue:
+    if element_type(kind) is not None and not is_sequence(content):
+        kind = "u32"  # llama.cpp takes a number in place of a list
     if kind == "f32":
         content = struct.unpack("<f", struct.pack("<f", content))[0]
     return MetadataValue(kind, content)

@@ -14,7 +14,7 @@ from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
 from weightctl.system.phases import begin_phase
-from weightctl.text.wording import join_names
+from weightctl.text.wording import join_names, pluralize
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies
 from weightctl.translate.pooling import pooling_keys
@@ -83,7 +83,15 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
 
 
 def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
-    if beside := checkpoint.beside:
+    family, config = checkpoint.family, checkpoint.config
+    further = [name for name in checkpoint.beside if family.is_further(family.plain(name), config)]
+    if further:
+        yield (
+            f"not written: {pluralize(len(further), 'tensor')} of layers that predict further "
+            "tokens (multi-token prediction, MTP), which are not part of the converted model: "
+            f"{join_names(further, _MOST_NAMED)}"
+        )
+    if beside := [name for name in checkpoint.beside if name not in further]:
         shown = join_names(beside, _MOST_NAMED)
         yield (
             f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"

@@ -35,6 +35,10 @@ _KINDS = {
     "attention.v": (_VALUE,),
     "attention.o": (_OUTPUT,),
     "attention.qkv": (_QUERY, _KEY, _VALUE),
+    # Those that make heads of latent vectors.
+    "attention.q_b": (_QUERY,),
+    "attention.k_b": (_KEY,),
+    "attention.v_b": (_VALUE,),
 }
 _HEADS_ALIKE = Explanation(
     "heads_permuted",
