@@ -147,16 +147,18 @@ class Attention(Divisible):
         cos: Value | None = None,
         sin: Value | None = None,
         mask: Value | None = None,
+        source: Value | None = None,
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
         `cos` and `sin` are from a `RotaryEmbedding`; leave them out if the model does not use RoPE.
         `mask`, broadcast to `(batch, heads, positions, positions)`, is either true where a key is
-        visible, or added to the scores.
+        visible, or added to the scores. Keys and values are those of `source`, of as many
+        positions, if given. Raises `GraphError` for a `source` if one projection replaces all.
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
-        q, k, v = self._projections(x)
+        q, k, v = self._projections(x, source)
         if self.clamp is not None:
             q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         if self.norms_whole:
@@ -173,8 +175,7 @@ class Attention(Divisible):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.temperature is not None:
             q = self.temperature(q)
-        if self.alibi is not None:
-            mask = self._slope(x, self.alibi)
+        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
         window = self.window
         if self.has_sinks:
             k, v, mask = self.sinks(k, v, window, self._own_heads())
@@ -238,6 +239,13 @@ class Attention(Divisible):
         own = own_range(self.o.inputs)
         return None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
 
+    def _own_scores(self, mask: Value | None) -> Value | None:
+        """Return what is added to the scores of a shard's heads, of what is for all heads."""
+        own = self._own_heads()
+        if mask is None or own is None or len(mask.shape) < 4 or mask.shape[1] != self.all_heads:
+            return mask
+        return mask[:, own[0] : own[1]]
+
     def _slope(self, x: Value, largest: float) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
 
@@ -250,10 +258,13 @@ class Attention(Divisible):
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
         return (given * positions).cast(x.dtype)
 
-    def _projections(self, x: Value) -> tuple[Value, ...]:
+    def _projections(self, x: Value, source: Value | None) -> tuple[Value, ...]:
+        if self.fused and source is not None:
+            raise GraphError("one projection of queries, keys and values has one input")
         if self.fused:
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
-        return self.q(x), self.k(x), self.v(x)
+        read = x if source is None else source
+        return self.q(x), self.k(read), self.v(read)
 
     def _heads(self, x: Value) -> Value:
         """Return (batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
