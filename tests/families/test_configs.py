@@ -272,8 +272,8 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
         ({"rope_scaling": {"type": "linear"}}, "no `factor`"),
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor` is `-2`"),
         (
-            {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}},
-            ("`low_freq_factor` is not less than `high_freq_factor`"),
+            {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 5}},
+            ("`low_freq_factor` is greater than `high_freq_factor`"),
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1}}}, "full_attention"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1}, "`rope_theta`.* is 1"),

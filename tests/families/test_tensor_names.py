@@ -104,7 +104,7 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
             expected = expected.replace("gate_up", "gate" if "gate" in in_gguf else "up")
         # Its table lacks names of newer versions of transformers.
         # It has names that end in neither as they are.
-        bare = in_gguf and in_gguf.removesuffix(".weight")
+        bare = in_gguf and in_gguf.removesuffix(".weight").removesuffix(".bias")
         is_bare = not in_hugging_face.endswith((".weight", ".bias"))
         assert expected in {bare if is_bare else in_gguf, None}, in_hugging_face
         known += expected is not None

@@ -250,7 +250,7 @@ def _untie(model: Any) -> Any:
 
 def _find_embedding_scale(config: Any) -> float:
     """Return what a model multiplies the embedding by, where it is tied to the output."""
-    if config.model_type.startswith("gemma"):
+    if config.model_type.startswith("gemma") or getattr(config, "mup_enabled", False):
         return math.sqrt(config.hidden_size)
     if not getattr(config, "tie_word_embeddings", False):
         return 1.0

@@ -16,10 +16,12 @@ _LISTED = {
     "windowed_layers": "attention types",
     "rotated_layers": "whether RoPE is used",
     "sparse_layers": "whether there are experts",
+    "chunked_layers": "whether there are chunks",
 }
 
-# Of what queries and keys are normed: each head alike, or all heads together.
-QkNorm: TypeAlias = Literal["head", "whole"]
+# Of what queries and keys are normed: each head alike, or all heads together; or each head after
+# RoPE, without weights.
+QkNorm: TypeAlias = Literal["head", "whole", "unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +35,25 @@ class DecoderConfig:
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
     (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
     sum of what they add and what they read. Where `attention_norms` is given, only those layers
-    have the norm before attention. With `parallel` both read the same input,
-    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+    have the norm before attention. With `inner_norms`, what heads return is normed before the
+    output projection, and the product of gate and up before the last one. With `parallel` both read
+    the same input, by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`).
-    Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
+    `unit` norms only rotated layers. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
     a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
     first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
-    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0. If `latent_rank` is
-    not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
-    each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
-    computed from a latent vector of size `query_rank`, unless that is 0.
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0, and only in layers that
+    are not rotated if `temperature_without_rope`. In `chunked_layers`, a position sees those of its
+    chunk of `attention_chunk` positions alone. With `attention_gate`, what the heads return is
+    multiplied by the sigmoid of a projection of what attention reads. If `latent_rank` is not 0,
+    keys and values are computed from a latent vector of that size: `plain_dimensions` of each key,
+    whose other dimensions are rotated, and values of `value_dimensions`. Queries are computed from
+    a latent vector of size `query_rank`, unless that is 0.
 
     Positions: by `rope`, `learned`, `alibi` or `relative` distances. `rope_dimensions` is how many
     values of each head are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF,
@@ -62,7 +68,8 @@ class DecoderConfig:
     in `sparse_layers`; `router` is by what their shares follow, of the `experts_used` with the
     largest scores, to which a correction is added if `router_correction`. `expert_bias` is that of
     router and experts. Shares are those among themselves if `experts_normalized`, and multiplied by
-    `experts_scale`. Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
+    `experts_scale`; they multiply what experts return, or what they read if `shares_scale_inputs`.
+    Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
     `shared_intermediate` wide MLP sees all positions beside them, by a gate of its own if
     `shared_gate`.
 
@@ -91,6 +98,7 @@ class DecoderConfig:
     attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
     norms_after: bool = False
+    inner_norms: bool = False
     parallel: bool = False
     shared_norm: bool = False
     embedding_norm: bool = False
@@ -110,6 +118,10 @@ class DecoderConfig:
     temperature_scale: float = 0.0
     temperature_length: int = 0
     temperature_offset: int = 0
+    temperature_without_rope: bool = False
+    attention_gate: bool = False
+    attention_chunk: int | None = None
+    chunked_layers: tuple[bool, ...] | None = None
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0
@@ -149,6 +161,7 @@ class DecoderConfig:
     expert_groups_used: int = 1
     shared_intermediate: int = 0
     shared_gate: bool = False
+    shares_scale_inputs: bool = False
 
     embedding_scale: float = 1.0
     embedding_by_root: bool = False
@@ -162,6 +175,10 @@ class DecoderConfig:
         """Return how many positions back those of a layer see; None, all."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
+
+    def chunk(self, layer: int) -> int | None:
+        """Return how many positions the chunks of a layer have; None, there are none."""
+        return self.attention_chunk if self.chunked_layers and self.chunked_layers[layer] else None
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""

@@ -204,18 +204,17 @@ class Family:
     `model_types` are config.json's, the usual one first. `config` and `module` refer to the class
     of its configs and of the whole model; where `module` is empty weightctl does not run its
     models, and does all else. `blocks` are fields of the config that all models of the family have
-    alike: what blocks it is made of. `prefix` is what all names
-    of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands there in
-    checkpoints of more than the model. `beside` are patterns of tensors in either naming convention
-    that belong to no part of the model, without the prefix. `spellings` are other words for
-    `weight` and `bias` at the end of names. With `has_further_layers` checkpoints may have more
-    layers than the config counts, for training and drafts. `fusions` are tensors with several
-    parts.
-    `keeps_window` says that llama.cpp knows of sliding windows in this family, and
-    `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
-    hidden size; `unloaded` returns why else it does not load a model with some fields.
-    `older` is what older versions of transformers call keys of rotary embeddings. `standard`
-    brings config.json into the form that the keys are of. `checked` returns
+    alike: what blocks it is made of. `prefix` is what all names of Hugging Face's but the head's
+    begin with, or lack; `other_prefixes` are what stands there in checkpoints of more than the
+    model. `beside` are patterns of tensors in either naming convention that belong to no part of
+    the model, without the prefix. `spellings` are other words for `weight` and `bias` at the end of
+    names. With `has_further_layers` checkpoints may have more layers than the config counts, for
+    training and drafts. `fusions` are tensors with several parts. `keeps_window` says that
+    llama.cpp knows of sliding windows in this family, and `heads_fill_hidden` that it loads no
+    models whose heads together are wider or narrower than the hidden size; `unloaded` returns why
+    else it does not load a model with some fields, and `differs` says what it computes otherwise
+    than transformers. `older` is what older versions of transformers call keys of rotary
+    embeddings. `standard` brings config.json into the form that the keys are of. `checked` returns
     the fields that the lines gave as the config has them; raises `ValueError` if they contradict
     each other.
     """
@@ -237,6 +236,7 @@ class Family:
     heads_fill_hidden: bool = False
     older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
+    differs: str = ""
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     lacks: str = ""

@@ -103,6 +103,8 @@ _OF_LAYERS = (
     _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
+    # What each head returns is multiplied by the sigmoid of this.
+    _matrix("attention.gate", "attn_gate", "self_attn.gate_proj", ("queries",)),
     # Of each query head a score beside those of its keys; every rank has all of them.
     _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
             ends={"hugging_face": ""}),

@@ -75,6 +75,7 @@ FAMILY = Family(
     blocks={"norm": "layer", "router": "sparsemixer", "rope_factors_by_length": True},
     heads_fill_hidden=True,
     unloaded=_find_missing,
+    differs="it has RMS norms, and one softmax for the shares of both experts",
     names=expert_lines(
         adapt(
             DECODER,

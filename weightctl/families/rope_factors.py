@@ -153,7 +153,7 @@ def llama3_scaling(
     turns = _turns(rope_base, dimensions)
     known = original_context if original_context not in {None, context} else None
     for original, low, high in _candidates(found, factor, turns, known):
-        if not (original >= 1 and 0 < low < high):
+        if not (original >= 1 and 0 < low <= high):
             continue
         made = _llama3(turns, factor, original, low, high)
         if np.allclose(made, found, rtol=_ROUNDING, atol=0):
@@ -190,6 +190,8 @@ def _candidates(
             yield original, _USUAL_LOW, _round(_USUAL_LOW + width)
         if original:
             yield original, _USUAL_LOW, _USUAL_HIGH
+            if not len(speed):
+                yield original, _USUAL_LOW, _USUAL_LOW
 
 
 def _llama3(
@@ -199,6 +201,8 @@ def _llama3(
     import numpy as np
 
     times = np.float32(original) * turns
+    if low == high:
+        return np.where(times < low, np.float32(factor), np.float32(1)).astype(np.float32)
     share = np.clip((times - np.float32(low)) / np.float32(high - low), 0, 1)
     blended = 1 / ((1 - share) / np.float32(factor) + share)
     return np.where(

@@ -115,8 +115,8 @@ def _check(fields: Fields, given: Fields) -> None:
         )
     if kind == "yarn" and fields["rope_base"] == 1:
         raise ValueError("`rope_theta` or `freq_base` is 1, which `yarn` does not support")
-    if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
-        raise ValueError("`low_freq_factor` is not less than `high_freq_factor`")
+    if kind == "llama3" and given["low_frequency_factor"] > given["high_frequency_factor"]:
+        raise ValueError("`low_freq_factor` is greater than `high_freq_factor`")
 
 
 def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:

@@ -9,6 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
+from weightctl.nn.chunks import mask_chunks
 from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
@@ -46,17 +47,19 @@ class Attention(Divisible):
     Groups of the `heads` query heads share one of `kv_heads` KV heads; `head_dim` does not need to
     be `features / heads`. `bias` is for the input projections, `output_bias` (default: the same)
     for the output projection. With a `window`, a position sees that many positions: itself and
-    those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
-    -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset, or over all heads together with `norms_whole`; with `norms_last` that of each
-    head is after RoPE. `clamp` bounds queries, keys and
-    values. With `alibi`, each head adds the distance to a key times its slope to the scores;
-    `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
-    to no key. `temperature` multiplies queries by their positions. If `fused`, one projection
-    `qkv` replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring
-    elements if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the
-    numbers of heads
-    do not match.
+    those before it. With a `chunk`, it sees those of its chunk of so many positions. `softcap`
+    bounds the scores; `scale` multiplies them, by default `head_dim ** -0.5`. With `norm_epsilon`,
+    queries and keys get an RMSNorm over each head, with `norm_offset` as its offset, or over all
+    heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
+    `norms_weighted` the norms have no weights. `clamp` bounds queries, keys and values. With
+    `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
+    largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
+    RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
+    `temperature` multiplies queries by their positions. If `gated`, what the heads return is
+    multiplied by the sigmoid of another projection of the inputs. If `fused`, one projection `qkv`
+    replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements
+    if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of
+    heads do not match.
     """
 
     def __init__(
@@ -80,6 +83,10 @@ class Attention(Divisible):
         alibi: float | None = None,
         sinks: bool = False,
         temperature: Temperature | None = None,
+        gated: bool = False,
+        norms_weighted: bool = True,
+        chunk: int | None = None,
+        inner_norm: float | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -102,6 +109,7 @@ class Attention(Divisible):
         self.head_dim = features // heads if head_dim is None else head_dim
         self.causal = causal
         self.window = window
+        self.chunk = chunk
         self.softcap = softcap
         self.scale = scale
         self.interleaved = interleaved
@@ -123,7 +131,9 @@ class Attention(Divisible):
             self.k = projection(features, shared, bias=bias)
             self.v = projection(features, shared, bias=bias)
         if norm_epsilon is not None:
-            norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
+            norm = partial(
+                RMSNorm, offset=norm_offset, weight=norms_weighted, dtype=dtype, device=device
+            )
             self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
@@ -132,6 +142,12 @@ class Attention(Divisible):
         self.clamp = clamp
         self.alibi = alibi
         self.temperature = temperature
+        self.gated = gated
+        if gated:
+            self.gate = projection(features, width, bias=False)
+        self.has_inner_norm = inner_norm is not None
+        if inner_norm is not None:
+            self.inner_norm = RMSNorm(width, inner_norm, dtype=dtype, device=device)
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -158,6 +174,33 @@ class Attention(Divisible):
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
+        q, k, v = self._turned_heads(x, cos, sin, source)
+        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
+        if self.chunk is not None:
+            mask = mask_chunks(x.shape[1], x.device, self.chunk)
+        window = self.window
+        if self.has_sinks:
+            k, v, mask = self.sinks(k, v, window, self._own_heads())
+            window = None
+        y = ops.attention(
+            q,
+            k,
+            v,
+            mask,
+            causal=self.causal,
+            window=window,
+            softcap=self.softcap,
+            scale=self.scale,
+        )
+        y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim))
+        if self.has_inner_norm:
+            y = self._own(self.inner_norm(y), self.own_queries)
+        return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
+
+    def _turned_heads(
+        self, x: Value, cos: Value | None, sin: Value | None, source: Value | None
+    ) -> tuple[Value, Value, Value]:
+        """Return queries, keys and values of all heads, as their scores are computed."""
         q, k, v = self._projections(x, source)
         if self.clamp is not None:
             q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
@@ -175,22 +218,7 @@ class Attention(Divisible):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.temperature is not None:
             q = self.temperature(q)
-        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
-        window = self.window
-        if self.has_sinks:
-            k, v, mask = self.sinks(k, v, window, self._own_heads())
-            window = None
-        y = ops.attention(
-            q,
-            k,
-            v,
-            mask,
-            causal=self.causal,
-            window=window,
-            softcap=self.softcap,
-            scale=self.scale,
-        )
-        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
+        return q, k, v
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has some of the heads.
@@ -201,6 +229,13 @@ class Attention(Divisible):
         """
         heads = Heads(self.heads, self.kv_heads, self.head_dim)
         parts = {"attention.o": self.o}
+        if self.has_inner_norm:
+            # Of all heads together: every rank computes them all.
+            whole = (self.q, self.k, self.v)
+            cuts = cut_parts(parts, devices, heads)
+            cuts |= replicate_weights(devices, *(each.weight for each in whole))
+            cuts |= replicate_weights(devices, *(each.bias for each in whole))
+            return cuts | replicate_weights(devices, self.inner_norm.weight)
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
         elif self.norms_whole:
@@ -208,6 +243,8 @@ class Attention(Divisible):
             parts = {"attention.v": self.v, **parts}
         else:
             parts = {"attention.q": self.q, "attention.k": self.k, "attention.v": self.v, **parts}
+        if self.gated:
+            parts = {"attention.gate": self.gate, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)
@@ -221,6 +258,9 @@ class Attention(Divisible):
 
     def take_shards(self) -> None:
         """Adopt the number of heads of a shard."""
+        if self.has_inner_norm:
+            self.own_queries = own_range(self.o.inputs)
+            return
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
         elif self.norms_whole:

@@ -155,6 +155,8 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
             f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
             f"results for texts longer than {window} tokens differ from transformers"
         )
+    if differs := checkpoint.family.differs:
+        yield f"results of llama.cpp differ from transformers: {differs}"
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow

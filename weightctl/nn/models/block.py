@@ -53,7 +53,7 @@ class Block(Module):
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
-        self.attention = _make_attention(config, window, dtype)
+        self.attention = _make_attention(config, layer, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         if self.has_norms and not config.shared_norm:
@@ -93,17 +93,17 @@ class Block(Module):
         return x if scale == 1 else x * scale
 
 
-def _make_attention(
-    config: DecoderConfig, window: int | None, dtype: DType
-) -> Attention | LatentAttention:
+def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    is_rotated = config.is_rotated(layer)
     temperature = None
-    if config.temperature_scale:
+    if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
         temperature = Temperature(
             config.temperature_scale, config.temperature_length, config.temperature_offset
         )
+    is_normed = config.qk_norm is not None and (config.qk_norm != "unit" or is_rotated)
     if config.latent_rank:
         return LatentAttention(
             config.hidden,
@@ -127,17 +127,21 @@ def _make_attention(
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
-        window=window,
+        window=config.window(layer),
+        chunk=config.chunk(layer),
+        inner_norm=config.norm_epsilon if config.inner_norms else None,
         softcap=config.attention_softcap,
         scale=scale,
-        norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
+        norm_epsilon=config.norm_epsilon if is_normed else None,
         norm_offset=config.norm_offset,
         norms_whole=config.qk_norm == "whole",
-        norms_last=config.qk_norm_after_rope,
+        norms_last=config.qk_norm_after_rope or config.qk_norm == "unit",
+        norms_weighted=config.qk_norm != "unit",
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
         sinks=config.sinks,
         temperature=temperature,
+        gated=config.attention_gate,
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
@@ -163,6 +167,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             bias=config.expert_bias,
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
+            scales_inputs=config.shares_scale_inputs,
             dtype=dtype,
         )
     if config.gated:
@@ -172,6 +177,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
+            inner_norm=config.norm_epsilon if config.inner_norms else None,
             dtype=dtype,
         )
     return MLP(
