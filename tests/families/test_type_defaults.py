@@ -133,6 +133,15 @@ UNREAD_OF = {
     "phimoe": {"input_jitter_noise"},
     "qwen3_moe": {"num_local_experts"},
     "smollm3": {"sliding_window"},
+    # What its `standard` and other keys say.
+    "t5": {
+        "dense_act_fn",
+        "dropout_rate",
+        "initializer_factor",
+        "is_decoder",
+        "is_gated_act",
+        "scale_decoder_outputs",
+    },
 }
 
 

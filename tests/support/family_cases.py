@@ -184,8 +184,11 @@ def for_transformers(case: FamilyCase, path: Path, into: Path) -> Path:
 
 def run_transformers(model: Any, tokens: list[int]) -> NDArray[np.float32]:
     """Return the logits of a model of transformers, or an encoder's states, of one text."""
+    ids = torch.tensor([tokens])
+    # A decoder reads the same tokens as the encoder.
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        out = model(torch.tensor([tokens]))
+        out = model(ids, **more)
     found: Any = getattr(out, "logits", None)
     return (out.last_hidden_state if found is None else found)[0].float().numpy()
 
@@ -196,7 +199,7 @@ def _draw(model: Any, tokens: list[int]) -> None:
     Norms and biases are not ones and zeros. The logits are spread, so that the likeliest token is
     neither certain nor a matter of rounding.
     """
-    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
+    is_tied = _is_tied(model.config)
     embedding_scale = _find_embedding_scale(model.config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -216,13 +219,33 @@ def _draw(model: Any, tokens: list[int]) -> None:
             if name in model.state_dict():  # what is added to the scores of experts
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = _untie(model) if hasattr(model, "get_output_embeddings") else None
     if head is None:
         return
     for _ in range(2):
         times = _SPREAD / max(float(run_transformers(model, tokens).std(-1).mean()), 1e-6)
         with torch.no_grad():
             _amplify(model, head, times, is_tied=is_tied)
+
+
+def _is_tied(config: Any) -> bool:
+    """Whether the output is the embedding.
+
+    transformers' `T5Config` says so of all models, and by another key that T5 v1.1 has both.
+    """
+    stated = getattr(config, "scale_decoder_outputs", True)
+    return bool(getattr(config, "tie_word_embeddings", False) and stated)
+
+
+def _untie(model: Any) -> Any:
+    """Return the output of a model, with weights of its own if its checkpoints have them."""
+    head = model.get_output_embeddings()
+    if getattr(model.config, "tie_word_embeddings", False) and not _is_tied(model.config):
+        drawn = torch.randn_like(head.weight) * _deviation(
+            "lm_head", head.weight.shape, is_tied=False
+        )
+        head.weight = torch.nn.Parameter(drawn)
+    return head
 
 
 def _find_embedding_scale(config: Any) -> float:
@@ -236,13 +259,15 @@ def _find_embedding_scale(config: Any) -> float:
 
 def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
     """Return the standard deviation of a matrix's values."""
-    if re.search(r"embed|wte|wpe|lm_head", name) and len(shape) == 2:
+    if re.search(r"embed|wte|wpe|lm_head|^shared\.", name) and len(shape) == 2:
         if re.search(r"position|wpe|token_type", name):
             return 0.3
         return _SPREAD / math.sqrt(shape[-1]) if is_tied or "head" in name else 1.0
     # The inputs of these stand first.
     is_turned = re.search(r"c_(attn|proj|fc)\.weight", name) is not None
-    return 1 / math.sqrt(shape[-2 if is_turned else -1])
+    # T5 does not divide scores by the root of a head's size.
+    extra = 8 if re.search(r"(Self|EncDec)Attention\.q\.", name) else 1
+    return 1 / math.sqrt(shape[-2 if is_turned else -1]) / extra
 
 
 def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
@@ -254,6 +279,7 @@ def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
         return
     last = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|norm_f)\.(weight|bias)$")
     for name, parameter in model.named_parameters():
-        if last.search(name) and ".layers." not in name and ".h." not in name:
+        inside = (".layers.", ".h.", "encoder.")
+        if last.search(name) and not any(each in name for each in inside):
             is_less_one = model.config.model_type.startswith("gemma") and name.endswith("weight")
             parameter.copy_((1 + parameter) * times - 1 if is_less_one else parameter * times)

@@ -110,6 +110,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "stablelm": FamilyLine("weightctl.families.stablelm", "stablelm", ("stablelm",)),
     "starcoder": FamilyLine("weightctl.families.starcoder", "starcoder", ("gpt_bigcode",)),
     "starcoder2": FamilyLine("weightctl.families.starcoder2", "starcoder2", ("starcoder2",)),
+    "t5": FamilyLine("weightctl.families.t5", "t5", ("t5",)),
     "xlm_roberta": FamilyLine("weightctl.families.xlm_roberta", "bert", ("xlm-roberta",)),
 }
 

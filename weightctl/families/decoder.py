@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["DecoderConfig", "EncoderConfig", "check_layers"]
+__all__ = ["DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "check_layers"]
 
 # How messages call fields with a value for each layer.
 _LISTED = {
@@ -56,11 +56,11 @@ class DecoderConfig:
     `query_rank`, unless that is 0. Values have `value_dimensions` per head, as many as keys if that
     is 0, and are multiplied by `value_scale`.
 
-    Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
-    are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
-    with the other's. Layers with a window may have a `local_rope_base`, and only `rotated_layers`
-    are rotated where that is given. A checkpoint that `has_rope_factors` has as tensors what
-    divides the frequencies: those for long contexts and those for short ones if
+    Positions: by `rope`, `learned`, `alibi` or `relative` distances. `rope_dimensions` is how many
+    values of each head are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF,
+    not each half's with the other's. Layers with a window may have a `local_rope_base`, and only
+    `rotated_layers` are rotated where that is given. A checkpoint that `has_rope_factors` has as
+    tensors what divides the frequencies: those for long contexts and those for short ones if
     `rope_factors_by_length`.
 
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
@@ -130,7 +130,7 @@ class DecoderConfig:
     plain_dimensions: int = 0
     value_dimensions: int = 0
 
-    position: Literal["rope", "learned", "alibi"] = "rope"
+    position: Literal["rope", "learned", "alibi", "relative"] = "rope"
     alibi_bias: float = 8.0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
@@ -218,6 +218,33 @@ class EncoderConfig(DecoderConfig):
         """Return how many positions, itself included, those of a layer see on either side."""
         size = DecoderConfig.window(self, layer)
         return None if size is None else size // 2 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderConfig(DecoderConfig):
+    """The sizes of an encoder, and of a decoder that reads what the encoder makes.
+
+    The first `encoder_layers` of the layers are the encoder's. Positions are `relative`: each head
+    adds a number to a score, by the bucket of the distance. Of `buckets`, half are of one distance
+    each, and the others of ranges of distances up to `farthest`. What the decoder makes begins
+    after a `start_token`.
+    """
+
+    encoder_layers: int
+    buckets: int = 32
+    farthest: int = 128
+    start_token: int | None = None
+    position: Literal["rope", "learned", "alibi", "relative"] = "relative"
+
+    @property
+    def in_encoder(self) -> tuple[bool, ...]:
+        """Whether each layer is of the encoder."""
+        return tuple(layer < self.encoder_layers for layer in range(self.layers))
+
+    @property
+    def in_decoder(self) -> tuple[bool, ...]:
+        """Whether each layer is of the decoder."""
+        return tuple(layer >= self.encoder_layers for layer in range(self.layers))
 
 
 def check_layers(fields: Fields) -> None:

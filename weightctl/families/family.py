@@ -73,7 +73,8 @@ class Name:
     each layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of
     something. `change` says how else the naming conventions differ. `is_float32` says that GGUF
     keeps it in float32, as it does all vectors, whatever the rest is stored in. `ends` is what the
-    name of its weight ends in, in a naming convention where that is not `.weight`.
+    name of its weight ends in, in a naming convention where that is not `.weight`. Naming
+    conventions count layers from the one that the field `first` of a config has the number of.
     """
 
     module: str
@@ -85,6 +86,7 @@ class Name:
     unless: str | None = None
     change: Change | None = None
     is_float32: bool = False
+    first: str = ""
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
@@ -329,11 +331,12 @@ def _list_tensors(
         for convention in _CONVENTIONS
     )
     module = f"{line.module}.{kind}"
+    number = layer - getattr(config, line.first) if line.first else layer
     for expert in range(config.experts) if line.is_of_experts else (0,):
         yield TensorNames(
             module.format(layer, expert=expert),
-            None if gguf is None else gguf.format(layer, expert=expert),
-            None if hugging_face is None else hugging_face.format(layer, expert=expert),
+            None if gguf is None else gguf.format(number, expert=expert),
+            None if hugging_face is None else hugging_face.format(number, expert=expert),
             line,
             kind,
             layer,

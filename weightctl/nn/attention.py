@@ -172,18 +172,19 @@ class Attention(Divisible):
         cos: Value | None = None,
         sin: Value | None = None,
         mask: Value | None = None,
+        source: Value | None = None,
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
         `cos` and `sin` are from a `RotaryEmbedding`; leave them out if the model does not use RoPE.
         `mask`, broadcast to `(batch, heads, positions, positions)`, is either true where a key is
-        visible, or added to the scores.
+        visible, or added to the scores. Keys and values are those of `source`, of as many
+        positions, if given. Raises `GraphError` for a `source` if one projection replaces all.
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
-        q, k, v = self._turned_heads(x, cos, sin)
-        if self.alibi is not None:
-            mask = self._slope(x, self.alibi)
+        q, k, v = self._turned_heads(x, cos, sin, source)
+        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
         if self.chunk is not None:
             mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         window = self.window
@@ -206,10 +207,10 @@ class Attention(Divisible):
         return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
 
     def _turned_heads(
-        self, x: Value, cos: Value | None, sin: Value | None
+        self, x: Value, cos: Value | None, sin: Value | None, source: Value | None
     ) -> tuple[Value, Value, Value]:
         """Return queries, keys and values of all heads, as their scores are computed."""
-        q, k, v = self._projections(x)
+        q, k, v = self._projections(x, source)
         if self.clamp is not None:
             q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         if self.norms_whole:
@@ -291,6 +292,13 @@ class Attention(Divisible):
         own = own_range(self.o.inputs)
         return None if own is None else (own[0] // self.value_dim, own[1] // self.value_dim)
 
+    def _own_scores(self, mask: Value | None) -> Value | None:
+        """Return what is added to the scores of a shard's heads, of what is for all heads."""
+        own = self._own_heads()
+        if mask is None or own is None or len(mask.shape) < 4 or mask.shape[1] != self.all_heads:
+            return mask
+        return mask[:, own[0] : own[1]]
+
     def _slope(self, x: Value, largest: float) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
 
@@ -303,10 +311,13 @@ class Attention(Divisible):
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
         return (given * positions).cast(x.dtype)
 
-    def _projections(self, x: Value) -> tuple[Value, ...]:
+    def _projections(self, x: Value, source: Value | None) -> tuple[Value, ...]:
+        if self.fused and source is not None:
+            raise GraphError("one projection of queries, keys and values has one input")
         if self.fused:
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
-        return self.q(x), self.k(x), self.v(x)
+        read = x if source is None else source
+        return self.q(x), self.k(read), self.v(read)
 
     def _heads(self, x: Value, size: int | None = None) -> Value:
         """Return (batch, positions, heads * size) as (batch, heads, positions, size)."""

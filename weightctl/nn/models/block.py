@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.graph.value import Value
 
-__all__ = ["Block", "make_norm"]
+__all__ = ["Block", "make_mlp", "make_norm"]
 
 
 def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
@@ -58,7 +58,7 @@ class Block(Module):
             self.post_attention_norm = make_norm(config, dtype)
         if self.has_norms and not config.shared_norm:
             self.mlp_norm = make_norm(config, dtype)
-        self.mlp = _make_mlp(config, layer, dtype)
+        self.mlp = make_mlp(config, layer, dtype)
         if config.post_norms:
             self.post_mlp_norm = make_norm(config, dtype)
 
@@ -151,7 +151,8 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
     )
 
 
-def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
+def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
+    """Return the MLP or the experts of a layer."""
     if config.is_sparse(layer):
         return MixtureOfExperts(
             config.hidden,
