@@ -84,18 +84,28 @@ def kill(number: int) -> bool:
 class Chaos:
     """Starts the command on `source` and `out` again and again, and kills processes."""
 
-    def __init__(self, on: str, source: str, out: str, variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        on: str,
+        source: str,
+        out: str,
+        variables: dict[str, str],
+        has_output: Callable[[], bool],
+    ) -> None:
         self._arguments = [sys.executable, "-c", DRIVE, source, out, on, str(TASK)]
         self._count = RANKS if on == "ranks" else 1
         self._is_ranks = on == "ranks"
         self._environment = {**os.environ, **variables}
+        self._has_output = has_output
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        # A driver that is killed after the output got its name has nothing left to do.
+        self._is_done = False
 
     def begin(self) -> None:
         """Start the processes of the command that do not run."""
         for rank in range(self._count):
             process = self._running.get(rank)
-            if process is None or process.poll() not in {None, 0}:
+            if process is None or (process.poll() not in {None, 0} and not self._is_done):
                 variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
                 self._running[rank] = subprocess.Popen(
                     self._arguments,
@@ -109,7 +119,7 @@ class Chaos:
             if process.poll() not in {None, 0, -signal.SIGKILL}:
                 message = process.stderr.read().decode() if process.stderr else ""
                 raise SystemExit(f"the command has failed:\n{message}")
-        return all(process.poll() == 0 for process in self._running.values())
+        return self._is_done or all(process.poll() == 0 for process in self._running.values())
 
     def forget(self) -> None:
         """End what runs, and have the next `begin` start all processes."""
@@ -117,6 +127,7 @@ class Chaos:
             process.kill()
             process.communicate()
         self._running.clear()
+        self._is_done = False
 
     def kill_worker(self) -> bool:
         """Kill a rank, or a process that the driver has started."""
@@ -131,6 +142,7 @@ class Chaos:
         driver = self._running[0]
         ended = driver.poll() is None and kill(driver.pid)
         driver.wait()
+        self._is_done = ended and self._has_output()
         return ended
 
 
@@ -220,6 +232,7 @@ def main() -> None:
         place = folder / "out.gguf"
         read: Callable[[], bytes] = place.read_bytes
         remove: Callable[[], object] = place.unlink
+        has_output = place.exists
         if given.store:
             server = stack.enter_context(serve_s3(patch))
             patch.setenv("WEIGHTCTL_TIMEOUT", "20")
@@ -229,6 +242,7 @@ def main() -> None:
             source, out = f"s3://{BUCKET}/model.gguf", f"s3://{BUCKET}/out.gguf"
             read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
             remove = lambda: bucket.delete("out.gguf")  # noqa: E731
+            has_output = lambda: "out.gguf" in bucket  # noqa: E731
         on, variables, wanted = given.on, dict[str, str](), Killed(given.workers, given.drivers)
         if given.on in CLUSTERS:
             cluster = stack.enter_context(start_cluster(given.on))
@@ -237,7 +251,7 @@ def main() -> None:
             on = "processes:2"
         else:
             wanted = wanted._replace(drivers=0)
-        chaos = Chaos(on, source, out, variables)
+        chaos = Chaos(on, source, out, variables, has_output)
         stack.callback(chaos.forget)
 
         def check() -> None:
