@@ -82,13 +82,15 @@ def test_a_directory_and_its_gguf_are_paired_by_the_names_of_the_family(
 ) -> None:
     done = run("diff", tiny_llama, gguf)
     assert done.code == 1
-    pairing = "tensors are paired by the names of llama, Hugging Face's against GGUF's"
-    assert done.lines[2] == pairing
+    assert done.lines[2] == (
+        "tensors are paired by the tensor names of the family llama, in the conventions of "
+        "Hugging Face and GGUF"
+    )
     assert done.lines[-1] == "7 of 30 tensors differ: 7 in encoding"
     assert any("layers.[0-2]  x3" in line for line in done.lines)
     assert "in common" not in done.notes
     found = run("diff", tiny_llama, gguf, "--json").document
-    assert found["paired"].startswith("by the names of llama")
+    assert found["paired"].startswith("by the tensor names of the family llama")
     norm = found["differences"][-1]
     names = ("model.norm.weight", "output_norm.weight")
     assert (norm["name"], norm["second_name"]) == names
@@ -285,7 +287,7 @@ def test_changes_that_a_convention_makes_are_not_differences(
     for paths in ((directory, path), (path, directory)):
         done = run("diff", *paths, "--values")
         assert (done.code, done.notes) == (0, "")
-        assert "tensors are paired by the names of" in done.lines[2]
+        assert "tensors are paired by the tensor names of" in done.lines[2]
 
 
 def test_ranks_are_compared_with_the_whole(

@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a rank that is not an object": (at("ranks", 1, to=7), "`ranks` is not a list of JSON objects"),
     "more tensors and ranks than bytes": (
         absurd,
-        ("3003 tensors on 6000 ranks are too many for the number of listed shards"),
+        ("it lists 3003 tensors and 6000 ranks, but only "),
     ),
     "tensors that are not a list": (at("tensors", to=None), "`tensors` is not a list"),
     "a tensor not an object": (at("tensors", 0, to=[]), "`tensors` is not a list of JSON objects"),

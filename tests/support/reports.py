@@ -133,7 +133,7 @@ def report(
             notes=("the output shares the embedding's weights",),
         ),
         "values": Result(
-            figures=ValuesFigures(tensors=tuple(tensors(layers)), pairing="by the names of llama")
+            figures=ValuesFigures(tensors=tuple(tensors(layers)), pairing="by the tensor names of the family llama")
         ),
         "forward": Result(figures=against(layers)),
     }  # fmt: skip
@@ -182,7 +182,7 @@ def faulty() -> Report:
             ),
         ),
         values=Result(
-            figures=ValuesFigures(tensors=tuple(values), pairing="by the names of llama"),
+            figures=ValuesFigures(tensors=tuple(values), pairing="by the tensor names of the family llama"),
             problems=(
                 Problem(check="values", where="blk.7.attn_q.weight", cause=rows,
                         text="the relative RMSE is 1.39, and Q4_K usually costs 0.06"),

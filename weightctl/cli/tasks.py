@@ -83,15 +83,16 @@ def _change(name: str, annotation: Any) -> Any:
 
 
 def tasks(**given: Any) -> None:
-    """List the tasks of a conversion or sharding for several workers, with their expected times.
+    """List the tasks into which a conversion or sharding is divided, with their expected times.
 
     Use this before a run with --on, to choose the number of workers and their time limits. Take the
     `convert` or `shard` command that you want to run, and replace its name by `tasks`. With --tp,
     --ep, --pp or --gather, the tasks are those of `weightctl shard`. Only headers are read, and
     nothing is written.
 
-    The expected time is for one core: reading and writing at --bandwidth, and encoding (for shards:
-    SHA-256) at speeds that were measured on an AMD EPYC.
+    The expected time is for one core. It is the time to read and write at --bandwidth, plus the
+    time to encode the values (or, for shards, to compute SHA-256), at speeds measured on an AMD
+    EPYC.
     """
     planned = _plan(given)
     if not given["quiet"]:

@@ -132,7 +132,8 @@ def check_latent(fields: Fields) -> Fields:
     heads, kv_heads = fields["heads"], fields["kv_heads"]
     if heads != kv_heads:
         raise ValueError(
-            f"{heads} query heads share {kv_heads} KV heads, which latent vectors do not support"
+            f"there are {heads} query heads and {kv_heads} KV heads; with latent attention (MLA), "
+            "the numbers must be equal"
         )
     rotated, plain = fields["rope_dimensions"], fields["plain_dimensions"]
     if rotated % 2 or plain < 1:

@@ -262,11 +262,11 @@ def _range(content: Any) -> Range:
 def _shardings(
     tensors: _Tensors, strategies: Mapping[str, str], files: Sequence[RankFile]
 ) -> dict[str, Sharding]:
-    least = 64 * sum(len(file.shards) for file in files)
-    if len(tensors) * len(files) > least + _MOST_UNSTATED:
+    shards = sum(len(file.shards) for file in files)
+    if len(tensors) * len(files) > 64 * shards + _MOST_UNSTATED:
         raise ValueError(
-            f"{len(tensors)} tensors on {len(files)} ranks are too many for the number of listed "
-            "shards"
+            f"it lists {len(tensors)} tensors and {len(files)} ranks, but only {shards} shards: these "
+            "numbers do not fit together"
         )
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):

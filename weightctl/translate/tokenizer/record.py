@@ -284,7 +284,8 @@ def _optional(
 def _one(value: MetadataValue, kind: type[_T], name: str, where: str) -> _T:
     if not isinstance(value.content, kind) or isinstance(value.content, bool):
         raise TokenizerError(
-            f"{where}: `{_PREFIX}{name}` is {value.content!r:.200} of the wrong type {value.type}",
+            f"{where}: `{_PREFIX}{name}` has the wrong type {value.type}: its value is "
+            f"{value.content!r:.200}",
             hint=_HINT,
         )
     return value.content

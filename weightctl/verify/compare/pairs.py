@@ -47,8 +47,8 @@ __all__ = [
 
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _CONVENTION_NAMES: dict[NamingConvention, str] = {
-    "gguf": "GGUF's",
-    "hugging_face": "Hugging Face's",
+    "gguf": "GGUF",
+    "hugging_face": "Hugging Face",
 }
 
 
@@ -270,10 +270,11 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     ]
     missing += [rest[each] for each in rest if each not in left]
     unexpected += [left[each] for each in left if each not in rest]
-    how = f"by the names of {other.family.name}"
+    how = f"by the tensor names of the family {other.family.name}"
     if own.convention != other.convention:
         how += (
-            f", {_CONVENTION_NAMES[own.convention]} against {_CONVENTION_NAMES[other.convention]}"
+            f", in the conventions of {_CONVENTION_NAMES[own.convention]} and "
+            f"{_CONVENTION_NAMES[other.convention]}"
         )
     return Pairing(
         pairs=pairs,
