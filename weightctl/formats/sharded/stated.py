@@ -265,8 +265,8 @@ def _shardings(
     shards = sum(len(file.shards) for file in files)
     if len(tensors) * len(files) > 64 * shards + _MOST_UNSTATED:
         raise ValueError(
-            f"it lists {len(tensors)} tensors and {len(files)} ranks, but only {shards} shards: these "
-            "numbers do not fit together"
+            f"it lists {len(tensors)} tensors and {len(files)} ranks, but only {shards} shards: "
+            "these numbers do not fit together"
         )
     held: dict[str, dict[int, list[Part]]] = {name: {} for name in tensors}
     for rank, file in enumerate(files):

@@ -19,7 +19,7 @@ _Made = TypeVar("_Made")
 
 # Where Ray looks for the token that a cluster may ask for: two variables, and a file.
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_TOKEN_FILE = "~/.ray/auth_token"
+_TOKEN_FILE = "~/.ray/auth_token"  # noqa: S105  # a path
 # What Ray reads when it is imported: it reports usage, and hides graphics processors, by default.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
