@@ -6,13 +6,14 @@ and older spellings of config.json. Most draws run with `-m long`.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-from family_variants import FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
 from test_every_family import OLDER, read_config, run_ours
+
+from family_variants import DRAWN, FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
 from weightctl import convert, open_weights
 from weightctl.errors import WeightctlError
 from weightctl.families import FAMILIES, recognize
@@ -34,8 +35,9 @@ REFUSALS = (
     "it must be one of `default`, `linear`, `yarn`", "which llama.cpp takes for granted",
     "`lm_head.bias` is not a part of", "scaling in a model with sliding window layers",
 )  # fmt: skip
-# What differs of models that are the same: a type without a window, and keys of a model in which all
-# queries share one head of keys.
+# What differs of models that are the same: a type without a window, and keys of a model in which
+# all queries share one head of keys.
+SAME_ROPE = {"rope_parameters.rope_type", "rope_parameters.rope_theta"}
 SAME = {"model_type", "num_ln_in_parallel_attn", "num_kv_heads", "new_decoder_architecture"}
 
 
@@ -55,8 +57,9 @@ def make(family: str, seed: int, directory: Path) -> tuple[Variant, VariantCheck
         try:
             convert(made.path, at / "model.gguf", to="gguf")
         except WeightctlError as error:
-            assert any(reason in str(error) for reason in REFUSALS), error
-            continue
+            if any(reason in str(error) for reason in REFUSALS):
+                continue
+            raise
         return variant, made, at / "model.gguf"
     raise AssertionError(f"none of {MOST_DRAWS} variants of {family} can be converted")
 
@@ -76,11 +79,16 @@ def check(family: str, seed: int, directory: Path) -> None:
     # Of tensors in several dtypes all come back in one that holds each of them.
     back = directory / "back"
     convert(gguf, back, dtype="f32" if variant.dtype == "mixed" else None)
-    models = [recognize(open_weights(path)) for path in (made.path, back)]
-    assert models[0].config == models[1].config
+    configs: list[Any] = [recognize(open_weights(path)).config for path in (made.path, back)]
+    for field in fields(configs[0]):
+        one, other = (getattr(config, field.name) for config in configs)
+        is_real = isinstance(one, float) and isinstance(other, float)
+        # GGUF has reals in float32.
+        assert (np.float32(one) == np.float32(other)) if is_real else one == other, field.name
     own, found = (read_config(path) for path in (made.path, back))
     unlike = {key for key in own if own[key] != found.get(key) and found.get(key)}
-    assert unlike <= SAME
+    # A larger base stands for the factor of hunyuan's RoPE.
+    assert unlike <= (SAME | SAME_ROPE if family.startswith("hunyuan") else SAME)
     assert found.keys() <= own.keys() | OLDER
     tensors = plain(family, {name: node.data() for name, node in open_weights(back).items()})
     expected = plain(family, made.tensors)
@@ -104,14 +112,14 @@ def test_a_variant_comes_back_from_gguf_and_computes_the_same_in_both_forms(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DRAWN)
 def test_many_variants_come_back_from_gguf_and_compute_the_same_in_both_forms(
     family: str, seed: int, tmp_path: Path
 ) -> None:
     check(family, seed, tmp_path)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if FLAGS[family]])
+@pytest.mark.parametrize("family", [family for family in DRAWN if FLAGS[family]])
 def test_draws_have_both_values_of_each_flag(family: str) -> None:
     drawn = [draw_variant(family, seed).config for seed in range(40)]
     known = set(drawn[0]) & set(FLAGS[family])

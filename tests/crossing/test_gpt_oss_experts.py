@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from family_cases import make_checkpoint
-from weightctl import convert, open_weights
+from weightctl import convert, open_weights, shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +55,25 @@ def test_the_mxfp4_experts_of_gpt_oss_become_gguf_blocks_with_the_same_values(
         assert packed[name].info.encoding.name == "MXFP4"
         found, expected = (np.asarray(each[name]) for each in (packed, plain))
         assert np.array_equal(found, expected)
+
+
+def test_the_mxfp4_experts_of_gpt_oss_are_divided_among_ranks(
+    crossed: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "original"
+    save_original(make_checkpoint("gpt_oss", crossed).path, source)
+    whole = open_weights(source)
+    name = "model.layers.1.mlp.experts.{}_proj_{}"
+    for number, options in enumerate(({"tp": 2}, {"ep": 2})):
+        ranks = tmp_path / f"ranks{number}"
+        shard(source, ranks, **options)
+        gathered = open_weights(ranks)
+        for tensor, node in whole.items():
+            assert np.array_equal(np.asarray(node), np.asarray(gathered[tensor])), tensor
+        own = open_weights(ranks / "rank-1")
+        for part, kind in product(("gate_up", "down"), ("blocks", "scales")):
+            # Gate and up of a unit stand together; those of the second half of units are rank 1's.
+            axis = 0 if "ep" in options else {"gate_up": 1, "down": 2}[part]
+            stored = np.asarray(whole[name.format(part, kind)])
+            expected = np.split(stored, 2, axis)[1]
+            assert np.array_equal(np.asarray(own[name.format(part, kind)]), expected)

@@ -166,7 +166,7 @@ _SOFTMAX = {
     ),
 }
 _SIGMOID = {
-    "correction missing": _dropped("mlp.correction.weight"),
+    "correction missing": _dropped("mlp.correction.weight", "bias_dropped"),
     "correction zero": _zeroed("mlp.correction.weight"),
     "correction negated": _negated("mlp.correction.weight"),
     "groups used": _key("expert_group_used_count", lambda count: count + 1),
@@ -177,7 +177,7 @@ _SIGMOID = {
 _LATENT = {
     "keys of heads transposed": _change("attention.k_b.weight", None, _turned),
     "values of two heads swapped": _change(
-        "attention.v_b.weight", "heads_exchanged", lambda heads: swapped_rows(heads, 0, 1, 1)
+        "attention.v_b.weight", None, lambda heads: swapped_rows(heads, 0, 1, 1)
     ),
     "norm of the latent vector with 1 added": _plus_one("attention.kv_a_norm.weight"),
     "norm of the queries' vector zero": _zeroed("attention.q_a_norm.weight"),
@@ -255,7 +255,7 @@ _LEARNED = {
     "bias zero": _zeroed("attention.qkv.bias"),
     "bias of the norm negated": _negated("mlp_norm.bias"),
     "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
-    "epsilon": _key("attention.layer_norm_epsilon", _times(1e6)),
+    "epsilon": _key("attention.layer_norm_epsilon", _times(1e4)),
 }
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {

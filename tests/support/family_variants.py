@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import family_tokenizers
-from family_cases import CASES, run_transformers
+from family_cases import CASES, model_class, run_transformers
 from weightctl.families import FAMILIES
 from weightctl.families.kinds import FLAG
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
+    from family_cases import FamilyCase
+
+__all__ = ["DRAWN", "FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
 
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -53,8 +55,7 @@ _SCALINGS: tuple[dict[str, Any], ...] = (
 class Variant(NamedTuple):
     """A model that was drawn: what its config states, and how its files are."""
 
-    family: str
-    model_type: str
+    case: FamilyCase
     config: dict[str, Any]
     dtype: str
     parts: int
@@ -77,8 +78,17 @@ def _flags(family: str) -> tuple[str, ...]:
                          if key.kind is FLAG and key.hugging_face}))  # fmt: skip
 
 
+# Those with a type that transformers has, without code of a checkpoint's own.
+DRAWN = tuple(
+    family
+    for family in FAMILIES
+    if any(
+        case.family == family and case.model_type in transformers.CONFIG_MAPPING
+        for case in CASES.values()
+    )
+)
 # The keys of config.json that are true or false, by families.
-FLAGS = {family: _flags(family) for family in FAMILIES}
+FLAGS = {family: _flags(family) for family in DRAWN}
 
 
 def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
@@ -87,21 +97,22 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
     cases = [
         case for case in CASES.values()
         if case.family == family
-        and case.config.get("num_hidden_layers", 0) <= _MOST_LAYERS
         and case.model_type in transformers.CONFIG_MAPPING
     ]  # fmt: skip
-    case = random.choice(cases)
+    small = [case for case in cases if case.config.get("num_hidden_layers", 0) <= _MOST_LAYERS]
+    case = random.choice(small or cases)
     known = transformers.CONFIG_MAPPING[case.model_type]().to_dict()
     config = dict(case.config)
     _draw_sizes(random, family, known, config)
     _draw_rope(random, known, config)
     config |= {flag: random.random() < 0.5 for flag in FLAGS[family] if flag in known}
     if case.model_type == "gpt_bigcode":
-        config["num_key_value_heads"] = 1 if config["multi_query"] else config["n_head"]
+        is_shared = config.get("multi_query", True)
+        config["num_key_value_heads"] = 1 if is_shared else config["n_head"]
     if FAMILIES[family].load().is_of is not None:
         config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
     dtype = random.choice((*_DTYPES, _MIXED))
-    return Variant(family, case.model_type, config | stated, dtype, random.choice((1, 1, 3)),
+    return Variant(case, config | stated, dtype, random.choice((1, 1, 3)),
                    random.random() < 0.4, seed)  # fmt: skip
 
 
@@ -166,17 +177,17 @@ def _draw_rope(random: Random, known: dict[str, Any], config: dict[str, Any]) ->
 def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     """Write a checkpoint of a variant; raises what transformers does where it cannot be built."""
     transformers.utils.logging.disable_progress_bar()
-    kind = transformers.CONFIG_MAPPING[variant.model_type]
+    kind = transformers.CONFIG_MAPPING[variant.case.model_type]
     stated = dict(variant.config)
     tokenizer = getattr(family_tokenizers, stated.pop("tokenizer", ""), None)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id"), 1) | {"pad_token_id": 0}
     if tokenizer is not None:
         ids["pad_token_id"] = tokenizer().pad_token_id
     config = kind(**(ids | stated))
-    is_encoder = FAMILIES[variant.family].load().config.endswith("EncoderConfig")
-    auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    made = model_class(variant.case)
+    make = getattr(made, "from_config", None) or made._from_config
     torch.manual_seed(variant.seed)
-    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = make(config, dtype=torch.float32, attn_implementation="eager").eval()
     random = Random(f"tensors {variant.seed}")
     chosen = _fill(model, variant.dtype, random)
     tokens = torch.randint(2, config.vocab_size, (_TOKENS,)).tolist()
@@ -199,11 +210,19 @@ def _fill(model: Any, dtype: str, random: Random) -> dict[str, str]:
     chosen: dict[str, str] = {}
     with torch.no_grad():
         named = [*model.named_parameters(), *model.named_buffers()]
+        # Rows of positions that no token has.
+        skipped = {
+            f"{name}.weight": each.padding_idx
+            for name, each in model.named_modules()
+            if "position" in name and getattr(each, "padding_idx", None) is not None
+        }
         for name, tensor in named:
             if name not in model.state_dict() or not tensor.is_floating_point():
                 continue
             if tensor.ndim > 1:
                 tensor.copy_(torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
+                if name in skipped:
+                    tensor[: skipped[name] + 1] = 0
             else:
                 # Of norms that are stored less 1, that sum has no rounding.
                 is_norm = "norm" in name or "ln_" in name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weightctl.schemes.cutting import Along
 from weightctl.schemes.microscaled import MXFP_BLOCK, cut_blocks
 from weightctl.schemes.mxfp4 import decode as decode_mxfp4
 from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.scheme import Candidate
+    from weightctl.weights.info import TensorInfo
 
 __all__ = ["SCHEME"]
 
@@ -26,25 +29,39 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     shape = candidate.numbers.shape
     if len(shape) < 2 or shape[-1] != 16 or shape[:-1] != candidate.scales.shape:
         return None
-    return LogicalWeight((*shape[:-2], MXFP_BLOCK * shape[-2]))
+    rows = (*shape[:-2], MXFP_BLOCK * shape[-2])
+    return LogicalWeight(_swap(rows) if _has_outputs_as_rows(candidate.numbers, rows) else rows)
+
+
+def _has_outputs_as_rows(numbers: TensorInfo, shape: tuple[int, ...]) -> bool:
+    """Whether a weight is of experts in Hugging Face's checkpoint.
+
+    Its modules have inputs as rows, as transformers' own dequantization has
+    (`convert_moe_packed_tensors`).
+    """
+    return numbers.name.endswith("_blocks") and len(shape) == 3
+
+
+def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode a weight; for experts, the rows are outputs in the file, and inputs in the result.
-
-    Hugging Face's modules and transformers' own dequantization (`convert_moe_packed_tensors`) have
-    the inputs as rows. Blocks keep the order of the file.
-    """
-    found = decode_mxfp4(stored)
-    if not stored.numbers.name.endswith("_blocks") or len(found.shape) != 3:
-        return found
-    experts, outputs, inputs = found.shape
-    return found._replace(shape=(experts, inputs, outputs), transposed=True)
+    """Decode a weight. Blocks keep the order of the file, also where rows are not outputs."""
+    if not _has_outputs_as_rows(stored.numbers, stored.shape):
+        return decode_mxfp4(stored)
+    rows = stored.weight._replace(shape=_swap(stored.shape))
+    found = decode_mxfp4(replace(stored, weight=rows))
+    return found._replace(shape=stored.shape, transposed=True)
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
     """Cut blocks and scales in the same way; the axis of the bytes of a block stays whole."""
-    return [cut_blocks(stored)] * len(stored.tensors)
+    if _has_outputs_as_rows(stored.numbers, stored.shape):
+        axes: Axes = (Along(0), Along(2, MXFP_BLOCK), Along(1))
+    else:
+        axes = cut_blocks(stored)
+    return [axes] * len(stored.tensors)
 
 
 SCHEME = Scheme(label="MXFP4", names=_NAMES, infer=_infer, decode=_decode, cut=_cut)

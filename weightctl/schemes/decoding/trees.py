@@ -231,7 +231,9 @@ def _make_repacking_step(
     """Return the step that repacks a weight into blocks; None if they would change its values."""
     values = decoded.values
     if decoded.microscaled is not None:
-        return _Repacked(stored.weight.label, stored.shape, decoded.microscaled)
+        shape = stored.shape
+        rows = (*shape[:-2], shape[-1], shape[-2]) if decoded.transposed else shape
+        return _Repacked(stored.weight.label, rows, decoded.microscaled)
     if not decoded.bits or not isinstance(values, Scaled) or decoded.shape[-1] % 32:
         return None
     grid = values.scales.grid
