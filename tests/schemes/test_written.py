@@ -314,3 +314,13 @@ def test_the_plan_is_shown_and_reported(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("convert", small_llama(), tmp_path / "b", "--quant", "FP8")
     assert "BF16 -> FP8 " in done.stdout
     assert np.isfinite(report["bytes"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verify_finds_no_problem_in_what_is_written(
+    weightctl: Run, tmp_path: Path, case: str
+) -> None:
+    convert(small_llama(), tmp_path / "out", case)
+    done = weightctl("verify", tmp_path / "out", "--against", small_llama())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no problems found" in done.stdout
