@@ -5,7 +5,8 @@ Run with `python tests/bench/chaos.py` (`--on ranks`, `--on dask` or `--on ray` 
 command is started again and again until so many workers and drivers were killed; an output that
 gets complete is compared with that of one process, and removed. What was done more than once is
 counted in tasks of the scheduler, and divided by the failures. With `--on ranks` there is no
-driver.
+driver. Every range of the output takes `--delay` seconds more than it would, as that of a larger
+model does: a task then takes longer than an engine needs to hand over its result.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from clusters import CLUSTERS, start_cluster  # noqa: E402
 from remote_stores import BUCKET, serve_s3  # noqa: E402
 from servers.faults import Answer  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402
+from weightctl.write.executors.batches import cut_batches, list_keyed_tasks  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +48,10 @@ from weightctl.write.executors import members, ranks
 
 journal.BEGIN_AFTER = 0.0
 ranks._POLL, members.BEAT = 0.05, 0.5
-weightctl.convert(sys.argv[1], sys.argv[2], quant="Q4_K_M", on=sys.argv[3], task_size="16MB")
+source, out, on, size = sys.argv[1:]
+weightctl.convert(source, out, quant="Q4_K_M", on=on, task_size=int(size))
 """
+TASK = 16_000_000
 RANKS = 3
 
 
@@ -80,21 +84,28 @@ def kill(number: int) -> bool:
 class Chaos:
     """Starts the command on `source` and `out` again and again, and kills processes."""
 
-    def __init__(self, on: str, source: str, out: str, variables: dict[str, str]) -> None:
-        self._arguments = [sys.executable, "-c", DRIVE, source, out, on]
+    def __init__(
+        self,
+        on: str,
+        source: str,
+        out: str,
+        variables: dict[str, str],
+        has_output: Callable[[], bool],
+    ) -> None:
+        self._arguments = [sys.executable, "-c", DRIVE, source, out, on, str(TASK)]
         self._count = RANKS if on == "ranks" else 1
         self._is_ranks = on == "ranks"
         self._environment = {**os.environ, **variables}
+        self._has_output = has_output
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._late: set[int] = set()
+        # A driver that is killed after the output got its name has nothing left to do.
+        self._is_done = False
 
     def begin(self) -> None:
         """Start the processes of the command that do not run."""
         for rank in range(self._count):
             process = self._running.get(rank)
-            if process is None or (
-                process.poll() not in {None, 0} and process.pid not in self._late
-            ):
+            if process is None or (process.poll() not in {None, 0} and not self._is_done):
                 variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
                 self._running[rank] = subprocess.Popen(
                     self._arguments,
@@ -105,18 +116,18 @@ class Chaos:
     def is_complete(self) -> bool:
         """Whether all processes have ended well; raises `SystemExit` if one has failed."""
         for process in self._running.values():
-            code = process.poll()
-            if code not in {None, 0, -signal.SIGKILL} and process.pid not in self._late:
+            if process.poll() not in {None, 0, -signal.SIGKILL}:
                 message = process.stderr.read().decode() if process.stderr else ""
-                # A rank that is killed after its work is done is started once more.
-                if not self._is_ranks or "out.gguf exists" not in message:
-                    raise SystemExit(f"the command has failed:\n{message}")
-                self._late.add(process.pid)
-        return all(each.poll() == 0 or each.pid in self._late for each in self._running.values())
+                raise SystemExit(f"the command has failed:\n{message}")
+        return self._is_done or all(process.poll() == 0 for process in self._running.values())
 
     def forget(self) -> None:
-        """Have the next `begin` start all processes."""
+        """End what runs, and have the next `begin` start all processes."""
+        for process in self._running.values():
+            process.kill()
+            process.communicate()
         self._running.clear()
+        self._is_done = False
 
     def kill_worker(self) -> bool:
         """Kill a rank, or a process that the driver has started."""
@@ -131,11 +142,19 @@ class Chaos:
         driver = self._running[0]
         ended = driver.poll() is None and kill(driver.pid)
         driver.wait()
+        self._is_done = ended and self._has_output()
         return ended
 
 
+def count_tasks(model: Path) -> tuple[int, int]:
+    """Return the ranges of the output and the tasks of the scheduler."""
+    planned = weightctl.convert(model, model.with_name("out.gguf"), quant="Q4_K_M", dry_run=True)
+    ranges = list_keyed_tasks(planned.make_work(threads=1, memory=1 << 28).work)
+    return len(ranges), len(cut_batches(ranges, TASK))
+
+
 def count_repeated(log: Path) -> tuple[int, int]:
-    """Return how many tasks were done, and how many of these were done before."""
+    """Return how many ranges were done, and how many of these were done before."""
     done = Counter(log.read_text().split()) if log.exists() else Counter[str]()
     return len(done), sum(done.values()) - len(done)
 
@@ -146,9 +165,13 @@ def run(
     log: Path,
     check: Callable[[], object],
     wanted: Killed,
+    batch: float,
 ) -> tuple[Killed, float, int]:
-    """Kill until all are killed; return how many, what was done twice, and complete outputs."""
-    killed, outputs, repeated, batches, seen = Killed(), 0, 0.0, 64, 0
+    """Kill until all are killed; return how many, what was done twice, and complete outputs.
+
+    `batch` is the mean number of ranges in a task.
+    """
+    killed, outputs, repeated, seen = Killed(), 0, 0.0, 0
     while killed != wanted or outputs == 0:
         chaos.begin()
         # A worker that has not begun its first task would lose nothing.
@@ -156,10 +179,10 @@ def run(
         time.sleep(random.uniform(0.0, 0.3) if has_progress else 0.05)
         if chaos.is_complete():
             check()
-            tasks, twice = count_repeated(log)
-            if not tasks:
+            ranges, twice = count_repeated(log)
+            if not ranges:
                 raise SystemExit("no process has written down its tasks")
-            repeated += twice * batches / tasks
+            repeated += twice / batch
             log.unlink(missing_ok=True)
             chaos.forget()
             outputs += 1
@@ -180,9 +203,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--on", choices=["processes", "ranks", *CLUSTERS], default="processes")
     parser.add_argument("--store", action="store_true")
-    parser.add_argument("--size", default="400MB")
+    parser.add_argument("--size", default="200MB")
     parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--drivers", type=int, default=10)
+    parser.add_argument("--delay", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -196,16 +220,19 @@ def main() -> None:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         log = folder / "log"
         patch.setenv("CHAOS_LOG", str(log))
+        patch.setenv("CHAOS_DELAY", str(given.delay))
         paths = [str(HERE / "chaos_patch"), str(HERE.parent.parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         model = folder / "model.gguf"
         write_llama(model, "gguf", parse_size(given.size))
         weightctl.convert(model, folder / "single.gguf", quant="Q4_K_M")
         single = (folder / "single.gguf").read_bytes()
+        ranges, tasks = count_tasks(model)
         source, out = str(model), str(folder / "out.gguf")
         place = folder / "out.gguf"
         read: Callable[[], bytes] = place.read_bytes
         remove: Callable[[], object] = place.unlink
+        has_output = place.exists
         if given.store:
             server = stack.enter_context(serve_s3(patch))
             patch.setenv("WEIGHTCTL_TIMEOUT", "20")
@@ -215,6 +242,7 @@ def main() -> None:
             source, out = f"s3://{BUCKET}/model.gguf", f"s3://{BUCKET}/out.gguf"
             read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
             remove = lambda: bucket.delete("out.gguf")  # noqa: E731
+            has_output = lambda: "out.gguf" in bucket  # noqa: E731
         on, variables, wanted = given.on, dict[str, str](), Killed(given.workers, given.drivers)
         if given.on in CLUSTERS:
             cluster = stack.enter_context(start_cluster(given.on))
@@ -223,7 +251,8 @@ def main() -> None:
             on = "processes:2"
         else:
             wanted = wanted._replace(drivers=0)
-        chaos = Chaos(on, source, out, variables)
+        chaos = Chaos(on, source, out, variables, has_output)
+        stack.callback(chaos.forget)
 
         def check() -> None:
             if read() != single:
@@ -232,14 +261,13 @@ def main() -> None:
 
         is_cluster = given.on in CLUSTERS
         started = time.monotonic()
-        killed, repeated, outputs = run(
-            chaos, cluster.kill_worker if is_cluster else chaos.kill_worker, log, check, wanted
-        )
+        kill_worker = cluster.kill_worker if is_cluster else chaos.kill_worker
+        killed, repeated, outputs = run(chaos, kill_worker, log, check, wanted, ranges / tasks)
         failures = killed.workers + killed.drivers
         where = "object store, 5 % of requests fail" if given.store else "files"
         print(
             f"{given.on}, {where}: killed {killed.workers} workers and {killed.drivers} drivers; "
-            f"{outputs} outputs, all identical; {repeated:.1f} tasks done twice, "
+            f"{outputs} outputs of {tasks} tasks, all identical; {repeated:.1f} tasks done twice, "
             f"{repeated / max(failures, 1):.2f} for each failure; "
             f"{time.monotonic() - started:.0f} s"
         )

@@ -27,7 +27,7 @@ from llama import write_llama
 
 import weightctl
 from weightctl.text.sizes import parse_size
-from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
 
 if TYPE_CHECKING:
     from weightctl.write.executors.worker import PlannedOutput
@@ -65,7 +65,7 @@ def list_tasks(model: str, name: str, degree: int) -> dict[str, Any]:
     work = dict(WORKS[name])
     work |= {axis: min(work[axis], degree) for axis in ("tp", "ep") if axis in work}
     planned = plan(model, work).make_work(threads=1, memory=MEMORY)
-    tasks = [planned.work.measure(task) for task in planned.work.list_tasks(())]
+    tasks = list_keyed_tasks(planned.work)
     batches = cut_batches(tasks)
     identify_run(planned.plan, planned.outcome)
     return {
@@ -98,8 +98,7 @@ def measure_ratio(folder: Path, name: str, size: int) -> float:
         write_llama(model, "gguf", size)
     work = SIMULATED[name] | ({"tp": 2} if "tp" in SIMULATED[name] else {})
     made = plan(str(model), work).make_work(threads=1, memory=MEMORY)
-    listed = (made.work.measure(task) for task in made.work.list_tasks(()))
-    expected = sum(task.estimate_seconds() for task in listed)
+    expected = sum(task.estimate_seconds() for task in list_keyed_tasks(made.work))
     taken: list[float] = []
     for _ in range(3):
         planned: Any = plan(str(model), work)

@@ -301,3 +301,18 @@ def test_the_supported_families_are_listed_without_a_model(weightctl: Run) -> No
     assert head.split("  ")[0] == "family"
     assert [line.split()[0] for line in lines] == sorted(FAMILIES)
     assert re.search(r"^mixtral +mixtral +llama +yes +yes$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [("--families", "--json"), ("--json", "--families")])
+def test_the_supported_families_are_listed_as_json(weightctl: Run, arguments: tuple[str]) -> None:
+    families = json.loads(weightctl("ls", *arguments).stdout)["families"]
+    assert [each["family"] for each in families] == sorted(FAMILIES)
+    (found,) = (each for each in families if each["family"] == "mixtral")
+    assert found == {
+        "family": "mixtral",
+        "model_types": ["mixtral"],
+        "gguf_architecture": "llama",
+        "transformers_classes": ["MixtralForCausalLM"],
+        "runs_in_verify": True,
+        "vllm_layout": True,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gguf import GGUFWriter
 
 from hub_fixtures import MODEL, put_directory
+from tested_stores import serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -221,6 +223,21 @@ def test_a_model_is_written_to_the_hub_and_listed(
     assert done.returncode == 0, done.stderr
     assert "sent" in done.stdout
     assert "BF16" in weightctl("ls", "hf://org/new").stdout
+
+
+def test_the_summary_of_an_edit_says_how_much_was_sent(
+    weightctl: Run,
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ports: Callable[[str], int],
+) -> None:
+    with serve("gs", monkeypatch, ports) as store:
+        for path in tiny_llama.iterdir():
+            store.put(f"in/{path.name}", path.read_bytes())
+        done = weightctl("convert", f"{store.url}/in", f"{store.url}/out", "--rename", "^model=m")
+        assert done.returncode == 0, done.stderr
+        # Google Cloud Storage copies no ranges of objects.
+        assert re.search(r"over the network, 3\.9\d MB sent", done.stdout), done.stdout
 
 
 def test_the_url_of_a_pull_request_is_shown(

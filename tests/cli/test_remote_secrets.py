@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 import pytest
+from azure.storage.blob import generate_container_sas
 
 from remote_faults import READ_FAULTS, WRITE_FAULTS, write_model
 from remote_stores import BUCKET, put_files, serve_s3, serve_web
@@ -13,6 +17,7 @@ from servers.faults import Redirect
 from servers.gcs import GCSServer
 from servers.hub import HubServer, HubUser
 from servers.signatures import Key
+from tested_stores import AZURE_ACCOUNT, AZURE_KEY, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,13 +56,14 @@ def places_of(source: str, store: str, model: Path, out: Path) -> dict[str, str]
     "fault",
     [each if each in SHORT else pytest.param(each, marks=pytest.mark.long) for each in FAULTS],
 )
-@pytest.mark.parametrize("kind", ["s3", "presigned", "password", "gs", "hub"])
+@pytest.mark.parametrize("kind", ["s3", "presigned", "password", "gs", "azure", "hub"])
 def test_a_secret_is_in_nothing_that_commands_print_or_write(
     kind: str,
     fault: str,
     weightctl: Callable[..., Completed],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    ports: Callable[[str], int],
 ) -> None:
     model = write_model(tmp_path / "model")
     (out := tmp_path / "out").mkdir()
@@ -67,6 +73,7 @@ def test_a_secret_is_in_nothing_that_commands_print_or_write(
         serve_web(monkeypatch, model) as web,
         GCSServer(tokens=[f"ya29.{CANARY}"]) as gcs,
         HubServer(users={f"hf_{CANARY}": HubUser("writer")}, xet_directory=str(xet)) as hub,
+        ExitStack() as stack,
     ):
         # What the URL has would be in a file of any name that is made of it.
         s3.keys = [Key("test-access-key", f"secret-{CANARY}")]
@@ -90,8 +97,15 @@ def test_a_secret_is_in_nothing_that_commands_print_or_write(
             "password": f"{web.url}/model.safetensors".replace("://", f"://user:{CANARY}@"),
         }
         servers: dict[str, Server] = {"s3": s3, "gs": gcs, "hub": hub}
-        server = servers.get(kind, web)
-        store = {"gs": f"gs://{BUCKET}", "hub": "hf://org/new"}.get(kind, S3)
+        stores = {"gs": f"gs://{BUCKET}", "hub": "hf://org/new"}
+        secrets = [CANARY, base64.b64encode(f"user:{CANARY}".encode()).decode()]
+        if kind == "azure":
+            azure = stack.enter_context(serve("azurite", monkeypatch, ports))
+            secrets += sign_in(azure.url, monkeypatch)
+            azure.put("in/model.safetensors", (model / "model.safetensors").read_bytes())
+            servers[kind], stores[kind] = azure.server, azure.url
+            sources[kind] = f"{azure.url}/in/model.safetensors"
+        server, store = servers.get(kind, web), stores.get(kind, S3)
         action, is_passing, _ = FAULTS[fault]
         texts: list[str] = []
         for words in COMMANDS.values():
@@ -103,6 +117,8 @@ def test_a_secret_is_in_nothing_that_commands_print_or_write(
             assert done.returncode in (0, 1, 2)
             texts += [done.stdout, done.stderr]
         sent = [f"{each.target} {each.headers}" for each in server.log]
+        if kind == "azure":
+            texts += [key + each.decode("latin-1") for key, each in azure.read().items()]
         for bucket in (s3.buckets[BUCKET], gcs.buckets[BUCKET]):
             texts += [key + bucket[key].decode("latin-1") for key in bucket]
         for repository in hub.repositories.values():
@@ -110,12 +126,21 @@ def test_a_secret_is_in_nothing_that_commands_print_or_write(
             texts += [str(repository.messages), *files]
             texts += [bytes(file.body).decode("latin-1") for file in files.values()]
         texts += [path.read_text("latin-1") for path in out.rglob("*") if path.is_file()]
-    password = base64.b64encode(f"user:{CANARY}".encode()).decode()
-    assert any(CANARY in each or password in each for each in sent)
+    assert any(secret in each for each in sent for secret in secrets)
     assert "Traceback" not in "".join(texts)
     for each in texts:
-        assert CANARY not in each
-        assert password not in each
+        assert not [secret for secret in secrets if secret in each]
+
+
+def sign_in(url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have clients use a signature of a container instead of a key; return how it may look."""
+    until = datetime.now(UTC) + timedelta(hours=1)
+    name = url.removeprefix("az://")
+    signature = generate_container_sas(AZURE_ACCOUNT, name, AZURE_KEY, None, "rwcdl", until)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", signature)
+    secret = signature.rpartition("sig=")[2]
+    return [secret, unquote(secret), quote(unquote(secret), safe="")]
 
 
 def test_a_password_is_not_sent_to_another_host(

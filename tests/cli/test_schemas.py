@@ -36,6 +36,7 @@ ASKED = {
         "training.pt small --hash",
         "training.pt --meta",
         "training.pt small --scan",
+        "--families",
     ),
     "diff": (
         "small small",

@@ -35,6 +35,7 @@ GEMMA_3_4B = {
     },
     "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152},
 }  # fmt: skip
+IRREGULAR = [*2 * ["full_attention"], "sliding_attention"]
 DOCUMENTS: list[dict[str, Any]] = [
     {"model_type": "gemma2"},
     {"model_type": "gemma2", "hidden_size": 4608, "num_hidden_layers": 46, "head_dim": 128,
@@ -171,6 +172,34 @@ def test_the_largest_of_a_family_scales_queries_by_its_width(name: str, layers: 
     assert from_metadata(name, block_count=layers - 1).query_scalar == 32
 
 
+@pytest.mark.parametrize("name", ["softcap", "attention_softcap"])
+def test_a_gemma_2_without_a_cap_has_one_in_gguf_that_bounds_nothing(name: str) -> None:
+    document = {"model_type": "gemma2", "query_pre_attn_scalar": 256, FIELDS[name]: None}
+    family, found = find_family(document), read(document)
+    written = to_gguf(family, found.fields)
+    caps = [value.content for key, value in written.items() if key.endswith("softcapping")]
+    assert caps.count(1e6) == 1
+    named = {"general.architecture": MetadataValue("string", "gemma2")}
+    again: Any = from_gguf(family, named | written, {}, "here").config
+    assert getattr(again, name) is None
+    assert to_hugging_face(family, found.fields, "gemma2")[FIELDS[name]] is None
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+def test_any_other_pattern_of_windows_goes_to_gguf_as_flags(name: str) -> None:
+    document: dict[str, Any] = {
+        "model_type": name, "num_hidden_layers": 3, "layer_types": IRREGULAR,
+        "query_pre_attn_scalar": 256,
+    }  # fmt: skip
+    family, found = find_family(document), read(document)
+    written = to_gguf(family, found.fields)
+    flags = written[f"{family.name}.attention.sliding_window_pattern"]
+    assert flags == MetadataValue("array[bool]", [False, False, True])
+    named = {"general.architecture": MetadataValue("string", family.name)}
+    again: Any = from_gguf(family, named | written, {}, "here").config
+    assert again.windowed_layers == (False, False, True)
+
+
 @pytest.mark.parametrize("layers", range(1, 9))
 @pytest.mark.parametrize("period", range(1, 9))
 def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -> None:
@@ -186,20 +215,13 @@ def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -
     assert list(again.windowed_layers) == windowed
 
 
-IRREGULAR = [*2 * ["full_attention"], "sliding_attention"]
-
-
 @pytest.mark.parametrize(
     ("document", "field"),
     [
-        ({"model_type": "gemma2", "final_logit_softcapping": None}, "softcap"),
-        ({"model_type": "gemma2", "attn_logit_softcapping": None}, "attention_softcap"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 200}, "query_scalar"),
         ({"model_type": "gemma2", "tie_word_embeddings": False}, "tied"),
         ({"model_type": "gemma3_text", "query_pre_attn_scalar": 200}, "query_scalar"),
         ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "activation"),
-        ({"model_type": "gemma3_text", "num_hidden_layers": 3, "layer_types": IRREGULAR},
-         "windowed_layers"),
     ],
     ids=str,
 )  # fmt: skip

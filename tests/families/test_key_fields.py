@@ -13,6 +13,7 @@ from weightctl.families.configs import from_hugging_face
 from weightctl.families.kinds import Exactly, WholeNumber
 from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
+from weightctl.families.mistral3 import HEAD_MULTIPLIER
 from weightctl.families.rope_keys import LONGROPE_KEYS
 from weightctl.system.registry import load
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 # What of these is read follows from the kind of scaling.
-OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER)} | {"ramp_between_pairs"}
+OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER, HEAD_MULTIPLIER)}
+OF_ROPE |= {"ramp_between_pairs"}
 
 
 class Watched(dict[str, Any]):

@@ -148,11 +148,17 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a part of another shape": (
         at(*W, "shape", to=[3, 6]),
-        ("`w` on rank 0: its shape [3, 6] differs from the shape of its cuts"),
+        (
+            "`w` on rank 0: its shape [3, 6] differs from the shape of the part that "
+            "`pieces` describes"
+        ),
     ),
     "a part of nothing": (
         at(*W, "pieces", to=[]),
-        ("`w` on rank 0: its shape [2, 6] differs from the shape of its cuts"),
+        (
+            "`w` on rank 0: its shape [2, 6] differs from the shape of the part that "
+            "`pieces` describes"
+        ),
     ),
     "pieces not a list": (at(*W, "pieces", to={}), "`w` on rank 0: `pieces` is not a list"),
     "a digest that is none": (
@@ -253,16 +259,16 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "aliases that are not an object": (at("aliases", to=[]), "`aliases` is not a JSON object"),
     "an alias of no tensor": (
         at("aliases", to={"a": "b"}),
-        ("the alias `a` is also a tensor, or refers to a missing tensor"),
+        ("the alias `a` has the same name as a tensor, or refers to a missing tensor"),
     ),
     "an alias that is a tensor": (
         at("aliases", to={"w": "norm"}),
-        ("the alias `w` is also a tensor, or refers to a missing tensor"),
+        ("the alias `w` has the same name as a tensor, or refers to a missing tensor"),
     ),
     "an alias of half a character": (at("aliases", to={"\ud800": "w"}), "is not UTF-8"),
     "an alias of a list": (
         at("aliases", to={"a": ["w"]}),
-        ("the alias `a` is also a tensor, or refers to a missing tensor"),
+        ("the alias `a` has the same name as a tensor, or refers to a missing tensor"),
     ),
     "a source that is none": (at("source", to=None), "`source` is not a JSON object"),
     "a source without its header": (without("source", "header"), "`header` is not a string"),

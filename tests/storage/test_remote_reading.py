@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
 from remote_stores import BUCKET, put_files, serve_s3, serve_web
@@ -134,6 +135,29 @@ def test_headers_are_requested_together(monkeypatch: pytest.MonkeyPatch, tmp_pat
         first, last = server.log[0].started, server.log[-1].started + 0.03
     assert server.requests == 202
     assert last - first < 3
+
+
+@pytest.mark.parametrize("tokens", [1000, 20_000, 300_000])
+def test_the_header_of_a_large_vocabulary_is_requested_once_and_little_more(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = GGUFWriter(str(tmp_path / "model.gguf"), "llama")
+    writer.add_array("tokenizer.ggml.tokens", [f"token number {each}" for each in range(tokens)])
+    writer.add_tensor("a.weight", np.ones((2048, 2048), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = (tmp_path / "model.gguf").stat().st_size - 4 * 2048 * 2048
+    with serve_web(monkeypatch, tmp_path) as server:
+        assert header_of(open_weights(f"{server.url}/model.gguf")).tensors
+        exchanges = server.exchanges("GET", "/model.gguf")
+        ranges = sorted(map(str, (each.headers["range"] for each in exchanges)))
+    assert len(ranges) == len({*ranges})
+    # Each request brings up to twice as much as the one before, and at most two megabytes.
+    fetched = sum(each.sent for each in exchanges)
+    assert fetched < header + max(header, 1 << 17) + (1 << 18)
+    assert fetched < header + (1 << 21) + (1 << 18)
 
 
 def test_the_data_of_tensors_comes_in_large_requests(s3: S3Server, tmp_path: Path) -> None:

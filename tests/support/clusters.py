@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import subprocess
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +28,8 @@ class Cluster(NamedTuple):
 
     def kill_worker(self) -> bool:
         """Kill a worker; return False if none is at work."""
-        for number in self.list_workers():
+        workers = self.list_workers()
+        for number in random.sample(workers, len(workers)):
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
                 return True
@@ -37,17 +41,48 @@ def _start_dask() -> Generator[Cluster, None, None]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=0, dashboard_address=None) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
+        workers = _DaskWorkers(cluster.scheduler_address, client)
+        try:
+            client.wait_for_workers(2)
+            address = cluster.scheduler_address.removeprefix("tcp:")
+            yield Cluster(f"dask:{address}", {}, workers.list_running)
+        finally:
+            workers.end()
 
-        def list_workers() -> list[int]:
-            # A worker that has just ended cannot be asked.
-            with suppress(OSError):
-                return [*client.run(os.getpid).values()]
-            return []
 
-        yield Cluster(f"dask:{cluster.scheduler_address[len('tcp:') :]}", {}, list_workers)
+class _DaskWorkers:
+    """Two workers of a scheduler; one that was killed is replaced, as a job scheduler would.
+
+    A nanny of Dask gives up if its worker is killed while it starts.
+    """
+
+    def __init__(self, scheduler: str, client: Any) -> None:
+        self._client = client
+        self._command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler,
+                         "--no-nanny", "--nthreads=1", "--no-dashboard"]  # fmt: skip
+        self._processes = [self._start() for _ in range(2)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+
+    def list_running(self) -> list[int]:
+        """Return the ids of the workers that the scheduler knows, and start those that miss."""
+        self._processes = [
+            process if process.poll() is None else self._start() for process in self._processes
+        ]
+        # A worker that has just ended cannot be asked.
+        with suppress(OSError):
+            known = {*self._client.run(os.getpid).values()}
+            return [each.pid for each in self._processes if each.pid in known]
+        return []
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
 
 @contextmanager

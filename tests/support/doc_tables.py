@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.main import get_command
 
+from family_stand_ins import STAND_INS
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
@@ -210,18 +211,37 @@ def _list_families() -> str:
         "family", "`model_type`", "GGUF architecture", "transformers class", "runs in `verify`",
         "vLLM layout", "compared with",
     )  # fmt: skip
-    return _table(head, rows)
+    return f"{_table(head, rows)}\n\n{_list_missing_judges()}"
+
+
+def _list_missing_judges() -> str:
+    """Return why llama.cpp does not judge some models, as a list."""
+    reasons = [
+        f"- `{family.name}`{'' if len(alone) == len(cases) else ', some models'}: {reason}."
+        for family in sorted(list_families())
+        for cases in [_read_cases(family.name)]
+        for alone in [[case for case in cases if case.get("no_llama_cpp")]]
+        for reason in dict.fromkeys(case["no_llama_cpp"] for case in alone)
+    ]
+    return "Models that are not compared with llama.cpp, with the reason:\n\n" + "\n".join(reasons)
+
+
+def _read_cases(family: str) -> list[dict[str, Any]]:
+    """Return the models of a family that the tests compare."""
+    cases: list[dict[str, Any]] = json.loads((_CASES / f"{family}.json").read_text())
+    return cases
 
 
 def _name_judges(family: str) -> str:
     """Return the programs whose results the tests compare with those of a family's models."""
-    cases = json.loads((_CASES / f"{family}.json").read_text())
-    alone = [case.get("name") or case["model_type"] for case in cases if case.get("no_llama_cpp")]
+    cases = _read_cases(family)
+    alone = [case for case in cases if case.get("no_llama_cpp")]
+    kinds = {case["model_type"] for case in cases}
+    others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
+    first = f"transformers (as {_codes(others)})" if others else "transformers"
     if not alone:
-        return "transformers, llama.cpp"
-    if len(alone) == len(cases):
-        return "transformers"
-    return f"transformers, llama.cpp (not: {', '.join(alone)})"
+        return f"{first}, llama.cpp"
+    return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"
 
 
 def _list_block_types() -> str:

@@ -4,7 +4,9 @@
 config is not usual (`config`), and may have a `name`, a kind of `tokenizer`, whether it is in the
 usual run of the tests (`usual`, else only with `-m long`), why a judge cannot run it
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
-which groups of experts are used (`most_divergence`).
+which groups of experts are used (`most_divergence`). `lost` are the keys of its config that GGUF
+cannot say. Types that transformers lacks are made and
+read as others (`family_stand_ins`).
 """
 
 from __future__ import annotations
@@ -20,15 +22,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import family_tokenizers
+from family_stand_ins import STAND_INS
 from once import once
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CASES", "FamilyCase", "FamilyCheckpoint", "make_checkpoint", "run_transformers"]
+__all__ = [
+    "CASES",
+    "FamilyCase",
+    "FamilyCheckpoint",
+    "for_transformers",
+    "make_checkpoint",
+    "model_class",
+    "run_transformers",
+]
 
 _FILES = Path(__file__).parents[1] / "crossing" / "cases"
 _TOKENS, _SPREAD = 80, 2.5
@@ -61,6 +73,7 @@ class FamilyCase:
     usual: bool = False
     no_llama_cpp: str = ""
     most_divergence: float = 0.0
+    lost: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -107,12 +120,18 @@ def _make(case: FamilyCase, into: Path) -> None:
     tokenizer = _tokenizer(case.tokenizer)
     config = _config(case, tokenizer)
     is_encoder = FAMILIES[case.family].load().config.endswith("EncoderConfig")
-    kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    kind = model_class(case)
     torch.manual_seed(0)
-    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    # Classes of models themselves have this of the `Auto` ones by another name.
+    make = getattr(kind, "from_config", None) or kind._from_config
+    model = make(config, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = torch.randint(8, len(tokenizer) - 8, (_TOKENS,)).tolist()
     _draw(model, tokens)
     model.save_pretrained(into / "hf")
+    if (stand_in := STAND_INS.get(case.model_type)) is not None:
+        stand_in.write(into / "hf", _document(case, tokenizer))
+        readable = stand_in.read(into / "hf", into / "readable")
+        model = kind.from_pretrained(readable, dtype=torch.float32, attn_implementation="eager")
     tokenizer.save_pretrained(into / "hf")
     np.save(into / "expected.npy", run_transformers(model, tokens))
     (into / "about.json").write_text(json.dumps({"tokens": tokens, "is_encoder": is_encoder}))
@@ -124,7 +143,16 @@ def _tokenizer(name: str) -> Any:
 
 
 def _config(case: FamilyCase, tokenizer: Any) -> Any:
-    kind = transformers.CONFIG_MAPPING[case.model_type]
+    if (stand_in := STAND_INS.get(case.model_type)) is not None:
+        given = dict(stand_in.config(_document(case, tokenizer)))
+        return transformers.CONFIG_MAPPING[given.pop("model_type")](**given)
+    return transformers.CONFIG_MAPPING[case.model_type](**_document(case, tokenizer))
+
+
+def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
+    """Return what a case's config.json states, of a type that transformers lacks all of it."""
+    stand_in = STAND_INS.get(case.model_type)
+    kind = transformers.CONFIG_MAPPING[stand_in.model_type if stand_in else case.model_type]
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     # A size may have two names, of which the class has one.
     aliases = getattr(kind, "attribute_map", {})
@@ -132,13 +160,35 @@ def _config(case: FamilyCase, tokenizer: Any) -> Any:
     ids = {
         f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in ("bos", "eos", "pad")
     }
-    return kind(**({"vocab_size": len(tokenizer)} | ids | sizes | case.config))
+    named = {} if stand_in is None else {
+        "model_type": case.model_type, "architectures": [stand_in.class_name]
+    }  # fmt: skip
+    return {"vocab_size": len(tokenizer)} | ids | sizes | case.config | named
+
+
+def model_class(case: FamilyCase) -> Any:
+    """Return the class by which transformers loads the models of a case."""
+    family = FAMILIES[case.family].load()
+    if family.config.endswith("EncoderConfig"):
+        return transformers.AutoModel
+    if case.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or case.model_type in STAND_INS:
+        return transformers.AutoModelForCausalLM
+    return getattr(transformers, family.model_types[case.model_type].class_name)
+
+
+def for_transformers(case: FamilyCase, path: Path, into: Path) -> Path:
+    """Return a checkpoint of a case that transformers reads, made in `into` if it is not that."""
+    stand_in = STAND_INS.get(case.model_type)
+    return path if stand_in is None else stand_in.read(path, into)
 
 
 def run_transformers(model: Any, tokens: list[int]) -> NDArray[np.float32]:
     """Return the logits of a model of transformers, or an encoder's states, of one text."""
+    ids = torch.tensor([tokens])
+    # A decoder reads the same tokens as the encoder.
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        out = model(torch.tensor([tokens]))
+        out = model(ids, **more)
     found: Any = getattr(out, "logits", None)
     return (out.last_hidden_state if found is None else found)[0].float().numpy()
 
@@ -149,15 +199,15 @@ def _draw(model: Any, tokens: list[int]) -> None:
     Norms and biases are not ones and zeros. The logits are spread, so that the likeliest token is
     neither certain nor a matter of rounding.
     """
-    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    scales_embedding = model.config.model_type.startswith("gemma")
+    is_tied = _is_tied(model.config)
+    embedding_scale = _find_embedding_scale(model.config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if parameter.dim() > 1:
                 scale = _deviation(name, parameter.shape, is_tied=is_tied)
-                if scales_embedding and re.search(r"embed_tokens", name):
-                    scale /= math.sqrt(parameter.shape[-1])
+                if "embed_tokens" in name:
+                    scale /= embedding_scale
                 parameter.copy_(noise * scale)
             elif re.search(r"norm|ln_|layernorm", name) and name.endswith("weight"):
                 parameter.add_(0.25 * noise)
@@ -169,7 +219,7 @@ def _draw(model: Any, tokens: list[int]) -> None:
             if name in model.state_dict():  # what is added to the scores of experts
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = _untie(model) if hasattr(model, "get_output_embeddings") else None
     if head is None:
         return
     for _ in range(2):
@@ -178,15 +228,46 @@ def _draw(model: Any, tokens: list[int]) -> None:
             _amplify(model, head, times, is_tied=is_tied)
 
 
+def _is_tied(config: Any) -> bool:
+    """Whether the output is the embedding.
+
+    transformers' `T5Config` says so of all models, and by another key that T5 v1.1 has both.
+    """
+    stated = getattr(config, "scale_decoder_outputs", True)
+    return bool(getattr(config, "tie_word_embeddings", False) and stated)
+
+
+def _untie(model: Any) -> Any:
+    """Return the output of a model, with weights of its own if its checkpoints have them."""
+    head = model.get_output_embeddings()
+    if getattr(model.config, "tie_word_embeddings", False) and not _is_tied(model.config):
+        drawn = torch.randn_like(head.weight) * _deviation(
+            "lm_head", head.weight.shape, is_tied=False
+        )
+        head.weight = torch.nn.Parameter(drawn)
+    return head
+
+
+def _find_embedding_scale(config: Any) -> float:
+    """Return what a model multiplies the embedding by, where it is tied to the output."""
+    if config.model_type.startswith("gemma") or getattr(config, "mup_enabled", False):
+        return math.sqrt(config.hidden_size)
+    if not getattr(config, "tie_word_embeddings", False):
+        return 1.0
+    return float(getattr(config, "embedding_multiplier", getattr(config, "scale_emb", 1.0)))
+
+
 def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
     """Return the standard deviation of a matrix's values."""
-    if re.search(r"embed|wte|wpe|lm_head", name) and len(shape) == 2:
+    if re.search(r"embed|wte|wpe|lm_head|^shared\.", name) and len(shape) == 2:
         if re.search(r"position|wpe|token_type", name):
             return 0.3
         return _SPREAD / math.sqrt(shape[-1]) if is_tied or "head" in name else 1.0
     # The inputs of these stand first.
     is_turned = re.search(r"c_(attn|proj|fc)\.weight", name) is not None
-    return 1 / math.sqrt(shape[-2 if is_turned else -1])
+    # T5 does not divide scores by the root of a head's size.
+    extra = 8 if re.search(r"(Self|EncDec)Attention\.q\.", name) else 1
+    return 1 / math.sqrt(shape[-2 if is_turned else -1]) / extra
 
 
 def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
@@ -198,6 +279,7 @@ def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
         return
     last = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|norm_f)\.(weight|bias)$")
     for name, parameter in model.named_parameters():
-        if last.search(name) and ".layers." not in name and ".h." not in name:
+        inside = (".layers.", ".h.", "encoder.")
+        if last.search(name) and not any(each in name for each in inside):
             is_less_one = model.config.model_type.startswith("gemma") and name.endswith("weight")
             parameter.copy_((1 + parameter) * times - 1 if is_less_one else parameter * times)

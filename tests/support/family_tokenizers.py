@@ -45,6 +45,14 @@ LLAMA3 = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def without_marks(text: str) -> str:
+    """Return a text without combining marks, such as vowels of Devanagari, and what they follow."""
+    return re.sub("[\u0900-\u097f]+", "", "".join(
+        each for each in text if not unicodedata.category(each).startswith("M")))  # fmt: skip
+
+
 _HELD_OUT = Path(__file__).parents[2] / "fixtures" / "tiny-llama" / "held-out.txt"
 _SIZE = 640
 

@@ -57,6 +57,7 @@ def _library() -> Any:
         ("init_from_model", pointer, pointer, _Record),
         ("model_get_vocab", pointer, pointer),
         ("model_n_embd", ctypes.c_int32, pointer),
+        ("model_has_encoder", ctypes.c_bool, pointer),
         ("vocab_n_tokens", ctypes.c_int32, pointer),
         ("vocab_bos", ctypes.c_int32, pointer),
         ("vocab_is_eog", ctypes.c_bool, pointer, ctypes.c_int32),
@@ -157,8 +158,13 @@ class Model:
         return raw.raw[:count].decode("utf-8", "replace")
 
     def logits(self, tokens: list[int]) -> np.ndarray[Any, Any]:
-        """Return what the model says after each token, [tokens, vocabulary]."""
+        """Return what the model says after each token, [tokens, vocabulary].
+
+        If there is an encoder, it reads the same tokens.
+        """
         self._forget()
+        if self._lib.llama_model_has_encoder(self._model):
+            assert self._lib.llama_encode(self._context, self._batch(tokens, 0, every=True)) == 0
         return self._fed(tokens, 0, every=True)
 
     def generate(self, tokens: list[int], count: int) -> list[int]:

@@ -148,13 +148,14 @@ REFUSED = [
     Refused(
         "allgather",
         (f32(2),),
-        "sizes [2] do not match 2 ranks with [2] in this process",
+        "sizes [2] do not fit: there are 2 ranks, and the values in this process have sizes [2]",
         GATHER | {"ranks": 2, "sizes": Shape([2])},
     ),
     Refused(
         "allgather",
         (f32(2), f32(3)),
-        "sizes [3, 2] do not match 2 ranks with [2, 3] in this process",
+        "sizes [3, 2] do not fit: there are 2 ranks, and the values in this process have sizes "
+        "[2, 3]",
         GATHER | {"sizes": Shape([3, 2])},
     ),
     Refused(
@@ -169,7 +170,7 @@ REFUSED = [
     Refused(
         "reduce_scatter",
         (f32(4), f32(4)),
-        "sizes [1, 2] do not match 2 shards of 4",
+        "the sizes [1, 2] do not split a dimension of 4 into 2 shards",
         PARTS | {"sizes": Shape([1, 2])},
     ),
     Refused(
@@ -187,7 +188,7 @@ REFUSED = [
     Refused(
         "allgather",
         (f32(3),),
-        "sizes [3, 2] do not match 2 ranks with [3] in this process",
+        "sizes [3, 2] do not fit: there are 2 ranks, and the values in this process have sizes [3]",
         GATHER | {"ranks": 2, "first": 1, "sizes": Shape([3, 2])},
     ),
     Refused(

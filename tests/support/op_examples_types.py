@@ -111,7 +111,7 @@ REFUSED: list[Refused] = [
     Refused(
         "where", (bools(3), f32(2), f32(2)), "dimension -1 is 3 in one operand and 2 in the other"
     ),
-    Refused("einsum", (f32(2),), "`i,i->` has 2 operands, but got 1", {"equation": "i,i->"}),
+    Refused("einsum", (f32(2),), "`i,i->` describes 2 operands, not 1", {"equation": "i,i->"}),
     Refused(
         "einsum",
         (f32(2, 3),),

@@ -29,20 +29,24 @@ def start_rank(
     *,
     ranks: int | None = 4,
     kill_at: int | None = None,
+    kill_in: str = "",
     beat: bool = True,
     part: int | None = None,
     **options: Any,
 ) -> subprocess.Popen[str]:
     """Start the process of a rank.
 
-    It kills itself when it begins its batch number `kill_at`. Without `beat`, it seems to be on
-    another machine, and gives no signs of life. `part` is the size of parts of uploads.
+    It kills itself when it begins its batch number `kill_at`, or where `kill_in` says: before it
+    has completed the output (`finish`), or before others can see that (`published`). Without
+    `beat`, it seems to be on another machine, and gives no signs of life. `part` is the size of
+    parts of uploads.
     """
     given = {
         "command": command,
         "source": os.fspath(source),
         "out": os.fspath(out),
         "kill_at": kill_at,
+        "kill_in": kill_in,
         "beat": beat,
         "part": part,
         "options": options,
@@ -111,6 +115,7 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
         return do_batch(*arguments)
 
     ranks.do_batch = count_batches
+    _kill_at_end(given["kill_in"])
     options = {"on": "ranks", **given["options"]}
     made: Any = getattr(weightctl, given["command"])(given["source"], given["out"], **options)
     saved = made if given["command"] == "gather" else made.saved
@@ -121,6 +126,19 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
         "losses": losses,
         "kept": saved.kept_bytes,
     }
+
+
+def _kill_at_end(place: str) -> None:
+    from weightctl.write import partial
+    from weightctl.write.executors import ranks
+
+    def end(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if place == "finish":
+        partial.Partial.publish = end
+    elif place == "published":
+        ranks._digest_files = end
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -21,25 +21,26 @@ from servers.faults import (
     Stall,
     Truncate,
 )
+from weightctl import convert
+from weightctl.errors import WeightctlError
 from weightctl.storage.remote import ahead, requests, s3_uploads
 from weightctl.write import journal
 from weightctl.write.objects import object_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pytest
 
     from servers.base import Server
-    from servers.buckets import Bucket
 
 __all__ = [
     "READ_FAULTS",
     "WRITE_FAULTS",
     "ServerFault",
+    "attempt",
     "hasten",
-    "list_parts",
     "random_moments",
     "settle",
     "visible",
@@ -79,6 +80,15 @@ WRITE_FAULTS = {
     "redirect": ServerFault(Redirect("http://localhost:9/"), is_passing=False),
     **_DENIALS,
 }
+
+
+def attempt(source: str | Path, out: str | Path, **options: Any) -> WeightctlError | None:
+    """Convert; return the error that prevents it."""
+    try:
+        convert(source, out, **options)
+    except WeightctlError as error:
+        return error
+    return None
 
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,19 +132,6 @@ def settle(server: Server) -> None:
             thread.join(20)
 
 
-def visible(bucket: Bucket, prefix: str) -> dict[str, bytes]:
-    """Return the objects below a prefix, but for those of journals."""
-    return {
-        key: bucket[key]
-        for key in bucket
-        if key.startswith(prefix) and ".partial.journal-" not in key
-    }
-
-
-def list_parts(bucket: Bucket) -> dict[tuple[str, int], int]:
-    """Return the bytes of each part that was uploaded, by its key and number."""
-    return {
-        (upload.key, number): part.body.size
-        for upload in bucket.uploads.values()
-        for number, part in upload.parts.items()
-    }
+def visible(objects: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the objects without journals, and without uploads that get their name at the end."""
+    return {key: each for key, each in objects.items() if ".weightctl-" not in key}

@@ -25,6 +25,7 @@ import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels.
 from weightctl.__main__ import main
 from weightctl.write import journal
 
+limit = int(sys.argv[2])
 if sys.argv[1]:
     journal.BEGIN_AFTER = float(sys.argv[1])
 
@@ -74,7 +75,7 @@ for line in sys.stdin:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.argv = ["weightctl", *arguments]
         try:
-            signal.alarm(5)  # nothing waits for ever
+            signal.alarm(limit)  # nothing waits for ever
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             if call is not None:
                 strike_at(calls, call, number, struck)
@@ -136,15 +137,24 @@ class Strikes:
 
 
 @contextmanager
-def strikes(scratch: Path, *, begin_after: float | None = None) -> Generator[Strikes, None, None]:
+def strikes(
+    scratch: Path, *, begin_after: float | None = None, limit: int = 5
+) -> Generator[Strikes, None, None]:
     """Start the process that the runs are forked from.
 
-    Journals begin after some seconds, if the number is given.
+    Journals begin after some seconds, if the number is given. A run of more than `limit` seconds is
+    ended.
     """
     # A process with threads cannot be forked safely.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, "" if begin_after is None else str(begin_after)],
+        [
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            "" if begin_after is None else str(begin_after),
+            str(limit),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

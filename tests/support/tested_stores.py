@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
     from servers.base import Server
     from servers.buckets import Bucket
 
-__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "PART", "TestedStore", "connection_string", "serve"]
+__all__ = [
+    "AZURE_ACCOUNT",
+    "AZURE_KEY",
+    "PART",
+    "StoredPart",
+    "TestedStore",
+    "connection_string",
+    "serve",
+]
 
 PART = 1 << 18
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -34,17 +43,38 @@ AZURE_KEY = (
 _S3RVER = "S3RVER"  # its key and its secret
 
 
+class StoredPart(NamedTuple):
+    """A part of an upload: the name of its object, and its number or id."""
+
+    key: str
+    number: str
+
+
 class TestedStore(NamedTuple):
     """An empty bucket: `read` returns its objects, and `put` adds one, without weightctl.
 
-    `server` is what clients connect to. `part` is in the target of requests that send a part.
+    `read` takes the start of the names of objects. `list_arrived` returns the parts of uploads that
+    are not complete. `server` is what clients connect to. `part` is in the target of requests that
+    send a part, and `above` the number of names above an object in their path.
     """
 
     url: str
     server: Server
-    read: Callable[[], dict[str, bytes]]
+    read: Callable[..., dict[str, bytes]]
     put: Callable[[str, bytes], object]
+    list_arrived: Callable[[], set[StoredPart]]
     part: str = "partNumber"
+    above: int = 1
+
+    def list_sent(self) -> list[StoredPart]:
+        """Return the parts that the requests in the log send."""
+        return [
+            StoredPart(
+                each.path.split("/", self.above + 1)[-1],
+                each.query.get("partNumber") or base64.b64decode(each.query["blockid"]).decode(),
+            )
+            for each in self.server.exchanges("PUT", self.part)
+        ]
 
 
 @contextmanager
@@ -65,12 +95,22 @@ def serve(
             yield _own(f"gs://{BUCKET}", gcs, bucket)
     else:
         with ForwardingServer(ports(kind)) as server:
-            make = _azure if kind == "azurite" else _s3
-            yield make(kind, server, monkeypatch)
+            if kind == "azurite":
+                with _azure(kind, server, monkeypatch) as found:
+                    yield found
+            else:
+                yield _s3(kind, server, monkeypatch)
 
 
 def _own(url: str, server: Server, bucket: Bucket) -> TestedStore:
-    return TestedStore(url, server, lambda: {key: bucket[key] for key in bucket}, bucket.put)
+    def read(start: str = "") -> dict[str, bytes]:
+        return {key: bucket[key] for key in bucket if key.startswith(start)}
+
+    def list_arrived() -> set[StoredPart]:
+        uploads = bucket.uploads.values()
+        return {StoredPart(each.key, str(number)) for each in uploads for number in each.parts}
+
+    return TestedStore(url, server, read, bucket.put, list_arrived)
 
 
 def _s3(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch) -> TestedStore:
@@ -94,18 +134,29 @@ def _s3(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch) ->
     bucket = f"{kind}-{uuid.uuid4().hex[:12]}"
     client.create_bucket(Bucket=bucket)
 
-    def read() -> dict[str, bytes]:
-        listed = client.list_objects_v2(Bucket=bucket).get("Contents", [])
+    def read(start: str = "") -> dict[str, bytes]:
+        listed = client.list_objects_v2(Bucket=bucket, Prefix=start).get("Contents", [])
         keys = [each["Key"] for each in listed]
         return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
     def put(key: str, content: bytes) -> None:
         client.put_object(Bucket=bucket, Key=key, Body=content)
 
-    return TestedStore(f"s3://{bucket}", server, read, put)
+    def list_arrived() -> set[StoredPart]:
+        found = set[StoredPart]()
+        for each in client.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
+            key, upload = each["Key"], each["UploadId"]
+            parts = client.list_parts(Bucket=bucket, Key=key, UploadId=upload).get("Parts", [])
+            found |= {StoredPart(key, str(part["PartNumber"])) for part in parts}
+        return found
+
+    return TestedStore(f"s3://{bucket}", server, read, put, list_arrived)
 
 
-def _azure(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch) -> TestedStore:
+@contextmanager
+def _azure(
+    kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch
+) -> Generator[TestedStore, None, None]:
     name = f"{kind}-{uuid.uuid4().hex[:12]}"
     _set(
         monkeypatch,
@@ -117,16 +168,25 @@ def _azure(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch)
     container = ContainerClient.from_connection_string(direct, name)
     container.create_container()
 
-    def read() -> dict[str, bytes]:
+    def read(start: str = "") -> dict[str, bytes]:
         return {
             blob.name: container.download_blob(blob.name).readall()
-            for blob in container.list_blobs()
+            for blob in container.list_blobs(name_starts_with=start)
         }
+
+    def list_arrived() -> set[StoredPart]:
+        found = set[StoredPart]()
+        for blob in container.list_blobs(include=["uncommittedblobs"]):
+            _, blocks = container.get_blob_client(blob.name).get_block_list("all")
+            found |= {StoredPart(blob.name, block.id) for block in blocks}
+        return found
 
     def put(key: str, content: bytes) -> None:
         container.upload_blob(key, content, overwrite=True)
 
-    return TestedStore(f"az://{name}", server, read, put, "comp=block&")
+    yield TestedStore(f"az://{name}", server, read, put, list_arrived, "comp=block&", above=2)
+    # The emulator has all objects in memory.
+    container.delete_container()
 
 
 def connection_string(base: str) -> str:

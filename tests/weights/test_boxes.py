@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weightctl.dtype import ENCODINGS
 from weightctl.split import Cut, Part, part_shape
-from weightctl.weights.boxes import boxes, byte_part, byte_shape, collect, meetings, scatter
+from weightctl.weights.boxes import boxes, byte_part, byte_shape, collect, find_overlaps, scatter
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def test_a_part_is_scattered_as_numpy_picks_it_and_collected_back(
     for box in boxes(shape, limit):
         held = memoryview(bytearray(whole[box.place][box.start : box.stop].tobytes()))
         into = memoryview(bytearray(len(held)))
-        for met in meetings(shape, part, box):
-            out = memoryview(own)[met.offset : met.offset + met.nbytes]
-            scatter(shape, box, held, met, out)
-            collect(shape, box, into, met, out)
-            assert met.offset == expected
-            expected += met.nbytes
-            if met.is_contiguous:
-                assert held[met.start : met.start + met.nbytes] == out
+        for overlap in find_overlaps(shape, part, box):
+            out = memoryview(own)[overlap.offset : overlap.offset + overlap.nbytes]
+            scatter(shape, box, held, overlap, out)
+            collect(shape, box, into, overlap, out)
+            assert overlap.offset == expected
+            expected += overlap.nbytes
+            if overlap.is_contiguous:
+                assert held[overlap.start : overlap.start + overlap.nbytes] == out
         piece = back[box.place][box.start : box.stop]
         piece[...] = np.frombuffer(into, np.uint8).reshape(piece.shape)
     assert bytes(own) == picked(whole, part).tobytes()

@@ -247,12 +247,12 @@ def test_a_dask_cluster_that_is_not_there_is_named(model: Path, tmp_path: Path) 
     ("on", "message"),
     [
         ("cluster:3", "`cluster:3` does not name a kind of executor"),
-        ("processes", "`processes:` has no number of processes from 1 to 1024"),
+        ("processes", "the number of processes in `processes:` must be from 1 to 1024"),
         ("dask", "`dask:` has no address of a scheduler"),
         ("ray://", "`ray://` has no address of a cluster"),
         ("ranks:3", "`ranks:3` does not name a kind of executor"),
-        ("processes:0", "`processes:0` has no number of processes"),
-        ("processes:-1", "`processes:-1` has no number of processes"),
+        ("processes:0", "the number of processes in `processes:0` must be"),
+        ("processes:-1", "the number of processes in `processes:-1` must be"),
     ],
 )
 def test_an_unknown_executor_is_refused(on: str, message: str, model: Path, tmp_path: Path) -> None:

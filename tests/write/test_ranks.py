@@ -51,6 +51,17 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
+def outputs_in(folder: Path) -> list[str]:
+    """Return the names in a directory, without the markers of a complete output."""
+    names = sorted(os.listdir(folder))
+    markers = [name for name in names if name.endswith(".ranks")]
+    assert len(markers) <= 1
+    for each in markers:
+        left = sorted(name.partition("-")[0] for name in os.listdir(folder / each))
+        assert left == ["published", "records"]
+    return [name for name in names if name not in markers]
+
+
 def write_single(work: str, model: Path, folder: Path) -> Path:
     """Return the output of one process."""
     command, name, options = WORKS[work]
@@ -73,7 +84,7 @@ def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> N
     ended = run_ranks(order, command, source, out, **options)
     assert [each["code"] for each in ended] == [0, 0, 0, 0], ended
     assert contents(out) == contents(single)
-    assert os.listdir(out.parent) == [out.name]
+    assert outputs_in(out.parent) == [out.name]
     assert [each["is_last"] for each in ended].count(True) == 1
     # A rank that begins when the output is complete has no tasks.
     tasks = max(each["workers"]["tasks"] for each in ended)
@@ -103,9 +114,69 @@ def test_ranks_that_run_one_after_the_other_write_the_same_bytes(
     assert late["code"] == 0, late
     assert not late["is_last"]
     assert late["losses"] == last["losses"]
-    for rank in (0, 3):
-        end_ranks([start_rank(rank, command, source, out, **options)])
-    assert os.listdir(out.parent) == [out.name]
+    assert outputs_in(out.parent) == [out.name]
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("ranks", [2, None])
+def test_a_rank_that_is_started_again_after_the_end_has_nothing_to_do(
+    work: str, ranks: int | None, model: Path, tmp_path: Path
+) -> None:
+    command, source, out, options = work_of(work, model, tmp_path / "shared")
+    first = end_ranks([start_rank(0, command, source, out, ranks=ranks, **options)])[0]
+    before = contents(out), os.stat(out).st_mtime_ns
+    for rank in (1, 0, 1):
+        again = end_ranks([start_rank(rank, command, source, out, ranks=ranks, **options)])[0]
+        assert again["code"] == 0, again
+        assert not again["is_last"]
+        assert again["workers"]["done"] == 0
+        assert again["losses"] == first["losses"]
+    assert (contents(out), os.stat(out).st_mtime_ns) == before
+    assert outputs_in(out.parent) == [out.name]
+
+
+def test_an_output_that_was_removed_or_changed_after_the_end_is_not_complete(
+    model: Path, tmp_path: Path
+) -> None:
+    command, source, out, options = work_of("gguf", model, tmp_path / "shared")
+    run_ranks([0, 1], command, source, out, **options)
+    made = out.read_bytes()
+    out.unlink()
+    ended = run_ranks([1, 0], command, source, out, **options)
+    assert [each["code"] for each in ended] == [0, 0], ended
+    assert out.read_bytes() == made
+    out.write_bytes(bytes(len(made)))
+    refused = run_ranks([0, 1], command, source, out, **options)
+    assert all("out.gguf exists" in each["errors"] for each in refused)
+    forced = run_ranks([0, 1], command, source, out, force=True, **options)
+    assert [each["code"] for each in forced] == [0, 0], forced
+    assert out.read_bytes() == made
+
+
+def test_another_plan_does_not_take_the_output_for_its_own(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    run_ranks([0, 1], "convert", model, out, quant="Q4_K")
+    refused = run_ranks([0, 1], "convert", model, out, quant="Q8_0")
+    assert all("out.gguf exists" in each["errors"] for each in refused)
+    forced = run_ranks([0, 1], "convert", model, out, quant="Q8_0", force=True)
+    assert [each["code"] for each in forced] == [0, 0], forced
+    assert outputs_in(tmp_path) == ["out.gguf"]
+
+
+@pytest.mark.parametrize("place", ["finish", "published"])
+def test_a_rank_continues_if_all_were_killed_at_the_end(
+    place: str, model: Path, tmp_path: Path
+) -> None:
+    single = convert(model, tmp_path / "single.gguf", quant="Q4_K")
+    (tmp_path / "shared").mkdir()
+    out = tmp_path / "shared" / "out.gguf"
+    killed = start_rank(0, "convert", model, out, kill_in=place, quant="Q4_K")
+    assert end_ranks([killed])[0]["code"] == -signal.SIGKILL
+    ended = run_ranks([1, 0], "convert", model, out, quant="Q4_K")
+    assert [each["code"] for each in ended] == [0, 0], ended
+    assert out.read_bytes() == (tmp_path / "single.gguf").read_bytes()
+    assert ended[0]["losses"] == {name: repr(loss) for name, loss in single.losses.items()}
+    assert outputs_in(out.parent) == [out.name]
 
 
 def test_the_work_of_a_killed_rank_is_taken_over(model: Path, tmp_path: Path) -> None:
@@ -164,7 +235,7 @@ def test_ranks_continue_what_one_process_has_begun(
     # A rank that begins when the output is complete keeps nothing.
     assert any(each["kept"] > 0 for each in ended)
     assert contents(out) == contents(single)
-    assert os.listdir(out.parent) == [out.name]
+    assert outputs_in(out.parent) == [out.name]
 
 
 def test_one_process_is_refused_while_ranks_are_at_work(model: Path, tmp_path: Path) -> None:

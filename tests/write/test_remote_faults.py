@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from hub_fixtures import MODEL, put_directory
 from remote_faults import (
     READ_FAULTS,
     WRITE_FAULTS,
+    attempt,
     hasten,
-    list_parts,
     random_moments,
     settle,
     visible,
     write_model,
 )
-from remote_stores import BUCKET, put_files, serve_s3, serve_web
-from servers.faults import Redirect
+from remote_stores import BUCKET, serve_s3, serve_web
+from servers.faults import Fault, Redirect
+from tested_stores import serve
 from weightctl import convert
 from weightctl.errors import WeightctlError
 from weightctl.write.objects import stopped_uploads
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
     from servers.base import Server
+    from servers.hub import HubServer
     from servers.s3 import S3Server
+    from tested_stores import TestedStore
 
+STORES = ["s3", "gs", "azurite"]
 S3 = f"s3://{BUCKET}"
 MOMENTS = [1, pytest.param(20, marks=pytest.mark.long)]
 # By name: the output, and options.
@@ -38,9 +43,49 @@ OUTPUTS: Mapping[str, tuple[str, dict[str, str]]] = {
 }
 
 
+class Source(NamedTuple):
+    """The URL of a model, and the servers that a request about it may go to."""
+
+    url: str
+    servers: tuple[Server, ...]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(params=STORES)
+def store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], int]
+) -> Generator[TestedStore, None, None]:
+    with serve(request.param, monkeypatch, ports) as found:
+        hasten(monkeypatch)
+        yield found
+
+
+@pytest.fixture(params=[*STORES, "web", "hub"])
+def source(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    ports: Callable[[str], int],
+    model: Path,
+) -> Generator[Source, None, None]:
+    if request.param == "web":
+        with serve_web(monkeypatch, model) as web:
+            hasten(monkeypatch)
+            yield Source(f"{web.url}/model.safetensors", (web,))
+    elif request.param == "hub":
+        hub: HubServer = request.getfixturevalue("hub")
+        put_directory(hub, MODEL, model)
+        hasten(monkeypatch)
+        yield Source(f"hf://{MODEL}/model.safetensors", (hub, hub.links))
+    else:
+        with serve(request.param, monkeypatch, ports) as store:
+            for path in model.iterdir():
+                store.put(f"in/{path.name}", path.read_bytes())
+            hasten(monkeypatch)
+            yield Source(f"{store.url}/in/model.safetensors", (store.server,))
 
 
 @pytest.fixture
@@ -50,63 +95,39 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Generator[S3Server, None, None]:
         yield server
 
 
-def attempt(source: str | Path, out: str | Path, **options: Any) -> WeightctlError | None:
-    """Convert; return the error that prevents it."""
-    try:
-        convert(source, out, **options)
-    except WeightctlError as error:
-        return error
-    return None
-
-
-def read_at_moments(
-    server: Server, source: str, model: Path, tmp_path: Path, fault: str, moments: int
-) -> int:
-    """Convert with a fault at each moment; return how many conversions failed."""
+@pytest.mark.parametrize("moments", MOMENTS)
+@pytest.mark.parametrize("fault", READ_FAULTS)
+def test_a_fault_at_any_moment_of_reading_spoils_nothing(
+    fault: str, moments: int, source: Source, model: Path, tmp_path: Path
+) -> None:
     action, is_passing, method = READ_FAULTS[fault]
     expected = tmp_path / "expected.safetensors"
     convert(model / "model.safetensors", expected, dtype="bf16")
-    server.forget()
-    convert(source, tmp_path / "first.safetensors", dtype="bf16")
-    assert server.requests > 20
+    for server in source.servers:
+        server.forget()
+    convert(source.url, tmp_path / "first.safetensors", dtype="bf16")
+    requests = sum(server.requests for server in source.servers)
+    assert requests > 20
     failed = 0
-    for place, nth in enumerate(random_moments(fault, moments, server.requests)):
+    for place, nth in enumerate(random_moments(fault, moments, requests)):
         out = tmp_path / f"{place}.safetensors"
-        server.inject(action, method, nth=nth, times=1)
-        error = attempt(source, out, dtype="bf16")
+        # One request of those to all servers.
+        injected = Fault(action, method, nth=nth, times=1)
+        for server in source.servers:
+            server.faults.append(injected)
+        error = attempt(source.url, out, dtype="bf16")
+        for server in source.servers:
+            settle(server)
         if error is not None:
             assert not is_passing, error
             assert error.hint
             assert not out.exists()
             failed += 1
-            settle(server)
-            convert(source, out, dtype="bf16")
-        settle(server)
+            convert(source.url, out, dtype="bf16")
         assert out.read_bytes() == expected.read_bytes()
-    return failed
-
-
-@pytest.mark.parametrize("moments", MOMENTS)
-@pytest.mark.parametrize("fault", READ_FAULTS)
-def test_a_fault_at_any_moment_of_reading_s3_spoils_nothing(
-    fault: str, moments: int, s3: S3Server, model: Path, tmp_path: Path
-) -> None:
-    source = f"{put_files(s3, model, 'in')}/model.safetensors"
-    failed = read_at_moments(s3, source, model, tmp_path, fault, moments)
-    # A listing that is denied is not needed.
-    assert failed >= (0 if READ_FAULTS[fault].is_passing else moments // 3)
-
-
-@pytest.mark.parametrize("moments", MOMENTS)
-@pytest.mark.parametrize("fault", READ_FAULTS)
-def test_a_fault_at_any_moment_of_reading_a_web_server_spoils_nothing(
-    fault: str, moments: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serve_web(monkeypatch, model) as server:
-        hasten(monkeypatch)
-        source = f"{server.url}/model.safetensors"
-        failed = read_at_moments(server, source, model, tmp_path, fault, moments)
-    assert failed >= (0 if READ_FAULTS[fault].is_passing else moments // 3)
+    # A listing that is denied is not needed, and the Hub is asked again for a link that expired.
+    is_hub = source.url.startswith("hf://")
+    assert failed >= (0 if is_passing or is_hub else moments // 3)
 
 
 def test_a_redirect_to_another_host_is_followed(
@@ -125,65 +146,62 @@ def test_a_redirect_to_another_host_is_followed(
 @pytest.mark.parametrize("moments", MOMENTS)
 @pytest.mark.parametrize("kind", OUTPUTS)
 @pytest.mark.parametrize("fault", WRITE_FAULTS)
-def test_a_fault_at_any_moment_of_writing_s3_spoils_nothing(
-    fault: str, kind: str, moments: int, s3: S3Server, model: Path
+def test_a_fault_at_any_moment_of_writing_spoils_nothing(
+    fault: str, kind: str, moments: int, store: TestedStore, model: Path
 ) -> None:
     action, is_passing, _ = WRITE_FAULTS[fault]
-    bucket = s3.buckets[BUCKET]
     name, options = OUTPUTS[kind]
-    convert(model, f"{S3}/expected/{name}", **options)
-    requests = s3.requests
-    whole = {key.removeprefix("expected/"): bucket[key] for key in bucket}
+    store.server.forget()
+    convert(model, f"{store.url}/expected/{name}", **options)
+    requests = store.server.requests
+    whole = {key.removeprefix("expected/"): each for key, each in store.read("expected/").items()}
     failed = 0
     for place, nth in enumerate(random_moments(f"{fault} {kind}", moments, requests)):
-        out = f"{S3}/{place}/{name}"
-        s3.inject(action, nth=nth, times=1)
+        out = f"{store.url}/{place}/{name}"
+        store.server.forget()
+        store.server.inject(action, nth=nth, times=1)
         error = attempt(model, out, threads=1, **options)
+        settle(store.server)
+        # The output is complete before its journal is removed.
+        is_kept = any(each.action is action for each in store.server.exchanges("DELETE"))
         if error is not None:
             assert not is_passing, error
             assert error.hint
             # The fault may come when the output has its name, or a part of it has.
-            for key, content in visible(bucket, f"{place}/").items():
+            for key, content in visible(store.read(f"{place}/")).items():
                 assert content == whole[key.removeprefix(f"{place}/")]
             failed += 1
-            settle(s3)
-            there = list_parts(bucket)
-            s3.forget()
+            there = store.list_arrived()
+            store.server.forget()
             convert(model, out, threads=1, **options)
-            again = [
-                (each.path.removeprefix(f"/{BUCKET}/"), int(each.query["partNumber"]))
-                for each in s3.exchanges("PUT", "partNumber")
-            ]
-            assert not there.keys() & set(again)
-        settle(s3)
-        found = visible(bucket, f"{place}/")
+            assert not there & {*store.list_sent()}
+        objects = store.read(f"{place}/")
+        found = visible(objects)
         assert found == {f"{place}/{key}": content for key, content in whole.items()}
-        # The output is complete before its journal is removed.
-        is_kept = any(each.action is action for each in s3.exchanges("DELETE"))
-        assert is_kept or found.keys() == {key for key in bucket if key.startswith(f"{place}/")}
-        s3.forget()
-        # The id of an upload whose answer was lost is not known; there is nothing in it.
-        assert not list_parts(bucket)
+        assert is_kept or found.keys() == objects.keys()
+        # The id of an upload whose answer was lost is not known; there is nothing in it. Azure
+        # keeps a part that comes late for a week, beside the complete object.
+        is_late = fault == "stall" and store.url.startswith("az://")
+        assert is_late or not store.list_arrived()
     assert failed >= (0 if is_passing else moments // 3)
 
 
-def test_a_run_that_fails_again_and_again_sends_each_part_once(s3: S3Server, model: Path) -> None:
-    out, bucket = f"{S3}/out.safetensors", s3.buckets[BUCKET]
+def test_a_run_that_fails_again_and_again_sends_each_part_once(
+    store: TestedStore, model: Path
+) -> None:
+    out, put = f"{store.url}/out.safetensors", ("PUT", store.part)
     for nth in (5, 4, 3):
-        s3.inject(WRITE_FAULTS["403"].action, "PUT", path="partNumber", nth=range(nth, 1000))
+        action = WRITE_FAULTS["403"].action
+        store.server.inject(action, "PUT", path=store.part, nth=range(nth, 1000))
         with pytest.raises(WeightctlError, match="access is denied"):
             convert(model, out, threads=1)
-        assert visible(bucket, "out") == {}
-        settle(s3)
+        assert visible(store.read("out")) == {}
+        settle(store.server)
     convert(model, out, threads=1)
-    arrived = [
-        each.query["partNumber"] for each in s3.exchanges("PUT", "partNumber") if each.status == 200
-    ]
-    assert len(arrived) == len(set(arrived))
-    assert sum(
-        each.received for each in s3.exchanges("PUT", "partNumber") if each.status == 200
-    ) == len(bucket["out.safetensors"])
-    assert not bucket.uploads
+    arrived = [each for each in store.server.exchanges(*put) if each.status in {200, 201}]
+    assert len(arrived) == len({each.target for each in arrived})
+    assert sum(each.received for each in arrived) == len(store.read("out")["out.safetensors"])
+    assert not store.list_arrived()
 
 
 def test_the_rest_of_a_journal_that_could_not_be_removed_goes_later(

@@ -154,6 +154,21 @@ def test_an_edit_sends_the_headers_alone(
     assert counted.bytes_sent < (objects + 1) * 300_000
 
 
+def test_an_edit_in_a_store_that_copies_whole_objects_sends_all_bytes_and_counts_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], int]
+) -> None:
+    with serve("gs", monkeypatch, ports) as store:
+        source = put(store, model, "model")
+        before = TRAFFIC.counts
+        convert(source, f"{store.url}/out/", rename=r"^model\.=decoder.")
+        convert(model, tmp_path / "out", rename=r"^model\.=decoder.")
+        local = files_of(tmp_path / "out")
+        assert written(store, "out/") == local
+        # The journal is sent, too.
+        sent = TRAFFIC.counts.since(before).bytes_sent - sum(map(len, local.values()))
+        assert 0 <= sent < 5000
+
+
 def test_merged_parts_are_not_sent(store: TestedStore, model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "parts", max_shard_size="8MB")
     source = put(store, tmp_path / "parts", "parts")

@@ -34,6 +34,7 @@ from weightctl.cli.options import (
     examples,
     exit_codes,
     locate,
+    locate_local,
     section,
 )
 from weightctl.cli.outline import outline
@@ -89,8 +90,8 @@ app = typer.Typer(add_completion=False)
             (
                 "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
                 "a name means the recipe, which can store some tensors in other types; if the "
-                "model family cannot be detected, it means the type. With --tensor-type, it always "
-                "means the type."
+                "role of each tensor cannot be detected, it means the type. With --tensor-type, it "
+                "always means the type."
             ),
             (
                 "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
@@ -290,6 +291,7 @@ def convert(
             metavar="FILE",
             help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
             "error of each.",
+            callback=locate_local,
         ),
     ] = None,
     anonymous: Anonymous = False,

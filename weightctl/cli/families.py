@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.render import Cell, show_table
 from weightctl.families import FAMILIES
@@ -11,7 +11,7 @@ from weightctl.sharding.vllm_names import VLLM_FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FamilyEntry", "list_families", "show_families"]
+__all__ = ["FamilyEntry", "families_document", "list_families", "show_families"]
 
 
 class FamilyEntry(NamedTuple):
@@ -58,3 +58,20 @@ def show_families() -> None:
         for family in sorted(list_families())
     ]
     show_table([[Cell(head, "dim") for head in heads], *rows])
+
+
+def families_document() -> dict[str, Any]:
+    """Return the supported families as `schemas/ls.json` in the package describes them."""
+    return {
+        "families": [
+            {
+                "family": family.name,
+                "model_types": list(family.model_types),
+                "gguf_architecture": family.gguf,
+                "transformers_classes": list(family.classes),
+                "runs_in_verify": family.can_run,
+                "vllm_layout": family.in_vllm,
+            }
+            for family in sorted(list_families())
+        ]
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -19,6 +19,8 @@ from weightctl.cli.options import (
     Sort,
     examples,
     exit_codes,
+    locate,
+    locate_local,
 )
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
@@ -61,16 +63,36 @@ class _Asked(NamedTuple):
         return self.flat or self.details or self.hashes or self.sort is not None
 
 
-def _print_families(wanted: bool) -> None:
-    if wanted:
-        from weightctl.cli.families import show_families  # imports the table of every family
+_JSON = "--json"
+
+
+class ListCommand(MetaCommand):
+    """A command with options that need no MODEL, but depend on `--json` wherever it stands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments, and keep whether `--json` is one of them."""
+        options = args[: args.index("--")] if "--" in args else args
+        ctx.meta[_JSON] = _JSON in options
+        return super().parse_args(ctx, args)
+
+
+def _print_families(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    # These import the table of every family.
+    if context.meta[_JSON]:
+        from weightctl.cli.families import families_document
+
+        show_text(json.dumps(families_document()) + "\n")
+    else:
+        from weightctl.cli.families import show_families
 
         show_families()
-        raise typer.Exit
+    raise typer.Exit
 
 
 @app.command(
-    cls=MetaCommand,
+    cls=ListCommand,
     epilog="\n\n".join(
         [
             exit_codes(
@@ -90,6 +112,7 @@ def _print_families(wanted: bool) -> None:
                     "weightctl ls checkpoint.pt --scan",
                     "weightctl ls checkpoint.pt --scan -v --allow 'mylib.*'",
                     "weightctl ls model/ --json",
+                    "weightctl ls --families",
                 ]
             ),
         ]
@@ -162,12 +185,15 @@ def ls(
         typer.Option(
             metavar="FILE",
             help="With --scan, read --allow patterns from FILE, one per line; # begins a comment.",
+            callback=locate,
         ),
     ] = None,
     sarif: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="With --scan, write the findings to FILE as SARIF 2.1.0."
+            metavar="FILE",
+            help="With --scan, write the findings to FILE as SARIF 2.1.0.",
+            callback=locate_local,
         ),
     ] = None,
     force: Annotated[

@@ -10,8 +10,9 @@ import typer
 
 from weightctl.cli.completion import complete_formats, complete_tensor_names
 from weightctl.cli.help import HelpCommand
+from weightctl.errors import OutputError
 from weightctl.formats import FORMATS
-from weightctl.storage.location import forget_credentials, parse_location
+from weightctl.storage.location import forget_credentials, is_remote, parse_location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,6 +40,7 @@ __all__ = [
     "examples",
     "exit_codes",
     "locate",
+    "locate_local",
     "section",
 ]
 
@@ -50,6 +52,18 @@ def locate(given: str | list[str] | None) -> str | list[str] | None:
     if isinstance(given, list):
         return [parse_location(each).name for each in given]
     return given and parse_location(given).name
+
+
+def locate_local(given: str | list[str] | None) -> str | list[str] | None:
+    """Return the paths of an argument that takes no URLs, except those of local files."""
+    located = locate(given)
+    for name in located if isinstance(located, list) else [located or ""]:
+        if is_remote(name):
+            raise OutputError(
+                f"{name} is a URL; this file can only be written to a local path",
+                hint="use the path of a file",
+            )
+    return located
 
 
 def _forget_credentials(wanted: bool) -> bool:
@@ -157,11 +171,11 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Divide the work among workers: processes:N for N processes on this machine, "
-        "dask://HOST:PORT or ray://HOST:PORT for the workers of a cluster, ray for a new Ray "
-        "cluster on this machine, or ranks for processes that torchrun, Slurm or Kubernetes start, "
-        "each with this command. Limits such as -j then apply to each worker, and -j is 1 by "
-        "default.",
+        help="Divide the work among workers. processes:N: N processes on this machine; "
+        "dask://HOST:PORT or ray://HOST:PORT: the workers of a cluster; ray: the cluster in "
+        "RAY_ADDRESS, or a new one on this machine if it is not set; ranks: the processes in which "
+        "torchrun, Slurm or Kubernetes starts this same command. Limits such as -j then apply to "
+        "each worker, and -j is 1 by default.",
     ),
 ]
 TaskSize = Annotated[

@@ -122,12 +122,12 @@ class _Outline(Generic[Entry]):
         return [
             (*entry, 1)
             if isinstance(entry, tuple)
-            else (_numbers(groups[entry]), children[groups[entry][0]], len(groups[entry]))
+            else (_join_ranges(groups[entry]), children[groups[entry][0]], len(groups[entry]))
             for entry in order
         ]
 
 
-def _numbers(segments: list[str]) -> str:
+def _join_ranges(segments: list[str]) -> str:
     if len(segments) == 1:
         return segments[0]
     runs: list[list[int]] = []

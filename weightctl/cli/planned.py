@@ -11,6 +11,7 @@ from weightctl.formats import format_by_suffix
 from weightctl.plan.metadata import Setting
 from weightctl.plan.type_rules import TypeRule
 from weightctl.split import Grid
+from weightctl.storage.location import without_file_scheme
 from weightctl.write.targets import is_stream, stream_name
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:
 
 
 def require_out(out: str | None, usage: str) -> str:
-    """Return the path of the output; raises `ConversionError` if there is none."""
+    """Return the path or URL of the output; raises `ConversionError` if there is none."""
     if not out:
         raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
-    return out
+    return without_file_scheme(out)
 
 
 def _directory(out: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rich.progress import Progress, ProgressColumn, Task
+    from rich.table import Column
 
     from weightctl.write.executors.counts import WorkerCounts
 
@@ -31,6 +32,8 @@ _DELAY = 0.5
 _BETWEEN = 0.1
 # The seconds over which the rate of the network is averaged.
 _AVERAGED = 3.0
+# Columns of a terminal that has room for everything that is known about workers.
+_WIDTH_OF_ALL = 80
 _ERASE = "\x1b[2K\r"
 
 
@@ -39,7 +42,8 @@ def progress_bar(
 ) -> AbstractContextManager[Callable[[int], object] | None]:
     """Show a bar; yields a function to call with each number of bytes done, or None for no bar.
 
-    With `has_workers` it shows the tasks that workers have done and lost.
+    With `has_workers` it shows the tasks that workers have done and lost, and not the network: the
+    requests of workers are not known here.
     """
     erase_phase()
     if not _is_wanted(quiet=quiet):
@@ -67,16 +71,21 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.table import Column
 
-    columns = (
-        TaskProgressColumn(),
+    # The bar gets shorter where there is little room; nothing else does, or is wrapped.
+    whole = Column(no_wrap=True)
+    columns = [
+        TaskProgressColumn(table_column=whole),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    more = [*([_make_workers_column()] if has_workers else ()), *_network_columns()]
-    with listening(_ignore), _progress(*columns, *more) as progress:
+        DownloadColumn(table_column=whole),
+        TransferSpeedColumn(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
+    ]
+    if has_workers and shutil.get_terminal_size().columns < _WIDTH_OF_ALL:
+        del columns[2]
+    columns += [_make_workers_column(whole)] if has_workers else _network_columns(whole)
+    with listening(_ignore), _progress(*columns) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
@@ -104,7 +113,7 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
             )
 
 
-def _make_workers_column() -> ProgressColumn:
+def _make_workers_column(column: Column) -> ProgressColumn:
     """Return the column that shows how many tasks workers have done, and lost."""
     from rich.progress import ProgressColumn
     from rich.text import Text
@@ -115,9 +124,13 @@ def _make_workers_column() -> ProgressColumn:
         def render(self, task: Task) -> Text:
             """Return the text of the column."""
             del task
-            return Text(describe_workers(WORKERS.counts), style="cyan")
+            counts = WORKERS.counts
+            parts = [f"{counts.done:,}/{counts.tasks:,} tasks"]
+            parts += [f"{counts.lost:,} lost"] if counts.lost else []
+            parts += [f"{counts.copies:,} copied"] if counts.copies else []
+            return Text(", ".join(parts), style="cyan")
 
-    return _WorkersColumn()
+    return _WorkersColumn(table_column=column)
 
 
 def describe_workers(counts: WorkerCounts) -> str:
@@ -128,7 +141,7 @@ def describe_workers(counts: WorkerCounts) -> str:
     return ", ".join(parts)
 
 
-def _network_columns() -> list[ProgressColumn]:
+def _network_columns(column: Column) -> list[ProgressColumn]:
     """Return the column of the bytes over the network per second; none without requests so far."""
     if not TRAFFIC.counts.requests:
         return []
@@ -139,7 +152,7 @@ def _network_columns() -> list[ProgressColumn]:
         """The rate at which bytes are received and sent, averaged over some seconds."""
 
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(table_column=column)
             self._seen = deque([(time.monotonic(), self._count_bytes())])
 
         @staticmethod

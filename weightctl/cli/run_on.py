@@ -7,6 +7,7 @@ import re
 
 from weightctl.device import CPU, DeviceRef
 from weightctl.errors import ConversionError, EngineError
+from weightctl.storage.files import read_start
 
 __all__ = ["device_named", "layers_named", "parse_tokens", "text_of"]
 
@@ -63,11 +64,14 @@ def parse_tokens(written: str) -> tuple[int, ...]:
 def text_of(path: str) -> str:
     """Return the text in a file, `-` for stdin; of a longer text, the first megabyte.
 
-    Raises `OSError` if the file cannot be read, and `ConversionError` if it is not text.
+    Raises `OSError` or `FormatError` if the file cannot be read, and `ConversionError` if it is not
+    text.
     """
-    source = 0 if path == _STDIN else path
-    with open(source, "rb", closefd=source != 0) as file:
-        raw = file.read(_TEXT_BYTES)
+    if path == _STDIN:
+        with open(0, "rb", closefd=False) as file:
+            raw = file.read(_TEXT_BYTES)
+    else:
+        raw = read_start(path, _TEXT_BYTES)
     try:
         # A letter that the cut has gone through is left out.
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)

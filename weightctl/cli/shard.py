@@ -89,8 +89,8 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The path or URL of the checkpoint to read; with --gather, of the directory of "
-            "the shards.",
+            help="The checkpoint to read, as a path or URL. With --gather: the directory that "
+            "contains the shards.",
             callback=locate,
         ),
     ],
@@ -184,7 +184,8 @@ def shard(
     """Split a checkpoint into shards for several ranks, or join shards back into one checkpoint.
 
     The number of ranks is the product of --tp, --ep and --pp. Attention heads and quantization
-    blocks are never split. Experts are split by --tp, but not by --ep. Values are copied unchanged.
+    blocks are never split. --tp splits each expert; --ep distributes whole
+    experts. Values are copied unchanged.
 
     To resume an interrupted run, run the same command again.
     """

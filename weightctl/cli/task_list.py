@@ -53,12 +53,13 @@ def summarize(found: TaskList) -> list[list[Cell]]:
     batches = found.batches
     seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
     read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
+    total = _format_seconds(sum(seconds))
     longest = _format_seconds(max(seconds, default=0.0))
     return [
         [],
         [Cell(f"{pluralize(len(batches), 'task')} of at most {format_size(found.task_size)}")],
         [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
-        [Cell(f"{_format_seconds(sum(seconds))} expected on one core, {longest} for a task")],
+        [Cell(f"{total} expected on one core, at most {longest} for a task")],
     ]
 
 

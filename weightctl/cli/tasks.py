@@ -20,7 +20,7 @@ from weightctl.plan.type_names import list_recipes, single_types
 from weightctl.text.sizes import parse_size
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import identify_run
-from weightctl.write.executors.batches import cut_batches
+from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
 from weightctl.write.executors.distribution import plan_distribution
 from weightctl.write.gathering import gathering
 
@@ -53,7 +53,8 @@ _Bandwidth = Annotated[
     str,
     typer.Option(
         metavar="SIZE",
-        help="The bytes that a worker reads and writes in a second, for the expected time.",
+        help="To compute the expected times, assume that a worker reads and writes SIZE per "
+        "second.",
     ),
 ]
 
@@ -82,14 +83,15 @@ def _change(name: str, annotation: Any) -> Any:
 
 
 def tasks(**given: Any) -> None:
-    """List the tasks of a conversion, or of splitting a checkpoint into shards.
+    """List the tasks of a conversion or sharding for several workers, with their expected times.
 
-    Use this to run the tasks with a scheduler of your own. Replace `convert` in a command by
-    `tasks`, or `shard`: the arguments and options are the same. With --tp, --ep, --pp or --gather,
-    the tasks are those of `weightctl shard`. Only headers are read, and nothing is written.
+    Use this before a run with --on, to choose the number of workers and their time limits. Take the
+    `convert` or `shard` command that you want to run, and replace its name by `tasks`. With --tp,
+    --ep, --pp or --gather, the tasks are those of `weightctl shard`. Only headers are read, and
+    nothing is written.
 
-    The expected time is that of one core: reading, writing, and encoding at speeds that were
-    measured.
+    The expected time is for one core: reading and writing at --bandwidth, and encoding (for shards:
+    SHA-256) at speeds that were measured on an AMD EPYC.
     """
     planned = _plan(given)
     if not given["quiet"]:
@@ -112,7 +114,11 @@ app.command(
         [
             section(
                 "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types", ", ".join(single_types()))],
+                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
+            ),
+            (
+                "Recipes such as Q4_0 and Q6_K have the name of a type. With --tensor-type, such a "
+                "name means the type."
             ),
             exit_codes("success"),
             examples(
@@ -182,10 +188,9 @@ def _list_tasks(
             hint="write a size such as 1GB",
         )
     work = planned.make_work(threads=1, memory=DEFAULT_MEMORY)
-    measured = [work.work.measure(task) for task in work.work.list_tasks(())]
     return TaskList(
         outcome,
-        cut_batches(measured, distribution.task_size),
+        cut_batches(list_keyed_tasks(work.work), distribution.task_size),
         identify_run(work.plan, outcome),
         distribution.task_size,
         bandwidth,

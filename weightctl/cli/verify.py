@@ -22,6 +22,7 @@ from weightctl.cli.options import (
     examples,
     exit_codes,
     locate,
+    locate_local,
     section,
 )
 from weightctl.cli.progress import stages_bar
@@ -136,7 +137,10 @@ def verify(
     text_file: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Run on the text in FILE; - is stdin.", rich_help_panel=_RUN
+            metavar="FILE",
+            help="Run on the text in FILE; - is stdin.",
+            callback=locate,
+            rich_help_panel=_RUN,
         ),
     ] = None,
     tokens: Annotated[
@@ -190,6 +194,7 @@ def verify(
             metavar="FILE",
             help="Write a report to FILE. The suffix selects the format: .html (with charts), .md "
             "or .json. Repeatable.",
+            callback=locate_local,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
@@ -198,9 +203,9 @@ def verify(
         str | None,
         typer.Option(
             metavar="EXECUTOR",
-            help="Have workers read the values for the checks structure, finite and values: "
-            "processes:N for N processes on this machine, or dask://HOST:PORT for the workers of a "
-            "Dask cluster.",
+            help="Divide the reading of tensors among workers, for the checks 'structure', "
+            "'finite' and 'values'. EXECUTOR is processes:N (N processes on this machine), or "
+            "dask://HOST:PORT, ray://HOST:PORT or ray (the workers of a cluster).",
         ),
     ] = None,
     task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",

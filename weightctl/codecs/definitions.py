@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["can_decode", "can_encode", "definition"]
 
 # Encodings that only `gguf.quants.dequantize` decodes.
-_DECODED = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
+_DECODED = frozenset({"IQ1_S", "IQ1_M"})
 
 
 def definition(encoding: Encoding) -> Codec:

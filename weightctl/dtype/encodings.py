@@ -54,11 +54,12 @@ class Encoding(NamedTuple):
     that mostly has this encoding (llama.h, `llama_ftype`). `fallback` replaces it if the row is not
     divisible into blocks (llama-quant.cpp, `tensor_type_fallback`); if that does not fit either,
     F16 does. If it `takes_importance`, ggml uses importance weights when it encodes blocks
-    (ggml-quants.c). `encode_ns` is the time in nanoseconds in which one core encodes a value,
-    without and with importance, as measured on an AMD EPYC; it is used only to estimate times.
-    `scales` are the fields of a block that scale its values. `significand` is the number of
-    significand bits of plain floats, including the implicit one. Encodings without `holds_weights`
-    are for scales, or for values that have separate scales.
+    (ggml-quants.c); if it `needs_importance`, ggml cannot encode them without. `encode_ns` is the
+    time in nanoseconds in which one core encodes a value, without and with importance, as measured
+    on an AMD EPYC; it is used only to estimate times. `scales` are the fields of a block that scale
+    its values. `significand` is the number of significand bits of plain floats, including the
+    implicit one. Encodings without `holds_weights` are for scales, or for values that have separate
+    scales.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Encoding(NamedTuple):
     file_type: int | None = None
     fallback: str = ""
     takes_importance: bool = False
+    needs_importance: bool = False
     encode_ns: tuple[float, float] = (1.0, 1.0)
     scales: tuple[BlockScale, ...] = ()
     significand: int | None = None
@@ -228,20 +230,34 @@ _TABLE = (
         encode_ns=(4.8, 4.9),
         scales=(BlockScale("scale", 208),)),
     Encoding("Q8_K", 256, 292, "I256B16H", {"gguf": 15}, scales=(BlockScale("scale", 0, "f32"),)),
-    Encoding("IQ1_S", 256, 50, "H32B8H", {"gguf": 19}, fallback="IQ4_NL", scales=_SCALE),
+    Encoding("IQ1_S", 256, 50, "H32B8H", {"gguf": 19},
+        file_type=24, codec=_CODECS + "ternary_grids:IQ1_S", fallback="IQ4_NL",
+        takes_importance=True, needs_importance=True, encode_ns=(100.0, 100.0), scales=_SCALE),
     Encoding("IQ1_M", 256, 56, "48B4H", {"gguf": 29},
-        fallback="IQ4_NL", scales=(BlockScale("scale", 48, in_nibbles=True),)),
-    Encoding("IQ2_XXS", 256, 66, "33H", {"gguf": 16}, fallback="IQ4_NL", scales=_SCALE),
-    Encoding("IQ2_XS", 256, 74, "33H8B", {"gguf": 17}, fallback="IQ4_NL", scales=_SCALE),
-    Encoding("IQ2_S", 256, 82, "H80B", {"gguf": 22}, fallback="IQ4_NL", scales=_SCALE),
-    Encoding("IQ3_XXS", 256, 98, "H64B8I", {"gguf": 18}, fallback="IQ4_NL", scales=_SCALE),
-    Encoding("IQ3_S", 256, 110, "H108B", {"gguf": 21}, fallback="IQ4_NL", scales=_SCALE),
+        file_type=31, codec=_CODECS + "ternary_grids:IQ1_M", fallback="IQ4_NL",
+        takes_importance=True, encode_ns=(100.0, 100.0),
+        scales=(BlockScale("scale", 48, in_nibbles=True),)),
+    Encoding("IQ2_XXS", 256, 66, "33H", {"gguf": 16},
+        file_type=19, codec=_CODECS + "signed_grids:IQ2_XXS", fallback="IQ4_NL",
+        takes_importance=True, needs_importance=True, encode_ns=(140.0, 140.0), scales=_SCALE),
+    Encoding("IQ2_XS", 256, 74, "33H8B", {"gguf": 17},
+        file_type=20, codec=_CODECS + "signed_grids:IQ2_XS", fallback="IQ4_NL",
+        takes_importance=True, needs_importance=True, encode_ns=(240.0, 240.0), scales=_SCALE),
+    Encoding("IQ2_S", 256, 82, "H80B", {"gguf": 22},
+        file_type=28, codec=_CODECS + "signed_grids:IQ2_S", fallback="IQ4_NL",
+        takes_importance=True, encode_ns=(210.0, 210.0), scales=_SCALE),
+    Encoding("IQ3_XXS", 256, 98, "H64B8I", {"gguf": 18},
+        file_type=23, codec=_CODECS + "signed_grids:IQ3_XXS", fallback="IQ4_NL",
+        takes_importance=True, encode_ns=(290.0, 290.0), scales=_SCALE),
+    Encoding("IQ3_S", 256, 110, "H108B", {"gguf": 21},
+        file_type=26, codec=_CODECS + "signed_grids:IQ3_S", fallback="IQ4_NL",
+        takes_importance=True, encode_ns=(160.0, 160.0), scales=_SCALE),
     Encoding("IQ4_NL", 32, 18, "H16B", {"gguf": 20},
         file_type=25, codec=_CODECS + "codebook:IQ4_NL", takes_importance=True,
         encode_ns=(4.5, 4.8), scales=_SCALE),
     Encoding("IQ4_XS", 256, 136, "2H132B", {"gguf": 23},
-        file_type=30, codec=_CODECS + "codebook:IQ4_XS", fallback="IQ4_NL", takes_importance=True,
-        encode_ns=(4.9, 5.1),
+        file_type=30, codec=_CODECS + "codebook:IQ4_XS", fallback="IQ4_NL",
+        takes_importance=True, encode_ns=(4.9, 5.1),
         scales=_SCALE),
     Encoding("TQ1_0", 256, 54, "52BH", {"gguf": 34},
         file_type=36, codec=_CODECS + "ternary:TQ1_0", fallback="Q4_0",

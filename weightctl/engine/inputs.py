@@ -94,9 +94,10 @@ def prepare_inputs(
     have two sizes.
     """
     if len(given) != len(types):
+        listed = ", ".join(map(str, types))
         raise EngineError(
-            f"graph `{graph_name}` has {pluralize(len(types), 'input')}, but got {len(given)}",
-            hint=f"the inputs are {' and '.join(map(str, types))}"
+            f"graph `{graph_name}` takes {pluralize(len(types), 'input')}, not {len(given)}",
+            hint=f"the {'input is' if len(types) == 1 else 'inputs are'} {listed}"
             if types
             else ("call `execute()` without arguments"),
         )

@@ -119,7 +119,7 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
     try:
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if is_gpu else "gloo",
-            store=_meeting(started, timeout),
+            store=_connect_store(started, timeout),
             rank=started.rank,
             world_size=started.count,
             timeout=timedelta(seconds=timeout),
@@ -133,7 +133,7 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
         ) from error
 
 
-def _meeting(started: _Started, timeout: float) -> Any:
+def _connect_store(started: _Started, timeout: float) -> Any:
     """Return the store through which the processes of this group find each other."""
     from torch import distributed
 

@@ -132,7 +132,7 @@ class _Unfolding:
         if node.op == "call":
             return self._add_call(node, given, number)
         if node.op == "dequantize":
-            return (_numbers(node, given[0]),)
+            return (_dequantized_form(node, given[0]),)
         return self._add_operation(node, given, number)
 
     def _add_call(
@@ -197,7 +197,7 @@ def _whole(cut: CutFrom | None, prefix: str) -> ShardedWhole | None:
     return ShardedWhole(name, _require_static(cut.shape, name), id(cut.weight), cut.part, others)
 
 
-def _numbers(node: GraphNode, place: Place) -> WeightForm:
+def _dequantized_form(node: GraphNode, place: Place) -> WeightForm:
     """Return the form of a dequantized weight: values, decoded on use from any stored encoding."""
     # `dequantize` takes weights only, so the place is a form.
     blocks = cast("WeightForm", place)

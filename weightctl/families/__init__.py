@@ -19,7 +19,8 @@ class FamilyLine(NamedTuple):
 
     `module` has the `Family` as `FAMILY`. `gguf` is GGUF's `general.architecture` of its models,
     which several families can share, and `model_types` are the values of `model_type` in
-    config.json. With these, only the family of a checkpoint is imported.
+    config.json; of several families with one, the type of the text model tells which it is. With
+    these, only the family of a checkpoint is imported.
     """
 
     module: str
@@ -35,7 +36,7 @@ class FamilyLine(NamedTuple):
 # of its config, and the blocks that it is made of. No other code names it. The first ten are
 # followed by the later ones in the order of their names.
 FAMILIES: dict[str, FamilyLine] = {
-    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral")),
+    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral", "internlm3")),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
@@ -45,7 +46,11 @@ FAMILIES: dict[str, FamilyLine] = {
     "phi3": FamilyLine("weightctl.families.phi3", "phi3", ("phi3",)),
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
     "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
+    "afmoe": FamilyLine("weightctl.families.afmoe", "afmoe", ("afmoe",)),
+    "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
+    "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
+    "bitnet": FamilyLine("weightctl.families.bitnet", "bitnet", ("bitnet",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
     "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
     "cohere": FamilyLine("weightctl.families.cohere", "command-r", ("cohere",)),
@@ -76,8 +81,18 @@ FAMILIES: dict[str, FamilyLine] = {
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
     ),
+    "hunyuan_dense": FamilyLine(
+        "weightctl.families.hunyuan_dense", "hunyuan-dense", ("hunyuan_v1_dense",)
+    ),
+    "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "llama4": FamilyLine("weightctl.families.llama4", "llama4", ("llama4_text", "llama4")),
+    "mimo2": FamilyLine("weightctl.families.mimo2", "mimo2", ("mimo_v2_flash",)),
+    "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
+    "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),
     "minimax_m2": FamilyLine("weightctl.families.minimax_m2", "minimax-m2", ("minimax_m2",)),
+    "mistral3": FamilyLine("weightctl.families.mistral3", "mistral3", ("ministral3", "mistral3")),
+    "mistral4": FamilyLine("weightctl.families.mistral4", "mistral4", ("mistral4", "mistral3")),
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
     "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),
@@ -87,6 +102,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "olmo3": FamilyLine("weightctl.families.olmo3", "olmo2", ("olmo3",)),
     "olmoe": FamilyLine("weightctl.families.olmoe", "olmoe", ("olmoe",)),
     "phi2": FamilyLine("weightctl.families.phi2", "phi2", ("phi",)),
+    "phimoe": FamilyLine("weightctl.families.phimoe", "phimoe", ("phimoe",)),
     "qwen2moe": FamilyLine("weightctl.families.qwen2moe", "qwen2moe", ("qwen2_moe",)),
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
     "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
@@ -94,6 +110,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "stablelm": FamilyLine("weightctl.families.stablelm", "stablelm", ("stablelm",)),
     "starcoder": FamilyLine("weightctl.families.starcoder", "starcoder", ("gpt_bigcode",)),
     "starcoder2": FamilyLine("weightctl.families.starcoder2", "starcoder2", ("starcoder2",)),
+    "t5": FamilyLine("weightctl.families.t5", "t5", ("t5",)),
     "xlm_roberta": FamilyLine("weightctl.families.xlm_roberta", "bert", ("xlm-roberta",)),
 }
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.cohere import FAMILY as COHERE
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.family import ModelType
-from weightctl.families.gemma2 import local_period, mark_windowed_layers
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE
 from weightctl.families.layers import ONES, every_but
 from weightctl.families.rope_keys import standard
-from weightctl.families.windowed_layers import WORDS
+from weightctl.families.windowed_layers import WORDS, mark_windowed_layers, pattern_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 _PERIOD = 4
-
-
-def _mark_layers(fields: Fields) -> tuple[bool, ...]:
-    return mark_windowed_layers(fields["layers"], fields["local_period"])
 
 
 def _usual_layers(fields: Fields) -> tuple[bool, ...]:
@@ -62,9 +57,8 @@ FAMILY = replace(
         COHERE.keys,
         Key(field="sliding_window", kind=SIZE, default=4096, gguf="{arch}.attention.sliding_window",
             hugging_face="sliding_window"),
-        Key(field="local_period", kind=SIZE, gguf_default=local_period(_PERIOD),
-            gguf="{arch}.attention.sliding_window_pattern"),
-        Key(field="windowed_layers", kind=WORDS, default=_usual_layers, gguf_default=_mark_layers,
+        *pattern_keys(_PERIOD),
+        Key(field="windowed_layers", kind=WORDS, default=_usual_layers,
             hugging_face="layer_types", written=True),
         Key(field="rotated_layers", kind=ONES, default=same("windowed_layers"),
             gguf_default=same("windowed_layers")),

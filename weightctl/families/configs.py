@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "shortest"]
+__all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "is_same_float32", "shortest"]
 
 MODEL_TYPE = "model_type"
 
@@ -157,10 +157,12 @@ def _one(value: MetadataValue, place: str) -> object:
 
 def shortest(number: float) -> float:
     """Return the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
-    if not abs(number) < 1e38:
-        return number
-    for digits in range(6, 9):
-        short = float(f"{number:.{digits}g}")
-        if struct.pack("<f", short) == struct.pack("<f", number):
-            return short
-    return number
+    rounded = (float(f"{number:.{digits}g}") for digits in range(6, 9))
+    return next((short for short in rounded if is_same_float32(short, number)), number)
+
+
+def is_same_float32(one: float, other: float) -> bool:
+    """Whether two numbers are the same when rounded to float32."""
+    if not max(abs(one), abs(other)) < 1e38:
+        return one == other
+    return struct.pack("<f", one) == struct.pack("<f", other)

@@ -9,17 +9,19 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["DecoderConfig", "EncoderConfig", "check_layers"]
+__all__ = ["DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "check_layers"]
 
 # How messages call fields with a value for each layer.
 _LISTED = {
     "windowed_layers": "attention types",
     "rotated_layers": "whether RoPE is used",
     "sparse_layers": "whether there are experts",
+    "chunked_layers": "whether there are chunks",
 }
 
-# Of what queries and keys are normed: each head alike, or all heads together.
-QkNorm: TypeAlias = Literal["head", "whole"]
+# Of what queries and keys are normed: each head alike, or all heads together; or each head after
+# RoPE, without weights.
+QkNorm: TypeAlias = Literal["head", "whole", "unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,33 +35,44 @@ class DecoderConfig:
     `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
     (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
     sum of what they add and what they read. Where `attention_norms` is given, only those layers
-    have the norm before attention. With `parallel` both read the same input,
-    by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+    have the norm before attention. With `inner_norms`, what heads return is normed before the
+    output projection, and the product of gate and up before the last one. With `parallel` both read
+    the same input, by one norm if `shared_norm`. `embedding_norm` is after the embedding.
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys. Scores are multiplied by `attention_scale`, or by
+    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
+    `unit` norms only rotated layers. Scores are multiplied by `attention_scale`, or by
     `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
     positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
     all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
-    a score of its own that takes a share of the softmax and belongs to no key. If `latent_rank` is
-    not 0, keys and values are computed from a latent vector of that size: `plain_dimensions` of
-    each key, whose other dimensions are rotated, and values of `value_dimensions`. Queries are
-    computed from a latent vector of size `query_rank`, unless that is 0.
+    a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
+    first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
+    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0, and only in layers that
+    are not rotated if `temperature_without_rope`. In `chunked_layers`, a position sees those of its
+    chunk of `attention_chunk` positions alone. With `attention_gate`, what the heads return is
+    multiplied by the sigmoid of a projection of what attention reads. If `latent_rank` is not 0,
+    keys and values are computed from a latent vector of that size: `plain_dimensions` of each key,
+    whose other dimensions are rotated. Queries are computed from a latent vector of size
+    `query_rank`, unless that is 0. Values have `value_dimensions` per head, as many as keys if that
+    is 0, and are multiplied by `value_scale`.
 
-    Positions: by `rope`, `learned` or `alibi`. `rope_dimensions` is how many values of each head
-    are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF, not each half's
-    with the other's. Layers with a window may have a `local_rope_base`, and only `rotated_layers`
-    are rotated where that is given. A checkpoint that `has_rope_factors` has as tensors what
-    divides the frequencies: those for long contexts and those for short ones if
+    Positions: by `rope`, `learned`, `alibi` or `relative` distances. `rope_dimensions` is how many
+    values of each head are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF,
+    not each half's with the other's. Layers with a window may have a `local_rope_base`, and only
+    `rotated_layers` are rotated where that is given. A checkpoint that `has_rope_factors` has as
+    tensors what divides the frequencies: those for long contexts and those for short ones if
     `rope_factors_by_length`.
 
     MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
-    that weights are `(in, out)`. Mixtures have `experts` in place of the MLP, in `sparse_layers`;
-    `router` is by what their shares follow, of the `experts_used` with the largest scores, to which
-    a correction is added if `router_correction`. `expert_bias` is that of router and experts.
-    Shares are those among themselves if `experts_normalized`, and multiplied by `experts_scale`. Of
-    `expert_groups`, those in the `expert_groups_used` best can be chosen. A `shared_intermediate`
-    wide MLP sees all positions beside them, by a gate of its own if `shared_gate`.
+    that weights are `(in, out)`. The numbers of a learned activation are `xielu_alpha_n` and so on,
+    for each layer, or tensors if `has_xielu_weights`. Mixtures have `experts` in place of the MLP,
+    in `sparse_layers`; `router` is by what their shares follow, of the `experts_used` with the
+    largest scores, to which a correction is added if `router_correction`. `expert_bias` is that of
+    router and experts. Shares are those among themselves if `experts_normalized`, and multiplied by
+    `experts_scale`; they multiply what experts return, or what they read if `shares_scale_inputs`.
+    Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
+    `shared_intermediate` wide MLP sees all positions beside them, by a gate of its own if
+    `shared_gate`.
 
     Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
     `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
@@ -71,7 +84,7 @@ class DecoderConfig:
     hidden: int
     layers: int
     heads: int
-    kv_heads: int
+    kv_heads: int | tuple[int, ...]
     head_dim: int
     intermediate: int
     norm_epsilon: float
@@ -86,6 +99,7 @@ class DecoderConfig:
     attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
     norms_after: bool = False
+    inner_norms: bool = False
     parallel: bool = False
     shared_norm: bool = False
     embedding_norm: bool = False
@@ -94,20 +108,29 @@ class DecoderConfig:
     attention_output_bias: bool = False
     fused_qkv: bool = False
     qk_norm: QkNorm | None = None
+    qk_norm_after_rope: bool = False
     query_scalar: int | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
     sliding_window: int | None = None
     windowed_layers: tuple[bool, ...] | None = None
     query_clamp: float | None = None
-    sinks: bool = False
+    sinks: bool | tuple[bool, ...] = False
+    value_scale: float = 1.0
+    temperature_scale: float = 0.0
+    temperature_length: int = 0
+    temperature_offset: int = 0
+    temperature_without_rope: bool = False
+    attention_gate: bool = False
+    attention_chunk: int | None = None
+    chunked_layers: tuple[bool, ...] | None = None
     causal: bool = True
     latent_rank: int = 0
     query_rank: int = 0
     plain_dimensions: int = 0
     value_dimensions: int = 0
 
-    position: Literal["rope", "learned", "alibi"] = "rope"
+    position: Literal["rope", "learned", "alibi", "relative"] = "rope"
     alibi_bias: float = 8.0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
@@ -122,11 +145,16 @@ class DecoderConfig:
     gated: bool = True
     fused_gate_up: bool = False
     transposed: bool = False
+    has_xielu_weights: bool = False
+    xielu_alpha_n: tuple[float, ...] | float = ()
+    xielu_alpha_p: tuple[float, ...] | float = ()
+    xielu_beta: tuple[float, ...] | float = ()
+    xielu_eps: tuple[float, ...] | float = ()
     experts: int = 0
     experts_used: int = 0
     expert_intermediate: int = 0
     sparse_layers: tuple[bool, ...] | None = None
-    router: Literal["softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     router_correction: bool = False
     expert_bias: bool = False
     experts_normalized: bool = True
@@ -135,6 +163,7 @@ class DecoderConfig:
     expert_groups_used: int = 1
     shared_intermediate: int = 0
     shared_gate: bool = False
+    shares_scale_inputs: bool = False
 
     embedding_scale: float = 1.0
     embedding_by_root: bool = False
@@ -148,6 +177,19 @@ class DecoderConfig:
         """Return how many positions back those of a layer see; None, all."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
+
+    def count_kv_heads(self, layer: int) -> int:
+        """Return how many KV heads a layer has."""
+        counts = self.kv_heads
+        return counts if isinstance(counts, int) else counts[layer]
+
+    def has_sinks(self, layer: int) -> bool:
+        """Whether the heads of a layer have sinks."""
+        return self.sinks if isinstance(self.sinks, bool) else self.sinks[layer]
+
+    def chunk(self, layer: int) -> int | None:
+        """Return how many positions the chunks of a layer have; None, there are none."""
+        return self.attention_chunk if self.chunked_layers and self.chunked_layers[layer] else None
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -176,6 +218,33 @@ class EncoderConfig(DecoderConfig):
         """Return how many positions, itself included, those of a layer see on either side."""
         size = DecoderConfig.window(self, layer)
         return None if size is None else size // 2 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderConfig(DecoderConfig):
+    """The sizes of an encoder, and of a decoder that reads what the encoder makes.
+
+    The first `encoder_layers` of the layers are the encoder's. Positions are `relative`: each head
+    adds a number to a score, by the bucket of the distance. Of `buckets`, half are of one distance
+    each, and the others of ranges of distances up to `farthest`. What the decoder makes begins
+    after a `start_token`.
+    """
+
+    encoder_layers: int
+    buckets: int = 32
+    farthest: int = 128
+    start_token: int | None = None
+    position: Literal["rope", "learned", "alibi", "relative"] = "relative"
+
+    @property
+    def in_encoder(self) -> tuple[bool, ...]:
+        """Whether each layer is of the encoder."""
+        return tuple(layer < self.encoder_layers for layer in range(self.layers))
+
+    @property
+    def in_decoder(self) -> tuple[bool, ...]:
+        """Whether each layer is of the decoder."""
+        return tuple(layer >= self.encoder_layers for layer in range(self.layers))
 
 
 def check_layers(fields: Fields) -> None:

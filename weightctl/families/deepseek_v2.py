@@ -14,6 +14,7 @@ from weightctl.families.experts import (
     EXPERT_WIDTH,
     GROUP_KEYS,
     LEADING_DENSE_KEYS,
+    ROUTER_GATING,
     SHARED_COUNT_KEYS,
     SIGMOID_KEYS,
     checking_experts,
@@ -40,7 +41,15 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY", "GATING", "NO_BIASES", "SHARED_LINES", "SIGMOID"]
+__all__ = [
+    "FAMILY",
+    "GATING",
+    "NO_BIASES",
+    "NO_MLP_BIASES",
+    "SHARED_LINES",
+    "SIGMOID",
+    "SOFTMAX_GATING",
+]
 
 # What llama.cpp calls routers that score each expert by itself.
 SIGMOID = 2
@@ -55,6 +64,16 @@ NO_BIASES = Key(
     kind=Exactly(False, "attention biases are not supported"),
     default=False,
     hugging_face="attention_bias",
+)
+NO_MLP_BIASES = Key(
+    field="mlp_bias",
+    kind=Exactly(False, "biases of MLPs are not supported"),
+    default=False,
+    hugging_face="mlp_bias",
+)
+# What llama.cpp takes where nothing is said.
+SOFTMAX_GATING = replace(
+    ROUTER_GATING, kind=Exactly(1, "other routers are not supported"), gguf_default=1
 )
 
 
@@ -100,10 +119,8 @@ FAMILY = Family(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
         EXPERT_WIDTH,
-        Key(field="mlp_bias", kind=Exactly(False, "biases of MLPs are not supported"),
-            default=False, hugging_face="mlp_bias"),
-        Key(field="router_gating", kind=Exactly(1, "other routers are not supported"),
-            gguf_default=1, gguf="{arch}.expert_gating_func", written=True),
+        NO_MLP_BIASES,
+        SOFTMAX_GATING,
         Key(field="expert_method", default="greedy", gguf_default="greedy",
             kind=Choice({"greedy": "greedy", "group_limited_greedy": "groups"}),
             hugging_face="topk_method"),

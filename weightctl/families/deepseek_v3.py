@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "ONLY_NEIGHBORS"]
+
+ONLY_NEIGHBORS = Key(
+    field="interleaved",
+    kind=Exactly(True, "only neighbors are rotated here"),
+    default=True,
+    hugging_face="rope_interleave",
+)
 
 
 def _is_sigmoid(metadata: Mapping[str, MetadataValue]) -> bool:
@@ -80,8 +87,7 @@ FAMILY = replace(
     keys=expert_keys(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
-        Key(field="interleaved", kind=Exactly(True, "only neighbors are rotated here"),
-            default=True, hugging_face="rope_interleave"),
+        ONLY_NEIGHBORS,
         *SIGMOID_KEYS,
         *GROUP_KEYS,
         *SHARED_COUNT_KEYS,

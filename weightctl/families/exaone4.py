@@ -7,17 +7,17 @@ layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
-from weightctl.families.gemma2 import mark_windowed_layers
 from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS, SIZE, OrNone
 from weightctl.families.layers import ONES, every_but
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
-from weightctl.families.windowed_layers import FLAGS, LOCAL, WORDS
+from weightctl.families.windowed_layers import LOCAL, WORDS, mark_windowed_layers, pattern_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +37,20 @@ def _mark_windows(fields: Fields) -> tuple[bool, ...]:
     if fields["sliding_window"] is None:
         return (False,) * int(fields["layers"])
     return every_but(_PERIOD)(fields)
+
+
+_PATTERN, _FLAGS = pattern_keys(_PERIOD, is_stated=False)
+
+
+def _find_pattern(fields: Fields) -> Any:
+    """Return what GGUF has in place of the usual period: nothing if there is no window."""
+    find: Any = _PATTERN.gguf_default
+    return None if fields["sliding_window"] is None else find(fields)
+
+
+def _spread_pattern(fields: Fields) -> Any:
+    spread: Any = _FLAGS.gguf_default
+    return _mark_windows(fields) if fields["window_pattern"] is None else spread(fields)
 
 
 def _mark_rotated(fields: Fields) -> tuple[bool, ...] | None:
@@ -106,9 +120,10 @@ FAMILY = Family(
         DECODER_KEYS,
         Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=_window,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        replace(_PATTERN, gguf_default=_find_pattern),
+        replace(_FLAGS, gguf_default=_spread_pattern),
         Key(field="windowed_layers", kind=WORDS, default=_mark_windows, hugging_face="layer_types",
             written=True),
-        Key(field="windowed_layers", kind=FLAGS, gguf_default=_mark_windows),
         Key(field="rotated_layers", kind=ONES, default=_mark_rotated, gguf_default=_mark_rotated),
     ),
     standard=standard_windows,

@@ -114,7 +114,7 @@ FAMILY = Family(
         used=8,
     ),
     fusions=expert_forms(),
-    beside=(r"mtp\..+",),
+    has_further_layers=True,
     standard=_standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

@@ -37,6 +37,7 @@ __all__ = [
     "expert_keys",
     "expert_lines",
     "find_shared_heads",
+    "stacked_gate_up",
 ]
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
@@ -162,8 +163,8 @@ def expert_lines(
     return (*kept[:place], *added, *kept[place:])
 
 
-def expert_forms() -> tuple[Fusion, ...]:
-    """Return the other forms of a layer's experts.
+def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
+    """Return the other forms of a layer's experts, and of what transformers calls `router`.
 
     transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
     default; the first GGUFs of mixtures had each expert by itself.
@@ -174,7 +175,7 @@ def expert_forms() -> tuple[Fusion, ...]:
                parts=(_EXPERT + gate, _EXPERT + up), of_experts=True),
         Fusion(convention="hugging_face", name=in_memory + "experts.down_proj",
                parts=(_EXPERT + down,), of_experts=True),
-        Fusion(convention="hugging_face", name=in_memory + "gate.weight",
+        Fusion(convention="hugging_face", name=f"{in_memory}{router}.weight",
                parts=(_MLP + "router",)),
     ]  # fmt: skip
     apart = [
@@ -183,6 +184,16 @@ def expert_forms() -> tuple[Fusion, ...]:
         for part in _PARTS
     ]  # fmt: skip
     return (*fused, *apart)
+
+
+def stacked_gate_up() -> Fusion:
+    """Return the form of GGUF in which each expert has its gate and up in one tensor."""
+    return Fusion(
+        convention="gguf",
+        name="blk.{}.ffn_gate_up_exps.{kind}",
+        parts=(_EXPERT + "gate", _EXPERT + "up"),
+        of_experts=True,
+    )
 
 
 def expert_keys(
@@ -228,4 +239,7 @@ def _check_experts(fields: Fields) -> None:
     if used > count:
         raise ValueError(f"{used} experts per token are not possible with {count} experts")
     if count * layers > _MOST:
-        raise ValueError(f"{count} experts in {layers} layers are more than the limit of {_MOST}")
+        raise ValueError(
+            f"{count} experts in each of {layers} layers are {count * layers} experts, more than "
+            f"the limit of {_MOST}"
+        )

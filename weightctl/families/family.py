@@ -34,6 +34,8 @@ __all__ = [
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _LAYER_NUMBER = re.compile(r"(?:layers|blk)\.(\d{1,9})\.")
+# What some checkpoints call the layers that predict further tokens.
+_FURTHER = "mtp."
 # The field of a config that leaves out what is a copy of the embedding.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -64,13 +66,15 @@ class Name:
     those of the weight in our modules: its shape follows from them, and how it is cut.
 
     If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
-    family may have it. `made` returns the numbers that GGUF has in it, float32, where a config asks
-    for some, and `add_fields` the fields of a config with what such numbers say. The part is there
-    where all fields `when` are true, and not where `unless` is; a field may have a value for each
-    layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of something.
-    `change` says how else the naming conventions differ. `is_float32` says that GGUF keeps it in
-    float32, as it does all vectors, whatever the rest is stored in. `ends` is what the name of its
-    weight ends in, in a naming convention where that is not `.weight`.
+    family may have it. `made` returns the numbers in it, float32, if a config has them, because
+    the other naming convention has keys for them; those of layers stand one after the other.
+    `add_fields` returns the fields of a config with what the numbers of a tensor say. The part is
+    there where all fields `when` are true, and not where `unless` is; a field may have a value for
+    each layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of
+    something. `change` says how else the naming conventions differ. `is_float32` says that GGUF
+    keeps it in float32, as it does all vectors, whatever the rest is stored in. `ends` is what the
+    name of its weight ends in, in a naming convention where that is not `.weight`. Naming
+    conventions count layers from the one that the field `first` of a config has the number of.
     """
 
     module: str
@@ -82,6 +86,7 @@ class Name:
     unless: str | None = None
     change: Change | None = None
     is_float32: bool = False
+    first: str = ""
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
@@ -201,18 +206,17 @@ class Family:
     `model_types` are config.json's, the usual one first. `config` and `module` refer to the class
     of its configs and of the whole model; where `module` is empty weightctl does not run its
     models, and does all else. `blocks` are fields of the config that all models of the family have
-    alike: what blocks it is made of. `prefix` is what all names
-    of Hugging Face's but the head's begin with, or lack; `other_prefixes` are what stands there in
-    checkpoints of more than the model. `beside` are patterns of tensors in either naming convention
-    that belong to no part of the model, without the prefix. `spellings` are other words for
-    `weight` and `bias` at the end of names. With `has_further_layers` checkpoints may have more
-    layers than the config counts, for training and drafts. `fusions` are tensors with several
-    parts.
-    `keeps_window` says that llama.cpp knows of sliding windows in this family, and
-    `heads_fill_hidden` that it loads no models whose heads together are wider or narrower than the
-    hidden size; `unloaded` returns why else it does not load a model with some fields.
-    `older` is what older versions of transformers call keys of rotary embeddings. `standard`
-    brings config.json into the form that the keys are of. `checked` returns
+    alike: what blocks it is made of. `prefix` is what all names of Hugging Face's but the head's
+    begin with, or lack; `other_prefixes` are what stands there in checkpoints of more than the
+    model. `beside` are patterns of tensors in either naming convention that belong to no part of
+    the model, without the prefix. `spellings` are other words for `weight` and `bias` at the end of
+    names. With `has_further_layers` checkpoints may have more layers than the config counts, for
+    training and drafts. `fusions` are tensors with several parts. `keeps_window` says that
+    llama.cpp knows of sliding windows in this family, and `heads_fill_hidden` that it loads no
+    models whose heads together are wider or narrower than the hidden size; `unloaded` returns why
+    else it does not load a model with some fields, and `differs` says what it computes differently
+    from transformers. `older` is what older versions of transformers call keys of rotary
+    embeddings. `standard` brings config.json into the form that the keys are of. `checked` returns
     the fields that the lines gave as the config has them; raises `ValueError` if they contradict
     each other.
     """
@@ -234,6 +238,7 @@ class Family:
     heads_fill_hidden: bool = False
     older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
+    differs: str = ""
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     lacks: str = ""
@@ -276,8 +281,17 @@ class Family:
         """
         if any(re.fullmatch(pattern, name) for pattern in self.beside):
             return True
-        found = _LAYER_NUMBER.match(name) if self.has_further_layers else None
-        return found is not None and int(found[1]) >= config.layers
+        return self.is_further(name, config)
+
+    def is_further(self, name: str, config: Config) -> bool:
+        """Whether a tensor is of layers that predict further tokens, behind those of the model.
+
+        `name` is as all checkpoints have it in common.
+        """
+        if not self.has_further_layers:
+            return False
+        found = _LAYER_NUMBER.match(name)
+        return name.startswith(_FURTHER) or (found is not None and int(found[1]) >= config.layers)
 
     def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
         """Return the family's config, a frozen dataclass, of those of these fields that it has.
@@ -317,11 +331,12 @@ def _list_tensors(
         for convention in _CONVENTIONS
     )
     module = f"{line.module}.{kind}"
+    number = layer - getattr(config, line.first) if line.first else layer
     for expert in range(config.experts) if line.is_of_experts else (0,):
         yield TensorNames(
             module.format(layer, expert=expert),
-            None if gguf is None else gguf.format(layer, expert=expert),
-            None if hugging_face is None else hugging_face.format(layer, expert=expert),
+            None if gguf is None else gguf.format(number, expert=expert),
+            None if hugging_face is None else hugging_face.format(number, expert=expert),
             line,
             kind,
             layer,

@@ -4,7 +4,7 @@ Names and keys: transformers' `modeling_gemma2.py` and `configuration_gemma2.py`
 `conversion/gemma.py` and `src/models/gemma2.cpp`.
 
 What GGUF has no key for is as llama.cpp takes it: the output is the embedding, the activation is
-GELU by its tanh, there are soft caps, and the scale of queries follows from their length, or from
+GELU by its tanh, and the scale of queries follows from their length, or from
 the hidden size in a model of as many layers as the one of 27 billion parameters.
 """
 
@@ -17,10 +17,10 @@ from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_ke
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
 from weightctl.families.keys import Key, same
-from weightctl.families.kinds import ACTIVATION, FLAG, SIZE, Choice, Exactly, Real
+from weightctl.families.kinds import ACTIVATION, FLAG, SIZE, Choice, Exactly, OrNone, Real
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import ROPE_KEYS, standard
-from weightctl.families.windowed_layers import WORDS
+from weightctl.families.windowed_layers import WORDS, mark_windowed_layers, pattern_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +37,10 @@ __all__ = [
     "SCALING",
     "SOFTCAP",
     "check_decoder",
-    "local_period",
-    "mark_windowed_layers",
     "query_scalar",
 ]
 
-_LAYERS_OF_27B, _PERIOD = 46, 2
+_LAYERS_OF_27B, _PERIOD, _NO_CAP = 46, 2, 1e6
 SOFTCAP = Real(0, 1e9)
 
 _NORM = {"change": PLUS_ONE}
@@ -71,38 +69,8 @@ def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
     return scalar
 
 
-def mark_windowed_layers(layers: int, period: int) -> tuple[bool, ...]:
-    """Return whether each layer has a window; the last of each `period` sees all positions."""
-    return tuple((number + 1) % period != 0 for number in range(layers))
-
-
-def local_period(usual: int) -> Callable[[Fields], int]:
-    """Return what gives the period of the layers with a window, the usual one where any would do.
-
-    A list that has none gives one that does not lead to it.
-    """
-
-    def period(fields: Fields) -> int:
-        found = fields.get("windowed_layers")
-        if found is None or (all(found) and len(found) < usual):
-            return usual
-        return (*found, False).index(False) + 1
-
-    return period
-
-
 def _usually_windowed(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], _PERIOD)
-
-
-def _mark_layers(fields: Fields) -> tuple[bool, ...]:
-    return mark_windowed_layers(fields["layers"], fields["local_period"])
-
-
-def _local_period(fields: Fields) -> int:
-    if not any(fields.get("windowed_layers", (True,))):
-        raise ValueError("gives no layer a sliding window, which llama.cpp does not support")
-    return local_period(_PERIOD)(fields)
 
 
 # What transformers takes for either gemma where config.json has no value.
@@ -138,15 +106,16 @@ _KEYS = (
         hugging_face="query_pre_attn_scalar"),
     Key(field="sliding_window", kind=SIZE, default=4096, gguf_default=4096,
         gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
-    Key(field="local_period", kind=SIZE, gguf_default=_local_period,
-        gguf="{arch}.attention.sliding_window_pattern"),
-    Key(field="windowed_layers", kind=WORDS, default=_usually_windowed, gguf_default=_mark_layers,
+    Key(field="windowed_layers", kind=WORDS, default=_usually_windowed,
         hugging_face="layer_types"),
-    # None in config.json is none; GGUF has no word for that.
-    Key(field="attention_softcap", kind=SOFTCAP, default=None, gguf_default=50.0,
-        gguf="{arch}.attn_logit_softcapping", hugging_face="attn_logit_softcapping"),
-    Key(field="softcap", kind=SOFTCAP, default=None, gguf_default=30.0,
-        gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping"),
+    *pattern_keys(_PERIOD),
+    # llama.cpp always has caps: one that bounds nothing stands for none.
+    Key(field="attention_softcap", kind=OrNone(SOFTCAP, _NO_CAP), default=None, gguf_default=50.0,
+        gguf="{arch}.attn_logit_softcapping", hugging_face="attn_logit_softcapping",
+        written=True),
+    Key(field="softcap", kind=OrNone(SOFTCAP, _NO_CAP), default=None, gguf_default=30.0,
+        gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping",
+        written=True),
     Key(field="tied", kind=FLAG, default=True, gguf_default=True,
         hugging_face="tie_word_embeddings"),
     *SCALING,
@@ -163,8 +132,14 @@ def _check_fields(fields: Fields) -> Fields:
     return {**check_decoder(fields), "local_rope_base": None}
 
 
+def _find_no_windows(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model: it expects layers with a window."""
+    return None if any(fields["windowed_layers"]) else "no layer has a sliding window"
+
+
 FAMILY = Family(
     name="gemma2",
+    unloaded=_find_no_windows,
     model_types={
         "gemma2": ModelType(
             class_name="Gemma2ForCausalLM",

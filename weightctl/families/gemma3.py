@@ -9,6 +9,7 @@ with a window, and has none of those where the metadata give no window.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.changes import PLUS_ONE
@@ -23,15 +24,13 @@ from weightctl.families.gemma2 import (
     SCALING,
     SOFTCAP,
     check_decoder,
-    local_period,
-    mark_windowed_layers,
     query_scalar,
 )
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, OrNone, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.lines import adapt
-from weightctl.families.windowed_layers import LOCAL, WORDS
+from weightctl.families.windowed_layers import LOCAL, WORDS, mark_windowed_layers, pattern_keys
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -56,9 +55,14 @@ def _window(fields: Fields) -> int:
     return int(fields["stated_window"] or _WINDOW)
 
 
-def _mark_layers(fields: Fields) -> tuple[bool, ...]:
-    has_window = fields["stated_window"] is not None
-    return mark_windowed_layers(fields["layers"], fields["local_period"] if has_window else 1)
+_PATTERN, _FLAGS = pattern_keys(_PERIOD)
+
+
+def _mark_layers(fields: Fields) -> Any:
+    """Return which layers have a window: none if GGUF has no size of one."""
+    spread: Any = _FLAGS.gguf_default
+    windowed = spread(fields)
+    return windowed if fields["stated_window"] is not None else (False,) * len(windowed)
 
 
 _KEYS = (
@@ -67,9 +71,9 @@ _KEYS = (
         hugging_face="query_pre_attn_scalar"),
     Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_find_stated_window,
         gguf="{arch}.attention.sliding_window"),
-    Key(field="local_period", kind=SIZE, gguf_default=local_period(_PERIOD),
-        gguf="{arch}.attention.sliding_window_pattern"),
-    Key(field="windowed_layers", kind=WORDS, gguf_default=_mark_layers, hugging_face=_TYPES),
+    Key(field="windowed_layers", kind=WORDS, hugging_face=_TYPES),
+    _PATTERN,
+    replace(_FLAGS, gguf_default=_mark_layers),
     Key(field="sliding_window", kind=SIZE, default=_WINDOW, gguf_default=_window,
         hugging_face="sliding_window"),
     Key(field="attention_softcap", default=None, gguf_default=None,

@@ -113,7 +113,7 @@ FAMILY = Family(
         used=8,
     ),
     fusions=expert_forms(),
-    beside=(r"layers\.(46|92)\..+",),
+    has_further_layers=True,
     standard=standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

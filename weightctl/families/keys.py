@@ -17,6 +17,7 @@ __all__ = [
     "Fields",
     "IsAbsent",
     "Key",
+    "LayersWith",
     "NamingConvention",
     "Present",
     "PresentAs",
@@ -101,6 +102,26 @@ class PresentAs(NamedTuple):
         return self.meaning if self.tensor in tensors else None
 
 
+class LayersWith(NamedTuple):
+    """For each layer one of two words: `word` if it has a tensor, and `other` if not.
+
+    The names have a field for the number of a layer; every layer has the tensor `usual`.
+    """
+
+    tensor: str
+    usual: str
+    word: str
+    other: str
+
+    def see(self, tensors: Mapping[str, TensorInfo]) -> list[str] | None:
+        """Return the words, None if there are no layers."""
+        found: list[str] = []
+        while self.usual.format(len(found)) in tensors:
+            has = self.tensor.format(len(found)) in tensors
+            found.append(self.word if has else self.other)
+        return found or None
+
+
 class IsAbsent(NamedTuple):
     """Whether the tensor is missing."""
 
@@ -111,7 +132,7 @@ class IsAbsent(NamedTuple):
         return self.tensor not in tensors
 
 
-Seen: TypeAlias = RowCount | Present | PresentAs | IsAbsent
+Seen: TypeAlias = RowCount | Present | PresentAs | LayersWith | IsAbsent
 
 
 def same(field: str) -> Callable[[Fields], Any]:

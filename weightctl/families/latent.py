@@ -116,12 +116,14 @@ def _by_head(config: Any) -> Sequence[int]:
     return group_heads(config.heads, (config.plain_dimensions, config.value_dimensions))
 
 
-def latent_keys(keys: tuple[Key, ...], *more: Key) -> tuple[Key, ...]:
+def latent_keys(
+    keys: tuple[Key, ...], *more: Key, sizes: tuple[Key, ...] = LATENT_SIZES
+) -> tuple[Key, ...]:
     """Return the keys of a decoder with those of latent vectors, and `more`."""
     own = ("kv_heads", "head_dim", "value_dim", "rope_dimensions", "rotated_share")
     kept = with_keys(keys, without=own)
     place = next(number for number, key in enumerate(kept) if key.field == "heads") + 1
-    return with_keys((*kept[:place], *LATENT_SIZES, *kept[place:]), *more)
+    return with_keys((*kept[:place], *sizes, *kept[place:]), *more)
 
 
 def check_latent(fields: Fields) -> Fields:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
-from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS
+from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS, pattern_keys
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ __all__ = [
     "FlagMeaning",
     "LayerChoice",
     "LayerOnes",
+    "LayerValues",
     "Layered",
     "LayersAlike",
+    "Uniform",
     "every_but",
     "from_layer",
     "no_windows",
@@ -30,32 +32,73 @@ __all__ = [
 
 
 class Layered(NamedTuple):
-    """A value of another kind for all layers, or a list with one for each.
-
-    A list is read as a tuple, or as the one value if all are the same.
-    """
+    """A list with a value of another kind for each layer."""
 
     kind: Kind
 
     def read(self, content: object) -> Any:
-        """Return the value of all layers, or a tuple of the values."""
+        """Return a tuple of the values."""
+        if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
+        return tuple(self.kind.read(each) for each in content)
+
+    @property
+    def gguf_type(self) -> str:
+        """That of an array of values."""
+        return f"array[{self.kind.gguf_type}]"
+
+    def write(self, value: Any) -> Any:
+        """Return the list of values."""
+        return [self.kind.write(each) for each in value]
+
+
+class Uniform(NamedTuple):
+    """A value of another kind, or a list that has it for each layer."""
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return the value; `ValueError` if layers have different ones."""
+        if not is_sequence(content):
+            return self.kind.read(content)
+        found = Layered(self.kind).read(content)
+        if len(set(found)) > 1:
+            raise ValueError(
+                f"is {show_value(content)}; values that differ between layers are not supported"
+            )
+        return found[0]
+
+    @property
+    def gguf_type(self) -> str:
+        """That of the value."""
+        return self.kind.gguf_type
+
+    def write(self, value: Any) -> Any:
+        """Return the value."""
+        return self.kind.write(value)
+
+
+class LayerValues(NamedTuple):
+    """A list with a value of another kind for each layer, or one value for all."""
+
+    kind: Kind
+
+    def read(self, content: object) -> Any:
+        """Return a tuple of the values, or the one value."""
         if not is_sequence(content):
             return self.kind.read(content)
         if not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must have a value for each layer")
-        found = tuple(self.kind.read(each) for each in content)
-        return found[0] if len(set(found)) == 1 else found
+        return tuple(self.kind.read(each) for each in content)
 
     @property
     def gguf_type(self) -> str:
-        """That of a value; a list has that of an array of them."""
-        return self.kind.gguf_type
+        """That of a list of values."""
+        return f"array[{self.kind.gguf_type}]"
 
-    def write(self, value: Any) -> Any:
-        """Return the value, or the list of them."""
-        if is_sequence(value):
-            return [self.kind.write(each) for each in value]
-        return self.kind.write(value)
+    def write(self, value: Any) -> list[Any]:
+        """Return the list of values."""
+        return [self.kind.write(each) for each in value]
 
 
 class LayerOnes(NamedTuple):
@@ -108,7 +151,8 @@ class LayerChoice(NamedTuple):
     def read(self, content: object) -> tuple[bool, ...]:
         """Return whether each layer has it."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
-            raise ValueError(f"is {show_value(content)}; it must be a list with a word per layer")
+            expected = f"a list with `{self.word}` or `{self.other}` for each layer"
+            raise ValueError(f"is {show_value(content)}; it must be {expected}")
         for each in content:
             if each not in self:
                 expected = f"`{self.word}` or `{self.other}`"
@@ -167,17 +211,19 @@ def window_keys(
 ) -> tuple[Key, ...]:
     """Return the keys of windows in all layers but the last of each `period`.
 
-    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without,
-    llama.cpp takes the period for granted, as it does where the flags are missing.
+    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without, it
+    has them only where llama.cpp would take others for granted.
     """
     usual = every_but(period)
+    flags = Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
+                gguf="{arch}.attention.sliding_window_pattern")  # fmt: skip
+    of_gguf = (flags,) if pattern else pattern_keys(period, is_stated=False)
     return (
         Key(field="sliding_window", kind=OrNone(SIZE), default=window, gguf_default=None,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+        *of_gguf,
         Key(field="windowed_layers", kind=WORDS, default=usual, hugging_face="layer_types",
             written=True),
-        Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
-            gguf="{arch}.attention.sliding_window_pattern" if pattern else ""),
     )  # fmt: skip
 
 

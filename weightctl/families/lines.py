@@ -103,6 +103,8 @@ _OF_LAYERS = (
     _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
+    # What each head returns is multiplied by the sigmoid of this.
+    _matrix("attention.gate", "attn_gate", "self_attn.gate_proj", ("queries",)),
     # Of each query head a score beside those of its keys; every rank has all of them.
     _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
             ends={"hugging_face": ""}),
@@ -137,12 +139,13 @@ _BEHIND = ("norm", "output")
 
 # Roles that a part of the same module has in some families only: what lies along its axes there.
 # Where queries and keys are normed as a whole, every rank computes all of them. Values of latent
-# vectors have a size of their own.
+# vectors, and of some other heads, have a size of their own.
 _VARIANTS = {
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
     "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
     "attention.q_norm.whole": WeightAxes(("all_queries",)),
     "attention.k_norm.whole": WeightAxes(("all_keys",)),
+    "attention.v.sized": WeightAxes(("key_values",), _HIDDEN),
     "attention.o.latent": WeightAxes(_HIDDEN, ("values",)),
 }
 

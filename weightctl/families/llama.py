@@ -1,4 +1,4 @@
-"""llama, and what is built alike: Mistral, SmolLM, TinyLlama.
+"""llama, and what is built alike: Mistral, InternLM3, SmolLM, TinyLlama.
 
 Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; llama.cpp's
 `convert_hf_to_gguf.py` and `llama-model.cpp`.
@@ -18,7 +18,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import rope_factors, with_llama3
-from weightctl.families.rope_keys import ROPE_FACTORS, standard
+from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
 
 __all__ = ["FAMILY", "ROPE_ROWS"]
 
@@ -42,6 +42,20 @@ FAMILY = Family(
             },
             fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
         ),
+        # transformers runs it as a llama, and GGUF has it as one.
+        "internlm3": ModelType(
+            class_name="LlamaForCausalLM",
+            defaults={
+                "vocabulary": 128512,
+                "context": 32768,
+                "intermediate": 10240,
+                "layers": 48,
+                "kv_heads": 2,
+                "head_dim": 128,
+                "norm_epsilon": 1e-5,
+            },
+            fixed={"sliding_window": None},
+        ),
     },
     names=adapt(
         DECODER,
@@ -56,6 +70,7 @@ FAMILY = Family(
     fusions=(qkv_form(),),
     # What GGUFs of the first versions kept of the rotary embeddings.
     beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
-    standard=standard,
+    # As InternLM's own code calls them.
+    standard=standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
     checked=check_decoder,
 )  # fmt: skip

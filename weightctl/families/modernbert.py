@@ -22,7 +22,13 @@ from weightctl.families.kinds import EPSILON, SIZE, Choice, Exactly, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.layers import ONES
 from weightctl.families.lines import layer_lines, line
-from weightctl.families.windowed_layers import FLAGS, GLOBAL, LOCAL, WORDS
+from weightctl.families.windowed_layers import (
+    GLOBAL,
+    LOCAL,
+    WORDS,
+    mark_windowed_layers,
+    pattern_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,21 +48,7 @@ _BIASES = {
 
 
 def _mark_windowed(fields: Fields) -> tuple[bool, ...]:
-    """Mark all layers but the first of each period."""
-    period = fields.get("period", _PERIOD)
-    return tuple(layer % period != 0 for layer in range(fields["layers"]))
-
-
-def _find_period(fields: Fields) -> int:
-    """Return how many layers after one that sees all positions the next one does.
-
-    Raises `ValueError` where they are not as far apart, which GGUF cannot say.
-    """
-    marks = fields["windowed_layers"]
-    found = next((layer for layer, mark in enumerate(marks) if layer and not mark), len(marks))
-    if marks != tuple(layer % found != 0 for layer in range(len(marks))):
-        raise ValueError("layers that see all positions must be the first of each period")
-    return found
+    return mark_windowed_layers(fields["layers"], _PERIOD, is_first_global=True)
 
 
 def _mark_normed(fields: Fields) -> tuple[bool, ...]:
@@ -152,9 +144,7 @@ FAMILY = Family(
             gguf="{arch}.attention.sliding_window", hugging_face="local_attention"),
         Key(field="windowed_layers", kind=WORDS, default=_mark_windowed, hugging_face=_TYPES,
             written=True),
-        Key(field="period", kind=SIZE, gguf_default=_PERIOD, default=_find_period,
-            gguf="{arch}.attention.sliding_window_pattern"),
-        Key(field="windowed_layers", kind=FLAGS, gguf_default=_mark_windowed),
+        *pattern_keys(_PERIOD, is_first_global=True),
         Key(field="attention_norms", kind=ONES, default=_mark_normed, gguf_default=_mark_normed),
     ),
     beside=(r"head\..*", r"decoder\..*"),

@@ -23,8 +23,8 @@ __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 # rotated, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
-        "queries", "keys", "plain_keys", "values", "inner", "expert_inner", "shared_inner",
-        "vocabulary",
+        "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
+        "shared_inner", "vocabulary",
     }
 )  # fmt: skip
 # The fields of a config that have the sizes of extents; others are called as their fields are.
@@ -56,7 +56,7 @@ _OF_OUTPUTS = {1: "rowwise", 2: "gate_up", 3: "stacked_qkv"}
 
 def _derive_role(part: WeightAxes) -> Role:
     """Return how a part is cut whose outputs or inputs may be divided."""
-    if _SHARED.issuperset(part.outputs):
+    if part.outputs and _SHARED.issuperset(part.outputs):
         return Role(_OF_OUTPUTS[len(part.outputs)], 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
         is_of_heads = not OF_HEADS.isdisjoint(part.inputs)

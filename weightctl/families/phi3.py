@@ -8,24 +8,23 @@ all positions.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import Key, Present
-from weightctl.families.kinds import FLAG, SIZE, OrNone
+from weightctl.families.keys import Key
+from weightctl.families.kinds import SIZE, OrNone
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.rope_factors import (
-    long_factors,
-    short_factors,
-    with_long_factors,
-    with_short_factors,
-)
-from weightctl.families.rope_keys import LONGROPE_KEYS, standard
+from weightctl.families.rope_factors import LONGROPE_LINES
+from weightctl.families.rope_keys import LONG_ROPE_FACTORS, LONGROPE_KEYS, standard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["FAMILY"]
 
-_FUSED = {
-    "long_rope_factors": {"made": long_factors, "add_fields": with_long_factors},
-    "short_rope_factors": {"made": short_factors, "add_fields": with_short_factors},
+_FUSED: Mapping[str, Mapping[str, Any] | None] = {
+    **LONGROPE_LINES,
     "attention.q": None,
     "attention.k": None,
     "attention.v": None,
@@ -58,8 +57,7 @@ FAMILY = Family(
         Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window", written=True),
         *LONGROPE_KEYS,
-        Key(field="has_rope_factors", kind=FLAG, default=False,
-            seen=Present("rope_factors_long.weight")),
+        LONG_ROPE_FACTORS,
         without=("experts",),
     ),
     standard=standard,

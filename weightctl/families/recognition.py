@@ -14,6 +14,7 @@ from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.nearest import describe_nearest
+from weightctl.text.untyped import is_object
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
@@ -120,9 +121,11 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
 
 def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
     found = document.get(MODEL_TYPE)
-    for line in FAMILIES.values():
-        if found in line.model_types:
-            return line.load()
+    lines = [line for line in FAMILIES.values() if found in line.model_types]
+    text: Any = document.get("text_config")
+    kind = text.get(MODEL_TYPE) if len(lines) > 1 and is_object(text) else None
+    if lines:
+        return next((line for line in lines if kind in line.model_types), lines[0]).load()
     says = _says(f"`{MODEL_TYPE}`", found, where)
     raise UnknownArchitectureError(says, hint=_hint(weights, "hugging_face", document))
 

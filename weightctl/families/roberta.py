@@ -37,8 +37,8 @@ def _find_context(fields: Fields) -> int:
     found: int = fields["table_rows"] - fields["padding"] - 1
     if found < 1:
         raise ValueError(
-            f"is {found}: `max_position_embeddings` counts the {fields['padding'] + 1} rows up to "
-            "that of `pad_token_id` too"
+            f"(the number of positions) would be {found}: `max_position_embeddings` also "
+            f"counts the {fields['padding'] + 1} reserved rows, up to that of `pad_token_id`"
         )
     return found
 

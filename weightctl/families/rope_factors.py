@@ -14,7 +14,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.configs import shortest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from weightctl.families.rope_scaling import RopeScaling
 
 __all__ = [
+    "LONGROPE_LINES",
     "llama3_scaling",
     "long_factors",
     "rope_factors",
     "short_factors",
     "with_llama3",
-    "with_long_factors",
-    "with_short_factors",
 ]
 
 # How far a number may be off that float32 made of another, a few roundings later.
@@ -99,12 +98,12 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     return kept | scaled | {"has_rope_factors": False}
 
 
-def with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def _with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields that GGUF's keys gave with what `rope_factors_short.weight` says."""
     return _with_factors(fields, "scaling.short_factors", factors)
 
 
-def with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def _with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields that GGUF's keys gave with what `rope_factors_long.weight` says."""
     return _with_factors(fields, "scaling.long_factors", factors)
 
@@ -154,7 +153,7 @@ def llama3_scaling(
     turns = _turns(rope_base, dimensions)
     known = original_context if original_context not in {None, context} else None
     for original, low, high in _candidates(found, factor, turns, known):
-        if not (original >= 1 and 0 < low < high):
+        if not (original >= 1 and 0 < low <= high):
             continue
         made = _llama3(turns, factor, original, low, high)
         if np.allclose(made, found, rtol=_ROUNDING, atol=0):
@@ -191,6 +190,8 @@ def _candidates(
             yield original, _USUAL_LOW, _round(_USUAL_LOW + width)
         if original:
             yield original, _USUAL_LOW, _USUAL_HIGH
+            if not len(speed):
+                yield original, _USUAL_LOW, _USUAL_LOW
 
 
 def _llama3(
@@ -200,6 +201,8 @@ def _llama3(
     import numpy as np
 
     times = np.float32(original) * turns
+    if low == high:
+        return np.where(times < low, np.float32(factor), np.float32(1)).astype(np.float32)
     share = np.clip((times - np.float32(low)) / np.float32(high - low), 0, 1)
     blended = 1 / ((1 - share) / np.float32(factor) + share)
     return np.where(
@@ -229,3 +232,10 @@ def _longrope(config: Config) -> RopeScaling | None:
 def _round(number: float) -> float:
     """Return the number of few digits that is as good as this one."""
     return float(f"{number:.4g}")
+
+
+# The lines of a family that may have LongRoPE.
+LONGROPE_LINES: Mapping[str, Mapping[str, Any]] = {
+    "long_rope_factors": {"made": long_factors, "add_fields": _with_long_factors},
+    "short_rope_factors": {"made": short_factors, "add_fields": _with_short_factors},
+}

@@ -17,17 +17,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-__all__ = ["LONGROPE_KEYS", "ROPE_FACTORS", "ROPE_KEYS", "for_older", "standard", "standard_of"]
+__all__ = [
+    "IN_SCALING",
+    "LONGROPE_KEYS",
+    "LONG_AMPLITUDE",
+    "LONG_ROPE_FACTORS",
+    "ROPE_FACTORS",
+    "ROPE_KEYS",
+    "for_older",
+    "standard",
+    "standard_of",
+]
 
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
 _LARGE = 1e12
+_NOT_SCALED = ("rope_theta", "partial_rotary_factor")
+# Where a key of longrope stands that Phi-3 has beside `rope_scaling`.
+IN_SCALING = "rope_scaling"
 _POSITIVE = Real(LEAST, _LARGE, is_closed=True)
 
 
 # Where GGUF has the frequencies of llama3's scaling as a tensor.
 ROPE_FACTORS = Key(
     field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")
+)
+
+# Where it has the factors of longrope as tensors.
+LONG_ROPE_FACTORS = Key(
+    field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_factors_long.weight")
 )
 
 # Those of `scaling.` are put together by `rotations.scaling`.
@@ -74,7 +92,7 @@ ROPE_KEYS = (
         gguf=_SCALED + "attn_factor"),
 )  # fmt: skip
 
-# Those that some family, by now Phi-3 alone, has in place of some of `ROPE_KEYS`.
+# Those that families with longrope have in place of some of `ROPE_KEYS`.
 _OF_LONGROPE = (
     Key(field="rope_dimensions", kind=SIZE, default=find_rotary_size, gguf_default=same("head_dim"),
         gguf="{arch}.rope.dimension_count"),
@@ -96,6 +114,15 @@ LONGROPE_KEYS = (
         hugging_face=_ROPE + "short_factor"),
     Key(field="scaling.long_factors", kind=FACTORS, default=None,
         hugging_face=_ROPE + "long_factor"),
+)  # fmt: skip
+
+# Where config.json has what longrope multiplies cosines and sines by for short texts and for long
+# ones, which must be the same.
+LONG_AMPLITUDE = (
+    Key(field="scaling.attention_factor", kind=_POSITIVE, default=None,
+        hugging_face=_ROPE + "short_mscale"),
+    Key(field="scaling.long_amplitude", kind=_POSITIVE, default=None, gguf_default=None,
+        hugging_face=_ROPE + "long_mscale"),
 )  # fmt: skip
 
 
@@ -121,7 +148,10 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     rope = {name: value for name, value in given.items() if value is not None}
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
-    for name in ("rope_theta", "partial_rotary_factor"):
+    if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
+        # It stretches only texts that are longer than the context.
+        rope = {name: rope[name] for name in _NOT_SCALED if name in rope}
+    for name in _NOT_SCALED:
         if document.get(name) is not None:
             rope.setdefault(name, document[name])
     # This one is taken from outside where it stands in both places.
@@ -135,7 +165,8 @@ def for_older(
 ) -> dict[str, Any]:
     """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
 
-    `called` is what it calls some of the keys in this family, empty for one that it does not have.
+    `called` is what it calls some of the keys in this family, empty for one that it does not have,
+    and `IN_SCALING` for a key that it reads inside `rope_scaling`.
 
     Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
     """
@@ -150,16 +181,17 @@ def for_older(
     older = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     scaled = {name: value for name, value in rope.items() if name not in older}
     kind = scaled["rope_type"]
-    if kind == "longrope":
+    names = called or {}
+    is_inside = names.get(_ORIGINAL) == IN_SCALING
+    if kind == "longrope" and not is_inside:
         # These three and no other are what `Phi3Config` allowed.
         older[_ORIGINAL] = scaled.pop(_ORIGINAL)
         scaled = {"type": scaled.pop("rope_type")} | scaled
-    is_stated = kind != "longrope" or "attention_factor" not in scaled
+    is_stated = kind != "longrope" or is_inside or "attention_factor" not in scaled
     if kind != "default" and is_stated:
         older["rope_scaling"] = scaled
     if near:
         older["rope_local_base_freq"] = near["rope_theta"]
-    names = called or {}
     older = {names.get(name, name): value for name, value in older.items()}
     older.pop("", None)
     return {**document, "rope_parameters": written, **older}

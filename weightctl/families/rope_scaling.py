@@ -136,6 +136,8 @@ def _llama3(periods: NDArray[Any], _base: float, scaling: RopeScaling) -> NDArra
     is_slow = wavelengths > scaling.original_context / low
     is_fast = wavelengths < scaling.original_context / high
     stretched = np.where(is_slow, frequencies / scaling.factor, frequencies)
+    if low == high:
+        return stretched
     share = (scaling.original_context / wavelengths - low) / (high - low)
     blended = (1 - share) * stretched / scaling.factor + share * stretched
     return np.where(is_slow | is_fast, stretched, blended)

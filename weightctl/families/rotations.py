@@ -7,6 +7,7 @@ from math import isclose, log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.configs import shortest
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields, NamingConvention
@@ -37,11 +38,12 @@ def find_rotary_size(fields: Fields) -> int:
 
 def check_heads(fields: Fields) -> None:
     """Raise `ValueError` for heads that cannot share keys and values, or be rotated in pairs."""
-    if fields["heads"] % fields["kv_heads"]:
-        raise ValueError(
-            f"{fields['heads']} query heads cannot be divided evenly among "
-            f"{fields['kv_heads']} KV heads"
-        )
+    given: Any = fields["kv_heads"]
+    for count in given if is_sequence(given) else (given,):
+        if fields["heads"] % count:
+            raise ValueError(
+                f"{fields['heads']} query heads cannot be divided evenly among {count} KV heads"
+            )
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
     if dimensions % 2 or not 0 < dimensions <= head_dim:
         raise ValueError(
@@ -74,6 +76,8 @@ def scaling(fields: Fields) -> RopeScaling | None:
     _check(fields, given)
     if kind == "yarn" and (multiplier := given.get("log_multiplier")):
         given |= {"mscale": multiplier, "mscale_all_dim": multiplier}
+    if kind == "yarn" and (multiplier := given.get("head_multiplier")):
+        given |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     if kind == "yarn" and share != 1:
         given["attention_factor"] = shortest(share * _compute_attention_factor(factor))
     if kind == "longrope":
@@ -113,8 +117,8 @@ def _check(fields: Fields, given: Fields) -> None:
         )
     if kind == "yarn" and fields["rope_base"] == 1:
         raise ValueError("`rope_theta` or `freq_base` is 1, which `yarn` does not support")
-    if kind == "llama3" and not given["low_frequency_factor"] < given["high_frequency_factor"]:
-        raise ValueError("`low_freq_factor` is not less than `high_freq_factor`")
+    if kind == "llama3" and given["low_frequency_factor"] > given["high_frequency_factor"]:
+        raise ValueError("`low_freq_factor` is greater than `high_freq_factor`")
 
 
 def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
@@ -151,20 +155,25 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
         if stretched.kind == "yarn" and stretched.truncate != is_rounded:
             stated = "false" if is_rounded else "true"
             raise ValueError(f"`truncate` of its `yarn` scaling is {stated}")
-        values = _for_gguf(stretched, has_multiplier="scaling.log_multiplier" in fields)
+        values = _for_gguf(stretched, fields)
     else:
         values = _for_hugging_face(stretched)
+        if "scaling.long_amplitude" in fields:
+            values |= dict.fromkeys(("attention_factor", "long_amplitude"), stretched.amplitude)
     return rest | {f"scaling.{name}": value for name, value in values.items()}
 
 
-def _for_gguf(stretched: RopeScaling, *, has_multiplier: bool = False) -> dict[str, Any]:
+def _for_gguf(stretched: RopeScaling, fields: Fields) -> dict[str, Any]:
     values: dict[str, Any] = {"kind": stretched.kind, "factor": stretched.factor}
     share, original = stretched.amplitude, {"original_context": stretched.original_context}
     if stretched.kind == "yarn":
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
-        if has_multiplier:
+        if "scaling.log_multiplier" in fields:
             # llama.cpp takes an amplitude of 1 where there is one.
             return values | {"log_multiplier": _find_multiplier(stretched)}
+        is_stated = stretched.mscale == 1 and stretched.attention_factor is None
+        if "scaling.head_multiplier" in fields and is_stated and stretched.mscale_all_dim:
+            return values | {"head_multiplier": stretched.mscale_all_dim}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":
         # llama.cpp has no word for llama3, whose tensor says it.

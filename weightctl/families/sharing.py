@@ -23,9 +23,13 @@ __all__ = [
     "share_extents",
 ]
 
-# The extents that are divided by heads: those of each query head, in whole heads.
+# The extents that are divided by heads, in whole heads: those of each query head, and of each KV
+# head, whose values may have another size than its keys.
 _OF_QUERIES = ("queries", "plain_keys", "values", "each_head")
-OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, "keys"})
+_OF_KEYS = ("keys", "key_values")
+OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, *_OF_KEYS})
+
+_OF_VALUES = ("values", "key_values")
 
 # The elements of an extent that each rank gets, counted from where a run of it begins.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
@@ -89,26 +93,26 @@ def _share_heads(blocks: Mapping[Extent, int], heads: Heads, ranks: int) -> Shar
         return lcm(blocks.get(extent, 1), size) // size
 
     of_queries = lcm(*(step(extent) for extent in _OF_QUERIES if extent in blocks))
-    shared = head_ranges(heads.queries, heads.keys, ranks, step=of_queries, kv_step=step("keys"))
+    of_keys = lcm(step("keys"), *(step(extent) for extent in _OF_KEYS if extent in blocks))
+    shared = head_ranges(heads.queries, heads.keys, ranks, step=of_queries, kv_step=of_keys)
     if shared is None:
         return None
     found: dict[Extent, list[Range]] = {}
     for extent in {"queries", "keys", *blocks}:
         size = _size_of_head(extent, heads)
-        own = [keys if extent == "keys" else queries for queries, keys in shared]
+        own = [keys if extent in _OF_KEYS else queries for queries, keys in shared]
         found[extent] = [(first * size, last * size) for first, last in own]
     return found
 
 
 def _count_heads(extent: Extent, heads: Heads) -> int:
-    return heads.keys if extent == "keys" else heads.queries
+    return heads.keys if extent in _OF_KEYS else heads.queries
 
 
 def _size_of_head(extent: Extent, heads: Heads) -> int:
     """Return how many elements of an extent a head has."""
-    return {"plain_keys": heads.plain, "values": heads.value, "each_head": 1}.get(
-        extent, heads.size
-    )
+    sizes = {"plain_keys": heads.plain, "each_head": 1}
+    return sizes.get(extent, heads.value if extent in _OF_VALUES else heads.size)
 
 
 def ranges_of_rank(runs: Iterable[SharedRun], shared: Shared, rank: int) -> list[Range]:

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.kinds import LAYERS, show_value
+from weightctl.families.keys import Key
+from weightctl.families.kinds import LAYERS, SIZE, show_value
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["FLAGS", "GLOBAL", "LOCAL", "WORDS", "LayerFlags", "LayerWords", "with_layer_types"]
+    from weightctl.families.keys import Fields
+
+__all__ = [
+    "FLAGS",
+    "GLOBAL",
+    "LOCAL",
+    "WORDS",
+    "LayerFlags",
+    "LayerPattern",
+    "LayerWords",
+    "mark_windowed_layers",
+    "pattern_keys",
+    "with_layer_types",
+]
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
@@ -67,8 +81,73 @@ class LayerFlags(NamedTuple):
         return list(value)
 
 
+class LayerPattern(NamedTuple):
+    """How many layers there are for each that sees all positions, or a flag for each layer."""
+
+    def read(self, content: object) -> int | tuple[bool, ...]:
+        """Return the number, or the flags."""
+        return FLAGS.read(content) if is_sequence(content) else SIZE.read(content)
+
+    @property
+    def gguf_type(self) -> str:
+        """That of a list of flags."""
+        return "array[bool]"
+
+    def write(self, value: int | Sequence[bool]) -> int | list[bool]:
+        """Return the number, or the list of flags."""
+        return list(value) if is_sequence(value) else value
+
+
 WORDS = LayerWords()
 FLAGS = LayerFlags()
+PATTERN = LayerPattern()
+
+
+def mark_windowed_layers(
+    layers: int, period: int, *, is_first_global: bool = False
+) -> tuple[bool, ...]:
+    """Return whether each layer has a window; the last of each `period` sees all positions.
+
+    With `is_first_global` the first of each does.
+    """
+    place = 0 if is_first_global else period - 1
+    return tuple(number % period != place for number in range(layers))
+
+
+def pattern_keys(
+    usual: int, *, is_first_global: bool = False, is_stated: bool = True
+) -> tuple[Key, Key]:
+    """Return GGUF's keys of the layers with a window, where llama.cpp takes a period or flags.
+
+    `usual` is the period that it takes if there is neither, which is written if `is_stated`. Other
+    periods are written as numbers, and flags only for what is no period. These keys stand before
+    that of config.json.
+    """
+
+    def mark(layers: int, period: int) -> tuple[bool, ...]:
+        return mark_windowed_layers(layers, period, is_first_global=is_first_global)
+
+    def find(fields: Fields) -> int | tuple[bool, ...] | None:
+        flags = fields.get("windowed_layers")
+        layers = fields["layers"]
+        if flags is None or flags == mark(layers, usual):
+            return usual if is_stated else None
+        seeing_all = [number for number, flag in enumerate(flags) if not flag]
+        seeing_all = [*seeing_all[is_first_global:], layers]
+        period = seeing_all[0] + (not is_first_global)
+        return period if mark(layers, period) == flags else flags
+
+    def spread(fields: Fields) -> tuple[bool, ...]:
+        pattern = fields["window_pattern"]
+        if is_sequence(pattern):
+            return tuple(pattern)
+        return mark(fields["layers"], usual if pattern is None else pattern)
+
+    return (
+        Key(field="window_pattern", kind=PATTERN, gguf_default=find,
+            gguf="{arch}.attention.sliding_window_pattern"),
+        Key(field="windowed_layers", kind=FLAGS, gguf_default=spread),
+    )  # fmt: skip
 
 
 def with_layer_types(

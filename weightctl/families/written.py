@@ -6,13 +6,14 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, GraphError
-from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, shortest
+from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, is_same_float32
 from weightctl.families.keys import REQUIRED
 from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.rope_keys import for_older
 from weightctl.families.rotations import convert_rope_fields
-from weightctl.weights.metadata import MetadataValue
+from weightctl.text.untyped import is_sequence
+from weightctl.weights.metadata import MetadataValue, element_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +176,8 @@ def _goes_without_saying(
 
 
 def _make_typed_value(kind: str, content: Any) -> MetadataValue:
+    if element_type(kind) is not None and not is_sequence(content):
+        kind = "u32"  # llama.cpp takes a number in place of a list
     if kind == "f32":
         content = struct.unpack("<f", struct.pack("<f", content))[0]
     return MetadataValue(kind, content)
@@ -206,7 +209,7 @@ def _compare(family: Family, fields: Fields, found: Fields, convention: NamingCo
 
 def _is_same(value: Any, found: Any) -> bool:
     if isinstance(value, float) and isinstance(found, float):
-        return shortest(value) == shortest(found) or value == found
+        return is_same_float32(value, found)
     return bool(value == found)
 
 

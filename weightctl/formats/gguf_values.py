@@ -25,7 +25,7 @@ _CODES = {
     "bool": "B", "u64": "Q", "i64": "q", "f64": "d",
 }  # fmt: skip
 _DEPTH = 16
-_FIRST_READ, _LARGEST_READ = 1 << 14, 1 << 20
+_FIRST_READ, _LARGEST_READ = 1 << 14, 1 << 18
 _FAULTY = "the file is damaged or a faulty tool wrote it"
 
 

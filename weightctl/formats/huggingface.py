@@ -102,7 +102,9 @@ def open_companion(path: str) -> Reader:
     try:
         return open_reader(path)
     except FormatError as error:
-        hint = "check the permissions of the file; it is copied beside the output"
+        hint = (
+            "weightctl copies this file to the directory of the output: check that it is readable"
+        )
         raise FormatError(path, None, error.reason, hint=hint) from error
 
 

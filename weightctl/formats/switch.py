@@ -92,7 +92,8 @@ class Switch(NamedTuple):
             raise FormatError(
                 self.path_of(changed[0]),
                 None,
-                "this file was changed after the run that was replacing its checkpoint was stopped",
+                "a run that was replacing this checkpoint was stopped, and this file was changed "
+                "afterwards",
                 hint=f"to read the files as they are, remove {self.path}; to replace them, run the "
                 "stopped command again with --force (force=True in Python)",
             )

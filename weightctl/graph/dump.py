@@ -82,13 +82,13 @@ def _text(content: Any) -> str:
     if content is None or isinstance(content, Dim | DeviceRef | str | int | float):
         return str(content)
     if isinstance(content, Buffer):
-        return _numbers(content)
+        return _show_values(content)
     if is_sequence(content):
         return f"[{', '.join(map(_text, content))}]"
     return type(content).__name__
 
 
-def _numbers(held: Buffer) -> str:
+def _show_values(held: Buffer) -> str:
     if held.size > _MOST_NUMBERS:
         return f"<{held.size} numbers>"
     return str(held.to_numpy().tolist())

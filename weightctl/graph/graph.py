@@ -123,7 +123,7 @@ class Graph:
                 hint="pass them as separate arguments: `graph.output(*values)`",
             )
         with self:
-            self.outputs = tuple(self._numbers(self.value_of(value)) for value in values)
+            self.outputs = tuple(self._dequantize(self.value_of(value)) for value in values)
 
     def add_weight(self, weight: Weight) -> Value:
         """Add a weight in its current state, unless the graph has it, and return its value.
@@ -279,14 +279,14 @@ class Graph:
         like = next((given for given in inputs if isinstance(given, Value)), None)
         if like is not None and not all(isinstance(given, Value) for given in inputs):
             # Numbers next to a quantized weight take the dtype of its values, not of its bytes.
-            like = self._numbers(self.value_of(like))
+            like = self._dequantize(self.value_of(like))
         values = [self.value_of(given, like) for given in inputs]
-        return values if takes_blocks else [self._numbers(value) for value in values]
+        return values if takes_blocks else [self._dequantize(value) for value in values]
 
-    def _numbers(self, value: Value) -> Value:
-        from weightctl.graph.ops.quantized import to_numbers
+    def _dequantize(self, value: Value) -> Value:
+        from weightctl.graph.ops.quantized import dequantize_value
 
-        return value if self.weight_node(value) is None else to_numbers(value)
+        return value if self.weight_node(value) is None else dequantize_value(value)
 
     def _add(
         self,

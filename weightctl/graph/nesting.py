@@ -67,8 +67,9 @@ def refuse_fixed_name(graph: Graph, name: str) -> None:
             raise GraphError(
                 f"subgraph `{graph.name}` uses the fixed name `{name}`, so every call of "
                 f"`{outer.name}` would use the same weight, whatever the prefix of the call",
-                hint=f"inside `{outer.name}`, build the layer that uses it with a weight_prefix "
-                f"that starts with `{outer.weight_prefix}`, and call it with that prefix",
+                hint=f"build `{graph.name}` inside `{outer.name}` with a `weight_prefix` that "
+                f"starts with `{outer.weight_prefix}`, and pass the same string to `ops.call` "
+                "as `prefix`",
             )
 
 

@@ -11,6 +11,8 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.kernels.grids import DISTANCES, load_levels
+
 if TYPE_CHECKING:
     from weightctl.kernels._native import Memory
 
@@ -141,7 +143,11 @@ def kernel(name: str, level: int | None = None) -> Kernel | None:
     from weightctl.kernels import _native
 
     abilities = _native.kernels(level).get(name)
-    return None if abilities is None else Kernel(level, name, *abilities)
+    if abilities is None:
+        return None
+    if name in DISTANCES:
+        _native.set_grid(name, load_levels(name), DISTANCES[name])
+    return Kernel(level, name, *abilities)
 
 
 @cache

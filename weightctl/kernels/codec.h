@@ -9,9 +9,11 @@
 
    Every `block` values fill `size` bytes. `encode` fills `out` with the blocks of `rows`, a table
    of `count` rows of `columns` values; `columns` is a multiple of `block`. `importance` is one
-   weight per column, or NULL; it is NULL unless `weighted`. `decode` fills `out` with the values
-   of `count` blocks. Each function is NULL if there is no kernel for it. Inputs and outputs do not
+   weight per column, or NULL; it is NULL unless `weighted`, and never NULL if that is REQUIRED.
+   `decode` fills `out` with the values of `count` blocks. Each function is NULL if there is no kernel for it. Inputs and outputs do not
    overlap and need no alignment beyond that of their type. */
+#define REQUIRED 2
+
 struct codec {
     const char *name; /* as in weightctl's table of encodings: "Q4_K" */
     size_t block;

@@ -9,6 +9,7 @@
 #endif
 
 #include "codec.h"
+#include "grids.h"
 
 /* The instruction sets that this processor supports, the best last. */
 static const struct level *levels[3];
@@ -61,6 +62,11 @@ static const struct codec *find_codec(Py_ssize_t number, const char *name)
     const struct level *level = find_level(number);
     if (level == NULL)
         return NULL;
+    const struct grid *grid = find_grid(name);
+    if (grid != NULL && grid->near == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "the grid of %s is not set", name);
+        return NULL;
+    }
     for (const struct codec *codec = level->codecs; codec->name != NULL; codec++)
         if (strcmp(codec->name, name) == 0)
             return codec;
@@ -92,13 +98,20 @@ static PyObject *kernels_of_level(PyObject *self, PyObject *args)
     PyObject *table = PyDict_New();
     for (const struct codec *codec = level->codecs; table != NULL && codec->name != NULL; codec++) {
         PyObject *abilities =
-            Py_BuildValue("(OOO)", codec->encode ? Py_True : Py_False,
+            Py_BuildValue("(OOO)",
+                          codec->encode && codec->weighted != REQUIRED ? Py_True : Py_False,
                           codec->weighted ? Py_True : Py_False, codec->decode ? Py_True : Py_False);
         if (abilities == NULL || PyDict_SetItemString(table, codec->name, abilities) < 0)
             Py_CLEAR(table);
         Py_XDECREF(abilities);
     }
     return table;
+}
+
+static int encodes(const struct codec *codec, int with_importance)
+{
+    return codec->encode != NULL &&
+           (with_importance ? codec->weighted != 0 : codec->weighted != REQUIRED);
 }
 
 static PyObject *encode(PyObject *self, PyObject *args)
@@ -118,7 +131,7 @@ static PyObject *encode(PyObject *self, PyObject *args)
     if (importance_object != Py_None &&
         PyObject_GetBuffer(importance_object, &importance, PyBUF_SIMPLE) < 0)
         goto done;
-    if (codec->encode == NULL || (importance.buf != NULL && !codec->weighted)) {
+    if (!encodes(codec, importance.buf != NULL)) {
         PyErr_Format(PyExc_KeyError, "no kernel encodes %s so", name);
         goto done;
     }
@@ -205,8 +218,8 @@ static PyObject *transcode(PyObject *self, PyObject *args)
     if (importance_object != Py_None &&
         PyObject_GetBuffer(importance_object, &importance, PyBUF_SIMPLE) < 0)
         goto done;
-    if (task.from->decode == NULL || task.to->encode == NULL || task.to->decode == NULL ||
-        (importance.buf != NULL && !task.to->weighted)) {
+    if (task.from->decode == NULL || task.to->decode == NULL ||
+        !encodes(task.to, importance.buf != NULL)) {
         PyErr_Format(PyExc_KeyError, "no kernels turn %s into %s so", source, target);
         goto done;
     }
@@ -245,12 +258,38 @@ done:
     return result;
 }
 
+static PyObject *set_grid_of(PyObject *self, PyObject *args)
+{
+    (void)self;
+    const char *name;
+    Py_buffer levels = {0};
+    int distances;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "sy*i", &name, &levels, &distances))
+        return NULL;
+    struct grid *grid = find_grid(name);
+    size_t count = grid == NULL ? 0 : (size_t)levels.len / grid->coordinates;
+    int fits = count > 0 && count < OFF_GRID && distances > 0 &&
+               (size_t)levels.len == count * grid->coordinates;
+    for (Py_ssize_t i = 0; fits && i < levels.len; i++)
+        fits = ((const uint8_t *)levels.buf)[i] <= (grid->bits == 2 ? 2 : 7);
+    if (!fits)
+        PyErr_Format(PyExc_ValueError, "these are not the levels of a grid for %s", name);
+    else if (set_grid(grid, levels.buf, count, distances) < 0)
+        PyErr_NoMemory();
+    else
+        result = Py_NewRef(Py_None);
+    PyBuffer_Release(&levels);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"levels", names_of_levels, METH_NOARGS,
      "The instruction sets of this processor that there are kernels for, the best last."},
     {"kernels", kernels_of_level, METH_VARARGS,
      "By name, what there is at a level: (encodes, encodes with importance, decodes)."},
     {"encode", encode, METH_VARARGS, "encode(level, name, rows, columns, importance, out)"},
+    {"set_grid", set_grid_of, METH_VARARGS, "set_grid(name, levels, distances)"},
     {"decode", decode, METH_VARARGS, "decode(level, name, blocks, out)"},
     {"transcode", transcode, METH_VARARGS,
      "transcode(level, source, target, raw, columns, importance, out, counts, measures,\n"

@@ -56,6 +56,23 @@ INLINE int i32v_any(i32v mask)
 #endif
 }
 
+/* One bit for each lane of a mask that is -1. */
+INLINE uint32_t lanes_of(i32v mask)
+{
+#if defined(__x86_64__) && LANES == 4
+    return (uint32_t)_mm_movemask_ps((__m128)mask);
+#elif defined(__x86_64__) && LANES == 8
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#elif defined(__x86_64__) && LANES == 16
+    return _mm512_movepi32_mask((__m512i)mask);
+#else
+    uint32_t lanes = 0;
+    for (size_t i = 0; i < LANES; i++)
+        lanes |= (uint32_t)(mask[i] != 0) << i;
+    return lanes;
+#endif
+}
+
 /* The nearest integers, as ggml's `nearest_int`: beyond 2**22, and for NaN, the result is whatever
    the mantissa contains. */
 INLINE i32v nearest_ints(f32v values)

@@ -14,6 +14,13 @@
 #include "q4_k.h"
 #include "q5_k.h"
 #include "q6_k.h"
+#include "iq1_s.h"
+#include "iq1_m.h"
+#include "iq2_xxs.h"
+#include "iq2_xs.h"
+#include "iq2_s.h"
+#include "iq3_xxs.h"
+#include "iq3_s.h"
 #include "iq4_nl.h"
 #include "iq4_xs.h"
 #include "tq1_0.h"
@@ -42,6 +49,13 @@ static const struct codec codecs[] = {
     {"Q4_K", 256, Q4_K_SIZE, 1, q4_k_encode, q4_k_decode},
     {"Q5_K", 256, Q5_K_SIZE, 1, q5_k_encode, q5_k_decode},
     {"Q6_K", 256, Q6_K_SIZE, 1, q6_k_encode, q6_k_decode},
+    {"IQ1_S", 256, IQ1_S_SIZE, REQUIRED, iq1_s_encode, iq1_s_decode},
+    {"IQ1_M", 256, IQ1_M_SIZE, 1, iq1_m_encode, iq1_m_decode},
+    {"IQ2_XXS", 256, IQ2_XXS_SIZE, REQUIRED, iq2_xxs_encode, iq2_xxs_decode},
+    {"IQ2_XS", 256, IQ2_XS_SIZE, REQUIRED, iq2_xs_encode, iq2_xs_decode},
+    {"IQ2_S", 256, IQ2_S_SIZE, 1, iq2_s_encode, iq2_s_decode},
+    {"IQ3_XXS", 256, IQ3_XXS_SIZE, 1, iq3_xxs_encode, iq3_xxs_decode},
+    {"IQ3_S", 256, IQ3_S_SIZE, 1, iq3_s_encode, iq3_s_decode},
     {"IQ4_NL", 32, IQ4_NL_SIZE, 1, iq4_nl_encode, iq4_nl_decode},
     {"IQ4_XS", 256, IQ4_XS_SIZE, 1, iq4_xs_encode, iq4_xs_decode},
     {"TQ1_0", 256, TQ1_0_SIZE, 1, tq1_0_encode, tq1_0_decode},

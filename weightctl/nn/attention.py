@@ -18,10 +18,12 @@ from weightctl.split import Heads
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
+    from weightctl.dim import Dim
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.temperature import Temperature
     from weightctl.split import Range
 
 __all__ = ["Attention", "alibi_slopes"]
@@ -43,17 +45,22 @@ class Attention(Divisible):
     """Multi-head scaled dot-product attention with input and output projections.
 
     Groups of the `heads` query heads share one of `kv_heads` KV heads; `head_dim` does not need to
-    be `features / heads`. `bias` is for the input projections, `output_bias` (default: the same)
-    for the output projection. With a `window`, a position sees that many positions: itself and
-    those before it. `softcap` bounds the scores; `scale` multiplies them, by default `head_dim **
-    -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head, with `norm_offset`
-    as its offset, or over all heads together with `norms_whole`. `clamp` bounds queries, keys and
-    values. With `alibi`, each head adds the distance to a key times its slope to the scores;
-    `alibi` is the largest exponent of the slopes. With `sinks`, each head has a score that belongs
-    to no key. If `fused`, one projection `qkv` replaces `q`,
-    `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements if
-    `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of heads
-    do not match.
+    be `features / heads`. Values have `value_dim` elements per head (default: as keys), and are
+    multiplied by `value_scale`. `bias` is for the input projections, `output_bias` (default: the
+    same) for the output projection. With a `window`, a position sees that many positions: itself
+    and those before it. With a `chunk`, it sees those of its chunk of so many positions. `softcap`
+    bounds the scores; `scale` multiplies them, by default `head_dim ** -0.5`. With `norm_epsilon`,
+    queries and keys get an RMSNorm over each head, with `norm_offset` as its offset, or over all
+    heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
+    `norms_weighted` the norms have no weights. `clamp` bounds queries, keys and values. With
+    `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
+    largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
+    RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
+    `temperature` multiplies queries by their positions. If `gated`, what the heads return is
+    multiplied by the sigmoid of another projection of the inputs. If `fused`, one projection `qkv`
+    replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements
+    if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of
+    heads do not match.
     """
 
     def __init__(
@@ -63,6 +70,8 @@ class Attention(Divisible):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
+        value_dim: int | None = None,
+        value_scale: float = 1.0,
         bias: bool = False,
         output_bias: bool | None = None,
         causal: bool = True,
@@ -72,9 +81,15 @@ class Attention(Divisible):
         norm_epsilon: float | None = None,
         norm_offset: float = 0.0,
         norms_whole: bool = False,
+        norms_last: bool = False,
         clamp: float | None = None,
         alibi: float | None = None,
         sinks: bool = False,
+        temperature: Temperature | None = None,
+        gated: bool = False,
+        norms_weighted: bool = True,
+        chunk: int | None = None,
+        inner_norm: float | None = None,
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
@@ -95,8 +110,11 @@ class Attention(Divisible):
                 hint="set `head_dim` if it is not features / heads",
             )
         self.head_dim = features // heads if head_dim is None else head_dim
+        self.value_dim = value_dim or self.head_dim
+        self.value_scale = value_scale
         self.causal = causal
         self.window = window
+        self.chunk = chunk
         self.softcap = softcap
         self.scale = scale
         self.interleaved = interleaved
@@ -109,22 +127,35 @@ class Attention(Divisible):
             transposed=transposed,
         )
         width, shared = heads * self.head_dim, self.kv_heads * self.head_dim
-        self.sizes: tuple[int, ...] = (width, shared, shared)
+        values = self.kv_heads * self.value_dim
+        self.sizes: tuple[int, ...] = (width, shared, values)
         self.fused = fused
         if fused:
             self.qkv = projection(features, sum(self.sizes), bias=bias)
         else:
             self.q = projection(features, width, bias=bias)
             self.k = projection(features, shared, bias=bias)
-            self.v = projection(features, shared, bias=bias)
+            self.v = projection(features, values, bias=bias)
         if norm_epsilon is not None:
-            norm = partial(RMSNorm, offset=norm_offset, dtype=dtype, device=device)
+            norm = partial(
+                RMSNorm, offset=norm_offset, weight=norms_weighted, dtype=dtype, device=device
+            )
             self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
             self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
         self.has_norms = norm_epsilon is not None
         self.norms_whole = self.has_norms and norms_whole
+        self.norms_last = norms_last
         self.clamp = clamp
         self.alibi = alibi
+        self.temperature = temperature
+        self.gated = gated
+        if gated:
+            self.gate = projection(features, heads * self.value_dim, bias=False)
+        self.has_inner_norm = inner_norm is not None
+        if inner_norm is not None:
+            self.inner_norm = RMSNorm(
+                heads * self.value_dim, inner_norm, dtype=dtype, device=device
+            )
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
@@ -132,7 +163,8 @@ class Attention(Divisible):
         self.all_heads = heads
         self.own_queries: Range | None = None
         self.own_keys: Range | None = None
-        self.o = projection(width, features, bias=bias if output_bias is None else output_bias)
+        has_bias = bias if output_bias is None else output_bias
+        self.o = projection(heads * self.value_dim, features, bias=has_bias)
 
     def __call__(
         self,
@@ -140,29 +172,21 @@ class Attention(Divisible):
         cos: Value | None = None,
         sin: Value | None = None,
         mask: Value | None = None,
+        source: Value | None = None,
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
         `cos` and `sin` are from a `RotaryEmbedding`; leave them out if the model does not use RoPE.
         `mask`, broadcast to `(batch, heads, positions, positions)`, is either true where a key is
-        visible, or added to the scores.
+        visible, or added to the scores. Keys and values are those of `source`, of as many
+        positions, if given. Raises `GraphError` for a `source` if one projection replaces all.
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
-        q, k, v = self._projections(x)
-        if self.clamp is not None:
-            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
-        if self.norms_whole:
-            q = self._own(self.q_norm(q), self.own_queries)
-            k = self._own(self.k_norm(k), self.own_keys)
-        q, k, v = self._heads(q), self._heads(k), self._heads(v)
-        if self.has_norms and not self.norms_whole:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if cos is not None and sin is not None:
-            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
-            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
-        if self.alibi is not None:
-            mask = self._slope(x, self.alibi)
+        q, k, v = self._turned_heads(x, cos, sin, source)
+        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
+        if self.chunk is not None:
+            mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         window = self.window
         if self.has_sinks:
             k, v, mask = self.sinks(k, v, window, self._own_heads())
@@ -177,7 +201,35 @@ class Attention(Divisible):
             softcap=self.softcap,
             scale=self.scale,
         )
-        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.head_dim)))
+        y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value_dim))
+        if self.has_inner_norm:
+            y = self._own(self.inner_norm(y), self.own_queries)
+        return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
+
+    def _turned_heads(
+        self, x: Value, cos: Value | None, sin: Value | None, source: Value | None
+    ) -> tuple[Value, Value, Value]:
+        """Return queries, keys and values of all heads, as their scores are computed."""
+        q, k, v = self._projections(x, source)
+        if self.clamp is not None:
+            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
+        if self.norms_whole:
+            q = self._own(self.q_norm(q), self.own_queries)
+            k = self._own(self.k_norm(k), self.own_keys)
+        q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
+        if self.value_scale != 1:
+            v = v * self.value_scale
+        norms_heads = self.has_norms and not self.norms_whole
+        if norms_heads and not self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos is not None and sin is not None:
+            q = ops.rope(q, cos, sin, interleaved=self.interleaved)
+            k = ops.rope(k, cos, sin, interleaved=self.interleaved)
+        if norms_heads and self.norms_last:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.temperature is not None:
+            q = self.temperature(q)
+        return q, k, v
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has some of the heads.
@@ -186,15 +238,26 @@ class Attention(Divisible):
         several ranks share one. Raises `ShardingError` if not every rank can get a head in whole
         blocks.
         """
-        heads = Heads(self.heads, self.kv_heads, self.head_dim)
-        parts = {"attention.o": self.o}
+        heads = Heads(self.heads, self.kv_heads, self.head_dim, value=self.value_dim)
+        is_sized = self.value_dim != self.head_dim
+        values = "attention.v.sized" if is_sized else "attention.v"
+        parts = {"attention.o.latent" if is_sized else "attention.o": self.o}
+        if self.has_inner_norm:
+            # Of all heads together: every rank computes them all.
+            inputs = (self.q, self.k, self.v)
+            cuts = cut_parts(parts, devices, heads)
+            cuts |= replicate_weights(devices, *(each.weight for each in inputs))
+            cuts |= replicate_weights(devices, *(each.bias for each in inputs))
+            return cuts | replicate_weights(devices, self.inner_norm.weight)
         if self.fused:
             parts = {"attention.qkv": self.qkv, **parts}
         elif self.norms_whole:
             # Of all heads together: every rank computes those of all.
-            parts = {"attention.v": self.v, **parts}
+            parts = {values: self.v, **parts}
         else:
-            parts = {"attention.q": self.q, "attention.k": self.k, "attention.v": self.v, **parts}
+            parts = {"attention.q": self.q, "attention.k": self.k, values: self.v, **parts}
+        if self.gated:
+            parts = {"attention.gate": self.gate, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)
@@ -208,6 +271,9 @@ class Attention(Divisible):
 
     def take_shards(self) -> None:
         """Adopt the number of heads of a shard."""
+        if self.has_inner_norm:
+            self.own_queries = own_range(self.o.inputs)
+            return
         if self.fused:
             self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
         elif self.norms_whole:
@@ -224,7 +290,14 @@ class Attention(Divisible):
     def _own_heads(self) -> Range | None:
         """Return which of all query heads a shard has, None for a whole layer."""
         own = own_range(self.o.inputs)
-        return None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
+        return None if own is None else (own[0] // self.value_dim, own[1] // self.value_dim)
+
+    def _own_scores(self, mask: Value | None) -> Value | None:
+        """Return what is added to the scores of a shard's heads, of what is for all heads."""
+        own = self._own_heads()
+        if mask is None or own is None or len(mask.shape) < 4 or mask.shape[1] != self.all_heads:
+            return mask
+        return mask[:, own[0] : own[1]]
 
     def _slope(self, x: Value, largest: float) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
@@ -238,12 +311,25 @@ class Attention(Divisible):
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
         return (given * positions).cast(x.dtype)
 
-    def _projections(self, x: Value) -> tuple[Value, ...]:
+    def _projections(self, x: Value, source: Value | None) -> tuple[Value, ...]:
+        if self.fused and source is not None:
+            raise GraphError("one projection of queries, keys and values has one input")
         if self.fused:
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
-        return self.q(x), self.k(x), self.v(x)
+        read = x if source is None else source
+        return self.q(x), self.k(read), self.v(read)
 
-    def _heads(self, x: Value) -> Value:
-        """Return (batch, positions, heads * head_dim) as (batch, heads, positions, head_dim)."""
-        heads = int(x.shape[-1]) // self.head_dim
-        return x.reshape((*x.shape[:-1], heads, self.head_dim)).transpose(1, 2)
+    def _heads(self, x: Value, size: int | None = None) -> Value:
+        """Return (batch, positions, heads * size) as (batch, heads, positions, size)."""
+        size = size or self.head_dim
+        heads = int(x.shape[-1]) // size
+        return x.reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
+
+
+def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:
+    """Return bool[positions, positions]: which positions are in the chunk of each one.
+
+    The chunks begin at the multiples of `size`.
+    """
+    chunks = ops.floordiv(ops.range(positions, device=device), size)
+    return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(chunks, 0))

@@ -37,8 +37,9 @@ class MixtureOfExperts(Divisible):
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
     `has_correction`, a weight is added to the scores. `bias` is for the experts and the router. If
     `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
-    sigmoid of its own gate if `shared_gate`. Raises `GraphError` as `Routing` does, and if the
-    activation is not in `ACTIVATIONS`.
+    sigmoid of its own gate if `shared_gate`. With `scales_inputs` the shares multiply what experts
+    read, not what they return. Raises `GraphError` as `Routing` does, and if the activation is not
+    in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class MixtureOfExperts(Divisible):
         bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
+        scales_inputs: bool = False,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -73,6 +75,7 @@ class MixtureOfExperts(Divisible):
         )
         # The number of the first expert in `experts`, which may be only some of all experts.
         self.first = 0
+        self.scales_inputs = scales_inputs
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
         self.experts = LayerList(
             [
@@ -111,9 +114,9 @@ class MixtureOfExperts(Divisible):
         # selection is known only in the run. Only the weights of one expert are in memory at a
         # time.
         (first, share), *others = zip(self.experts, self._shares(x), strict=True)
-        y = first(x) * share
+        y = self._compute(first, x, share)
         for expert, share in others:
-            y = y + expert(x) * share
+            y = y + self._compute(expert, x, share)
         if not self.has_shared or self.first:
             # What all positions pass through is computed with the first of the experts.
             return y
@@ -121,6 +124,9 @@ class MixtureOfExperts(Divisible):
         if self.has_shared_gate:
             beside = beside * ops.sigmoid(self.shared_gate(x))
         return y + beside
+
+    def _compute(self, expert: GatedMLP, x: Value, share: Value) -> Value:
+        return expert(x * share) if self.scales_inputs else expert(x) * share
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has a part of every expert, and the whole router.

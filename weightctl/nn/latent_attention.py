@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.temperature import Temperature
 
 __all__ = ["LatentAttention"]
 
@@ -34,8 +35,9 @@ class LatentAttention(Divisible):
     The vector has `latent_rank` numbers. Each head makes of it `plain` numbers of its key, and a
     value of `value` numbers; the other `rotated` numbers of a key are those of all heads. Queries
     have `plain + rotated` numbers, made of a latent vector of their own if `query_rank` is not 0.
-    `scale` multiplies the scores, the inverse root of a query's size where not given. `interleaved`
-    rotates neighboring numbers as pairs.
+    `scale` multiplies the scores, the inverse root of a query's size where not given, and
+    `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
+    pairs.
 
     Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
     head here, as in training.
@@ -54,6 +56,7 @@ class LatentAttention(Divisible):
         scale: float | None = None,
         causal: bool = True,
         interleaved: bool = False,
+        temperature: Temperature | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -65,6 +68,7 @@ class LatentAttention(Divisible):
         self.scale = scale
         self.causal = causal
         self.interleaved = interleaved
+        self.temperature = temperature
         projection = partial(
             Linear, dtype=dtype, device=device, quantization_encoding=quantization_encoding
         )
@@ -103,8 +107,11 @@ class LatentAttention(Divisible):
         rotated_q = ops.rope(rotated_q, cos, sin, interleaved=self.interleaved)
         shared = ops.rope(ops.unsqueeze(shared, 1), cos, sin, interleaved=self.interleaved)
         rotated_k = ops.broadcast_to(shared, (*plain_k.shape[:-1], self.rotated))
+        q = ops.concat([plain_q, rotated_q], -1)
+        if self.temperature is not None:
+            q = self.temperature(q)
         y = ops.attention(
-            ops.concat([plain_q, rotated_q], -1),
+            q,
             ops.concat([plain_k, rotated_k], -1),
             v,
             mask,

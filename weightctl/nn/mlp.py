@@ -9,9 +9,10 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, segment_sizes
+from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
+from weightctl.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.xielu import XIELU
+    from weightctl.split import Range
 
 __all__ = ["ACTIVATIONS", "GATED", "MLP", "GatedMLP"]
 
@@ -59,7 +62,8 @@ GATED: dict[str, Callable[[Value, Value], Value]] = {"clamped_swiglu": _clamped_
 class MLP(Divisible):
     """`down(activation(up(x)))`.
 
-    Raises `GraphError` if the activation is not in `ACTIVATIONS`.
+    `xielu` is what is computed in place of the activation, if given. Raises `GraphError` if the
+    activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -73,8 +77,10 @@ class MLP(Divisible):
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
         transposed: bool = False,
+        xielu: XIELU | None = None,
     ) -> None:
-        self.activation = _check_activation(activation)
+        self.activation = _check_activation(activation) if xielu is None else activation
+        self.xielu = xielu
         linear = partial(
             Linear,
             bias=bias,
@@ -88,22 +94,27 @@ class MLP(Divisible):
 
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        up = self.up(x)
+        return self.down(ACTIVATIONS[self.activation](up) if self.xielu is None else self.xielu(up))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard computes a part of the intermediate features.
 
         Raises `ShardingError` if there are fewer blocks of them than devices.
         """
-        return cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
+        cuts = cut_parts({"mlp.down": self.down, "mlp.up": self.up}, devices)
+        if self.xielu is not None:
+            cuts |= replicate_weights(devices, *self.xielu.list_weights())
+        return cuts
 
 
 class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
-    If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
-    The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
-    activation is in neither `GATED` nor `ACTIVATIONS`.
+    With an `inner_norm`, its epsilon, the product is normed. If `fused`, one projection `gate_up`
+    replaces `gate` and `up`, with their rows in this order. The activations in `GATED` are
+    functions of gate and up together. Raises `GraphError` if the activation is in neither `GATED`
+    nor `ACTIVATIONS`.
     """
 
     def __init__(
@@ -114,6 +125,7 @@ class GatedMLP(Divisible):
         *,
         bias: bool = False,
         fused: bool = False,
+        inner_norm: float | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -134,13 +146,22 @@ class GatedMLP(Divisible):
             self.gate = linear(features, intermediate)
             self.up = linear(features, intermediate)
         self.down = linear(intermediate, features)
+        self.has_inner_norm = inner_norm is not None
+        if inner_norm is not None:
+            self.inner_norm = RMSNorm(intermediate, inner_norm, dtype=dtype, device=device)
+        # Which of the intermediate features a shard has, where all are normed together.
+        self.own: Range | None = None
 
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
         gate, up = self._projections(x)
         if self.activation in GATED:
             return self.down(GATED[self.activation](gate, up))
-        return self.down(ACTIVATIONS[self.activation](gate) * up)
+        y = ACTIVATIONS[self.activation](gate) * up
+        if self.has_inner_norm:
+            y = self.inner_norm(y)
+            y = y if self.own is None else y[..., self.own[0] : self.own[1]]
+        return self.down(y)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard computes a part of the intermediate features.
@@ -148,6 +169,11 @@ class GatedMLP(Divisible):
         Raises `ShardingError` if there are fewer blocks of them than devices.
         """
         parts = {"mlp.down": self.down}
+        if self.has_inner_norm:
+            # Of all features together: every rank computes them all.
+            whole = (self.gate.weight, self.gate.bias, self.up.weight, self.up.bias)
+            cuts = cut_parts(parts, devices)
+            return cuts | replicate_weights(devices, *whole, self.inner_norm.weight)
         if self.fused:
             parts |= {"mlp.gate_up": self.gate_up}
         else:
@@ -156,7 +182,9 @@ class GatedMLP(Divisible):
 
     def take_shards(self) -> None:
         """Adopt the number of intermediate features of a shard."""
-        if self.fused:
+        if self.has_inner_norm:
+            self.own = own_range(self.down.inputs)
+        elif self.fused:
             halves = segment_sizes(self.gate_up.outputs, [self.intermediate] * 2)
             self.intermediate = halves[0]
         else:

@@ -28,7 +28,8 @@ class RMSNorm(Module):
     """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.
 
     `features` is the size of that axis, or a sequence of only this size, as in torch. Gemma's
-    checkpoints store weights minus 1, which an `offset` of 1 compensates.
+    checkpoints store weights minus 1, which an `offset` of 1 compensates. Without `weight` the last
+    factor is left out.
     """
 
     def __init__(
@@ -37,17 +38,21 @@ class RMSNorm(Module):
         eps: float = 1e-6,
         *,
         offset: float = 0.0,
+        weight: bool = True,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
         size = _size(type(self).__name__, features)
         self.eps = eps
         self.offset = offset
-        self.weight = Weight("weight", dtype, (size,), device)
+        self.weight = Weight("weight", dtype, (size,), device) if weight else None
 
     def __call__(self, x: Value) -> Value:
         """Return the normalized activations, in the same shape and dtype."""
         require_value(self, x)
+        if self.weight is None:
+            ones = ops.constant([1.0] * int(x.shape[-1]), x.dtype, x.device)
+            return ops.rms_norm(x, ones, self.eps)
         if not self.offset:
             return ops.rms_norm(x, weight_as(self.weight, x.dtype), self.eps)
         # In float32, as Gemma is trained: near 1, a sum in a narrower dtype would lose most of the

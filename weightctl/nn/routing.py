@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Routing", "Scores"]
 
-Scores: TypeAlias = Literal["softmax", "sigmoid"]
+Scores: TypeAlias = Literal["softmax", "sigmoid", "sparsemixer"]
+
+# How far below the best a score may be for SparseMixer, as a share of the larger of the two.
+_NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,13 @@ class Routing:
     `scores` are the softmax of the router's values over all experts, or the sigmoid of each. The
     shares are the scores of those that are used; `is_normalized` divides them by their sum, and
     `scale` multiplies them. Of `groups` of experts, those in the `groups_used` best can be chosen:
-    those with the largest score, or the largest sum of two where the scores are sigmoids. Raises
-    `GraphError` if more experts are used than there are, or none.
+    those with the largest score, or the largest sum of two where the scores are sigmoids.
+
+    With `sparsemixer` the experts are chosen one after the other: each has its share of a softmax
+    over those that are left and have nearly as large a value. Source: Liu et al., "GRIN:
+    GRadient-INformed MoE" (2024).
+
+    Raises `GraphError` if more experts are used than there are, or none.
     """
 
     count: int
@@ -54,6 +62,8 @@ class Routing:
 
         `values` are the router's, in float32, and `correction` is added to scores to choose.
         """
+        if self.scores == "sparsemixer":
+            return self._mix(values)
         scores = ops.softmax(values) if self.scores == "softmax" else ops.sigmoid(values)
         choice = scores if correction is None else scores + correction
         if self.groups > 1:
@@ -71,6 +81,20 @@ class Routing:
         if self.scale != 1:
             shares = shares * self.scale
         return ops.sum(ops.where(is_given, ops.unsqueeze(shares, -1), 0.0), -2)
+
+    def _mix(self, values: Value) -> Value:
+        """Return the shares of the experts that are the best one after the other."""
+        numbers = ops.range(self.count, device=values.device)
+        left, shares = values, None
+        for _ in range(self.used):
+            best, chosen = ops.top_k(left, 1)
+            is_near = best - values <= ops.maximum(ops.abs(values), best) * _NEAR
+            near = ops.softmax(ops.where(is_near, left, -inf))
+            is_chosen = ops.equal(chosen, numbers)
+            own = ops.where(is_chosen, near, 0.0)
+            shares = own if shares is None else shares + own
+            left = ops.where(is_chosen, -inf, left)
+        return values if shares is None else shares
 
     def _within_groups(self, scores: Value) -> Value:
         """Return scores in which those of the groups that are not used are below all others."""

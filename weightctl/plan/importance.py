@@ -113,19 +113,21 @@ def _notes(
     plan: Plan, items: Sequence[Item], importance: Importance, idle: Mapping[str, int]
 ) -> Iterator[str]:
     path, entries = importance.path, importance.values
-    heeding = [item for item in items if _uses_importance(item)]
-    if not heeding:
+    weighted = [item for item in items if _uses_importance(item)]
+    if not weighted:
         yield f"{path} changes nothing: no tensor becomes a type that can use it"
     without = [
-        item.info.name for item in heeding if item.importance is None and item.info.name not in idle
+        item.info.name
+        for item in weighted
+        if item.importance is None and item.info.name not in idle
     ]
     if without:
         yield (
-            f"{len(without)} of {len(heeding)} tensors have no entry in {path}, and are "
+            f"{len(without)} of {len(weighted)} tensors have no entry in {path}, and are "
             f"quantized without it: {few(without)}"
         )
     if idle:
-        total = sum(prod(item.info.shape[:-2]) for item in heeding if item.info.name in idle)
+        total = sum(prod(item.info.shape[:-2]) for item in weighted if item.info.name in idle)
         yield (
             f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
             f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without it: "

@@ -15,6 +15,8 @@ from weightctl.formats.base import (
     is_alignment,
     is_text,
 )
+from weightctl.storage.files import read_start
+from weightctl.storage.location import parse_location
 from weightctl.text.patterns import select_names
 from weightctl.text.untyped import is_list
 from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, as_json, is_type, parse_value
@@ -87,7 +89,7 @@ class Setting(NamedTuple):
         if content.startswith("@@"):
             content = content[1:]
         elif content.startswith("@"):
-            path = content[1:]
+            path = parse_location(content[1:]).name
             content = _read_text(written, path)
         if not colon:
             return cls(name, None, content, path=path)
@@ -105,8 +107,7 @@ def _read_text(written: str, path: str) -> str:
     """Return the text of a file that contains a value, without a byte order mark."""
     hint = "KEY=@FILE takes the text of a file; a text that begins with @ is written KEY=@@TEXT"
     try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
+        raw = read_start(path, _MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read the file {path} of `--set {written}`: {reason}"

@@ -11,6 +11,7 @@ from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.recipe_lines import Recipe, RecipeLine
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import normalize_type_name, type_named
+from weightctl.storage.location import parse_location
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 
@@ -30,6 +31,7 @@ def read_recipe(path: str) -> Recipe:
     The first pattern that is found in a name decides; `keep` keeps the tensor's type. `base` is a
     recipe of llama.cpp, `default` is a type. Raises `ConversionError` if the file is invalid.
     """
+    path = parse_location(path).name
     content = read_toml(
         path,
         "recipe",
@@ -68,7 +70,8 @@ def _type(path: str, key: str, name: object) -> str | None:
     if not isinstance(name, str):
         raise ConversionError(
             f"{path}: the type of `{key}` is not a string",
-            hint="write a pattern with dots in quotes: 'blk.0.' = 'Q6_K'",
+            hint="give the type as a string, and quote the pattern, because TOML reads unquoted "
+            "dots as nested tables: 'blk.0.' = 'Q6_K'",
         )
     try:
         encoding = type_named(name)

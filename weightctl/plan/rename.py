@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.plan.toml_file import SINGLE_QUOTES, read_toml
+from weightctl.storage.location import parse_location
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 from weightctl.weights.derived import Derived, StoredTensor
@@ -62,7 +63,7 @@ def list_rule_files(given: RenamingsLike | None) -> list[str]:
     if given is None or isinstance(given, Mapping):
         return []
     each = [given] if isinstance(given, str | os.PathLike) else given
-    return [os.fspath(one) for one in each if not is_inline_rule(one)]
+    return [parse_location(os.fspath(one)).name for one in each if not is_inline_rule(one)]
 
 
 def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
@@ -73,7 +74,7 @@ def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
     """
     written = os.fspath(given)
     if not is_inline_rule(given):
-        return read_renamings(written)
+        return read_renamings(parse_location(written).name)
     expression, _, replacement = written.rpartition("=")
     if not expression:
         raise ConversionError(f"`--rename {written}` has no pattern before `=`", hint=_INLINE)
@@ -81,8 +82,11 @@ def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
 
 
 def is_inline_rule(given: str | os.PathLike[str]) -> bool:
-    """Whether the argument is a rule `REGEX=NEW` and not the path of a file."""
-    return isinstance(given, str) and "=" in given and not os.path.lexists(given)
+    """Whether the argument is a rule `REGEX=NEW` and not the path or URL of a file."""
+    if not isinstance(given, str) or "=" not in given:
+        return False
+    where = parse_location(given)
+    return where.scheme == "file" and where.name == given and not os.path.lexists(given)
 
 
 def make_renaming(text: str, replacement: str) -> Renaming:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weightctl.errors import ConversionError
+from weightctl.storage.files import read_start
 
 __all__ = ["SINGLE_QUOTES", "read_toml"]
 
@@ -18,13 +19,12 @@ def read_toml(path: str, what: str, *, form: str, otherwise: str = "") -> dict[s
 
     `what` names the kind of file, and `form` is the hint that describes its form. Raises
     `ConversionError` if the file is invalid, or cannot be read; the hint for the latter is
-    `otherwise`, if it is given.
+    `otherwise`, if it is given. Raises `FormatError` for a URL that cannot be read.
     """
     import tomllib  # few runs have such a file
 
     try:
-        with open(path, "rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
+        raw = read_start(path, _MOST_BYTES + 1)
     except OSError as error:
         message = f"cannot read the {what} {path}: {error.strerror}"
         raise ConversionError(message, hint=otherwise or form) from error

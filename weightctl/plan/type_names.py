@@ -53,7 +53,7 @@ def type_named(text: str) -> Encoding | None:
         raise ConversionError(
             f"weightctl cannot encode {encoding}"
             if encoding.quantization
-            else f"{encoding} is not a type for weights",
+            else f"{encoding} cannot be used as the dtype of weights",
             hint=known,
         )
     return encoding

@@ -59,7 +59,7 @@ def type_of(
     encoding = _encoding(dtype)
     if not is_plain(encoding):
         raise ConversionError(
-            f"{dtype} is not a type for weights",
+            f"{dtype} cannot be used as the dtype of weights",
             hint="for block types, use --quant (quant in Python)"
             if encoding.quantization
             else "use bf16 or f16",

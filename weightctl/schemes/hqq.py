@@ -1,4 +1,4 @@
-"""HQQ: packed integers; two more tensors have the original shape and the bit width."""
+"""HQQ: packed integers; two more tensors state the original shape and the bit width."""
 
 from __future__ import annotations
 

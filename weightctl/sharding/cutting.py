@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Along
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.sharding.placing import PlacedWeight
-    from weightctl.split import Grid, Heads, Part, Range
+    from weightctl.split import Grid, Part, Range
 
 __all__ = [
     "CutModel",
@@ -41,7 +41,6 @@ class CutModel(NamedTuple):
     """
 
     places: Mapping[str, PlacedWeight]
-    heads: Heads
     layers: int
     experts: int | None = 0
 
@@ -92,7 +91,8 @@ def signature(group: Sequence[PlacedWeight]) -> object:
     Most layers and experts have the same signature.
     """
     return tuple(
-        (place.runs, place.axis, place.weight.blocks, bool(place.weight.refusal)) for place in group
+        (place.runs, place.axis, place.weight.blocks, bool(place.weight.refusal), place.heads)
+        for place in group
     )
 
 
@@ -106,7 +106,7 @@ def cut(model: CutModel, grid: Grid) -> dict[str, Sharding]:
     for group in groups(model.places.values()):
         kind = signature(group)
         if kind not in unlike:
-            unlike[kind] = share_among_ranks(group, model.heads, grid.tp)
+            unlike[kind] = share_among_ranks(group, grid.tp)
         ranges[group[0].group] = unlike[kind]
     owners = shares(model.experts or 0, grid.ep)
     nothing: Shared = {}

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.names import split_layer_number
-from weightctl.families.parts import count_heads
 from weightctl.families.recognition import recognize
 from weightctl.sharding.cutting import CutModel
 from weightctl.sharding.placing import PlacedWeight, place_weights
 from weightctl.sharding.stored import as_meant, stored_weights
-from weightctl.split import Heads
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 
@@ -66,7 +64,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
     places = place_weights(checkpoint, stored)
     config = checkpoint.config
     experts = checkpoint.fields.get("experts", 0)
-    model = CutModel(places, count_heads(config), config.layers, experts)
+    model = CutModel(places, config.layers, experts)
     return CheckpointKnowledge(stored, model, checkpoint, (*notes, *_incomplete(checkpoint)))
 
 
@@ -111,4 +109,4 @@ def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
         name: PlacedWeight(each, layers=None if (number := numbers[name]) is None else (number,))
         for name, each in stored.items()
     }
-    return CutModel(places, Heads(1, 1, 1), layers, experts=None)
+    return CutModel(places, layers, experts=None)

@@ -9,6 +9,7 @@ from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.sharing import list_runs
+from weightctl.split import Heads
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class PlacedWeight(NamedTuple):
     all do. `experts` is the range of its experts, if any; if `is_stacked`, they are along its first
     axis. If `order` is not empty, the ranges count elements in this order: it has the position
     in the model of each element of the axis. Weights with the same `group` are computed with
-    together. `misfit` is the error if the weight cannot be cut as the model requires.
+    together. `heads` are those of its layer, which may differ from those of other layers. `misfit`
+    is the error if the weight cannot be cut as the model requires.
     """
 
     weight: WeightFootprint
@@ -45,6 +47,7 @@ class PlacedWeight(NamedTuple):
     is_stacked: bool = False
     order: tuple[int, ...] = ()
     group: str = ""
+    heads: Heads = Heads(1, 1, 1)
     misfit: ShardingError | None = None
 
 
@@ -124,7 +127,8 @@ def _place_weight(
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
         # A matrix for each head.
         extents, axis = ["each_head"], 0
-    runs = _runs(checkpoint, weight, extents, axis + is_stacked)
+    heads = count_heads(checkpoint.config, first.layer)
+    runs = _runs(weight, extents, axis + is_stacked, heads)
     misfit = None
     if isinstance(runs, ShardingError):
         misfit, runs = runs, ()
@@ -138,6 +142,7 @@ def _place_weight(
         is_stacked=is_stacked,
         order=_order(checkpoint, first) if runs else (),
         group=_group(first, experts if is_stacked else None),
+        heads=heads,
         misfit=misfit,
     )
 
@@ -194,7 +199,7 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
 
 
 def _runs(
-    checkpoint: RecognizedModel, weight: WeightFootprint, extents: Sequence[Extent], axis: int
+    weight: WeightFootprint, extents: Sequence[Extent], axis: int, heads: Heads
 ) -> tuple[SharedRun, ...] | ShardingError:
     """Return the ranges of an axis by the config's sizes, or an error if they do not fit."""
     if not extents:
@@ -202,7 +207,7 @@ def _runs(
     if axis >= len(weight.shape):
         return _cannot_match_shape(weight, axis, "elements are expected")
     size = weight.shape[axis]
-    runs = list_runs(extents, size, count_heads(checkpoint.config))
+    runs = list_runs(extents, size, heads)
     if runs[-1].stop != size:
         return _cannot_match_shape(weight, axis, f"{runs[-1].stop} elements are expected")
     return runs

@@ -18,6 +18,7 @@ from weightctl.split import (
     segmented,
     stacked_qkv,
 )
+from weightctl.storage.location import parse_location
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_list, is_object
 
@@ -141,6 +142,7 @@ def read_rules(path: str) -> CutRules:
     The first pattern that matches a name decides. A strategy is a name, or a table of the name and
     its settings. Raises `ConversionError` if the file is invalid.
     """
+    path = parse_location(path).name
     content = read_toml(path, "plan", form=_FORM, otherwise="check the path")
     unknown = content.keys() - {"tensors"}
     if unknown or not content:

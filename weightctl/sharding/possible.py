@@ -62,4 +62,4 @@ def _by_family(found: CheckpointKnowledge) -> Callable[[int], object]:
     unlike: dict[object, list[PlacedWeight]] = {}
     for group in groups(model.places.values()):
         unlike.setdefault(signature(group), group)
-    return lambda ranks: [share_among_ranks(group, model.heads, ranks) for group in unlike.values()]
+    return lambda ranks: [share_among_ranks(group, ranks) for group in unlike.values()]

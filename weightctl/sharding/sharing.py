@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["share_among_ranks"]
 
 
-def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -> Shared:
+def share_among_ranks(group: Sequence[PlacedWeight], ranks: int) -> Shared:
     """Return each rank's ranges of the axes of weights that are computed with together.
 
     Raises `ShardingError` that names one of the weights if a rank would be empty or a block would
@@ -33,6 +33,7 @@ def share_among_ranks(group: Sequence[PlacedWeight], heads: Heads, ranks: int) -
     is_of_heads = group[0].runs[0].extent in OF_HEADS
     if not is_of_heads:
         _refuse_unlike(group, ranks)
+    heads = group[0].heads
     axes = [SharedAxis(place.runs, _block(place)) for place in group]
     shared = share_extents(axes, heads, ranks)
     if shared is not None:

@@ -20,6 +20,7 @@ __all__ = [
     "list_names",
     "open_reader",
     "prepare",
+    "read_start",
     "refresh",
 ]
 
@@ -37,6 +38,18 @@ def open_reader(path: str) -> Reader:
     from weightctl.storage.local import FileReader
 
     return FileReader(path)
+
+
+def read_start(path: str, nbytes: int) -> bytes:
+    """Return the first `nbytes` of a file, or all of a smaller one; it may be a pipe.
+
+    Raises `OSError` for a path, and `FormatError` for a URL that cannot be read.
+    """
+    store, path = _at(path)
+    if store is None:
+        with open(path, "rb") as pipe:
+            return pipe.read(nbytes)
+    return store.open(path).read(0, nbytes)
 
 
 def exists(path: str) -> bool:

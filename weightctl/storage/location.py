@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STORAGES",
     "Location",
+    "absolute",
     "forget_credentials",
     "full_url",
     "has_commits",
@@ -80,7 +81,7 @@ def parse_location(text: str) -> Location:
     """Parse a path or URL; text that does not begin with a known scheme is a path.
 
     The name of a URL with the scheme `file` is its path. A slash at the end of another URL is
-    removed.
+    removed. Raises `FormatError` if a URL with the scheme `file` is that of another machine.
     """
     scheme = _scheme_of(text)
     if not scheme:
@@ -89,15 +90,31 @@ def parse_location(text: str) -> Location:
         return Location(scheme, text)
     rest = text[len(scheme) + 3 :]
     if scheme == "file":
-        from urllib.parse import unquote  # seldom needed
-
-        return Location("file", unquote(rest.removeprefix("localhost")))
+        return Location("file", _path_of(text, rest))
     return Location(scheme, _without_secrets(scheme, rest))
+
+
+def _path_of(url: str, rest: str) -> str:
+    """Return the path of a URL with the scheme `file`; `rest` follows the scheme."""
+    from urllib.parse import unquote  # seldom needed
+
+    host, slash, below = rest.partition("/")
+    if host.lower() not in {"", "localhost"} or not slash:
+        raise FormatError(
+            url, None, f"`{host}` is not a path" if host else "the URL has no path",
+            hint="use file:///PATH, with three slashes and the whole path",
+        )  # fmt: skip
+    return unquote(slash + below)
 
 
 def without_file_scheme(text: str) -> str:
     """Return the path of a `file://` URL, and other text as it is."""
     return text if is_remote(text) else parse_location(text).name
+
+
+def absolute(text: str) -> str:
+    """Return a path as an absolute one, without the scheme `file`; other URLs stay as they are."""
+    return text if is_remote(text) else os.path.abspath(parse_location(text).name)
 
 
 def _without_secrets(scheme: str, rest: str) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "is_temporary",
     "loadable_name",
     "new_token",
+    "ranks_name",
     "temporary_name",
     "token_of",
     "without_temporary",
@@ -31,11 +32,12 @@ JOURNAL_PART = rf"{re.escape(JOURNAL)}-\d{{8}}"
 # Suffix after the name of a temporary object: the bytes of a part that a batch of tasks left.
 REST = ".rest-"
 _REST_PART = rf"{re.escape(REST)}[0-9a-f]{{8}}-\d+"
-# Suffix of the directory of the markers by which ranks share a run.
-RANKS = ".ranks"
 # Infix of a temporary name: after the final name, and before a suffix that loaders check.
-_SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new", RANKS)))
-TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}\.partial(?:{_SUFFIXES}|{JOURNAL_PART}|{_REST_PART})?"
+_SUFFIXES = "|".join(map(re.escape, (*_LOADABLE, JOURNAL, f"{JOURNAL}.new")))
+_PARTIAL = rf"\.partial(?:{_SUFFIXES}|{JOURNAL_PART}|{_REST_PART})?"
+# Suffix of the directory of the markers by which ranks share a run; some stay with the output.
+RANKS = ".ranks"
+TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}(?:{_PARTIAL}|{re.escape(RANKS)})"
 # Suffix of the record of an unfinished replacement, after the name of the set.
 SWITCH = ".weightctl-switch.partial"
 _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
@@ -44,6 +46,11 @@ _END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
 def temporary_name(path: str, token: str = "") -> str:
     """Return the temporary name of the output at a path, with `token` or a new token."""
     return f"{path}.weightctl-{token or new_token()}.partial"
+
+
+def ranks_name(path: str, token: str) -> str:
+    """Return the name of the markers by which ranks share a run that writes to a path."""
+    return f"{path}.weightctl-{token}{RANKS}"
 
 
 def token_of(name: str) -> str:

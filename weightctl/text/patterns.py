@@ -67,7 +67,7 @@ def _expression(pattern: str) -> str:
     end = 0
     for found in _NUMBERS.finditer(pattern):
         if not found[1].isdecimal() and re.search(r"\d\d", found[1]):
-            parts += [_glob(pattern[end : found.start()]), _numbers(found[1])]
+            parts += [_glob(pattern[end : found.start()]), _match_numbers(found[1])]
             end = found.end()
     return "(?:" + "".join([*parts, _glob(pattern[end:])]) + r")\Z"
 
@@ -76,7 +76,7 @@ def _glob(pattern: str) -> str:
     return fnmatch.translate(pattern).removesuffix(r"\Z")
 
 
-def _numbers(text: str) -> str:
+def _match_numbers(text: str) -> str:
     numbers: set[int] = set()
     for run in text.split(","):
         first, _, last = run.partition("-")

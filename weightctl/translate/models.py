@@ -14,7 +14,7 @@ from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
 from weightctl.system.phases import begin_phase
-from weightctl.text.wording import join_names
+from weightctl.text.wording import join_names, pluralize
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies
 from weightctl.translate.pooling import pooling_keys
@@ -83,7 +83,15 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
 
 
 def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
-    if beside := checkpoint.beside:
+    family, config = checkpoint.family, checkpoint.config
+    further = [name for name in checkpoint.beside if family.is_further(family.plain(name), config)]
+    if further:
+        yield (
+            f"not written: {pluralize(len(further), 'tensor')} of layers that predict further "
+            "tokens (multi-token prediction, MTP), which are not part of the converted model: "
+            f"{join_names(further, _MOST_NAMED)}"
+        )
+    if beside := [name for name in checkpoint.beside if name not in further]:
         shown = join_names(beside, _MOST_NAMED)
         yield (
             f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"
@@ -105,7 +113,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     }
     notes: list[str] = []
     metadata |= _read_card(checkpoint, directory, notes)
-    metadata |= to_gguf(family, checkpoint.fields)
+    metadata |= to_gguf(family, _add_tensor_fields(checkpoint))
     metadata |= pooling_keys(directory, family.gguf_name, notes.append)
     kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
@@ -155,6 +163,8 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
             f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
             f"results for texts longer than {window} tokens differ from transformers"
         )
+    if differs := checkpoint.family.differs:
+        yield f"results of llama.cpp differ from transformers: {differs}"
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow
@@ -197,7 +207,7 @@ def _to_hugging_face(
 
 
 def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
-    """Return the fields with the settings from small tensors, which config.json states directly."""
+    """Return the fields with the settings from small tensors, which the output states directly."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)

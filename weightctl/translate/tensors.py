@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.settings import OF_CONFIG, list_made
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.steps.rows import RowOrder
@@ -12,10 +13,10 @@ from weightctl.weights.steps.stacked import Joined, Stacked
 from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.family import Family, TensorNames
+    from weightctl.families.family import TensorNames
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import ReadableTensor
@@ -41,7 +42,11 @@ def translate_tensors(
             tensor = _change_tensor(names, checkpoint, convention)
             members.setdefault(name, []).append((names, tensor))
     found = {name: _join(name, each, config, convention) for name, each in members.items()}
-    return dict(_make_constants(family, config)) | found if convention == "gguf" else found
+    constants = {
+        names.name(convention) or "": DerivedTensor(names.module, Constant(numbers, OF_CONFIG), [])
+        for names, numbers in list_made(family, config, convention)
+    }
+    return constants | found
 
 
 def _change_tensor(
@@ -96,12 +101,3 @@ def _join_parts(
             made = DerivedTensor(name, AsFloat32(), [made])
         made = DerivedTensor(name, Transposed(), [made])
     return made
-
-
-def _make_constants(family: Family, config: Config) -> Iterator[tuple[str, ReadableTensor]]:
-    """Yield the tensors in which GGUF stores settings of config.json."""
-    for line in family.names:
-        numbers = None if line.made is None else line.made(config)
-        name = line.tensor("gguf", "weight", 0)
-        if numbers is not None and name is not None:
-            yield name, DerivedTensor(name, Constant(numbers, "of the config"), [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from concurrent.futures import BrokenExecutor
 from threading import Lock
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
-from weightctl.storage.location import is_remote
+from weightctl.storage.location import absolute
 from weightctl.system.temporary import new_token
 from weightctl.weights.tree import source_of
 from weightctl.write.executors import WorkerLostError
@@ -58,7 +57,7 @@ class Workers:
         self._task_size = parse_task_size(task_size)
         self._job = CheckJob(
             new_token(),
-            tuple((_make_absolute(each.path), each.format_name) for each in subjects),
+            tuple((absolute(each.path), each.format_name) for each in subjects),
             tuple(map(_fingerprint, subjects)),
             __version__,
         )
@@ -189,7 +188,3 @@ def _open_for(job: CheckJob) -> Request:
 
 def _fingerprint(subject: Subject) -> SourceFingerprint:
     return fingerprint_source(source_of(subject.stored))
-
-
-def _make_absolute(path: str) -> str:
-    return path if is_remote(path) else os.path.abspath(path)

@@ -51,14 +51,14 @@ class ArrayOperators:
         if torch is not None and isinstance(other, torch.Tensor):
             # torch does not combine tensors with arrays, and has types that NumPy does not have.
             return torch.from_dlpack(self._buffer()), other
-        return self._array(), _numbers(other)
+        return self._array(), _to_array(other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         outputs = options.get("out", ())
         if _is_ours((*outputs, inputs[0]) if method == "at" else outputs):
             raise _unwritable(f"np.{ufunc.__name__}")
-        given = {word: _numbers(value) for word, value in options.items()}
-        return getattr(ufunc, method)(*map(_numbers, inputs), **given)
+        given = {word: _to_array(value) for word, value in options.items()}
+        return getattr(ufunc, method)(*map(_to_array, inputs), **given)
 
     def __array_function__(
         self,
@@ -71,7 +71,7 @@ class ArrayOperators:
         written: Any = args[0] if name in _WRITING and args else kwargs.get("out")
         if _is_ours([*written] if type(written) is tuple else [written]):
             raise _unwritable(f"np.{name}")
-        leaf = _outline if name in _OUTLINES else _numbers
+        leaf = _outline if name in _OUTLINES else _to_array
         given = {word: _each(value, leaf) for word, value in kwargs.items()}
         return function(*_each(tuple(args), leaf), **given)
 
@@ -168,7 +168,7 @@ class ArrayOperators:
         return given @ own
 
 
-def _numbers(given: Any) -> Any:
+def _to_array(given: Any) -> Any:
     """Return the array of an object of this package; other objects unchanged."""
     if isinstance(given, ArrayOperators):
         return given._array()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
@@ -204,7 +204,7 @@ def _unwritable(function: str) -> ArgumentTypeError:
 
 def _delegate(name: str) -> Callable[..., Any]:
     def method(self: ArrayMethods, *args: Any, **options: Any) -> Any:
-        return getattr(_numbers(self), name)(*map(_numbers, args), **options)
+        return getattr(_to_array(self), name)(*map(_to_array, args), **options)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"As `numpy.ndarray.{name}`, on the elements."
@@ -260,7 +260,7 @@ class ArrayMethods(ArrayOperators):
         return len(self._array())
 
     def __getitem__(self, index: Any) -> Any:
-        return self._array()[_each(index, _numbers)]
+        return self._array()[_each(index, _to_array)]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._array())

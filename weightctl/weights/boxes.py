@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box",
-    "Meeting",
+    "Overlap",
     "boxes",
     "boxes_of_run",
     "byte_part",
     "byte_shape",
     "collect",
-    "meetings",
+    "find_overlaps",
     "scatter",
 ]
 
@@ -39,7 +39,7 @@ class Box(NamedTuple):
     stop: int
 
 
-class Meeting(NamedTuple):
+class Overlap(NamedTuple):
     """The intersection of a part and a box: `nbytes` at `offset` of the part, an array of `shape`.
 
     If `is_contiguous`, the bytes are also contiguous in the box, and begin at its byte `start`.
@@ -120,7 +120,7 @@ def _of_run(
         yield from _of_run(shape, (*place, last), 0, behind, limit)
 
 
-def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
+def find_overlaps(shape: Sequence[int], part: Part, box: Box) -> Iterator[Overlap]:
     """Yield the intersections of a part and a box, in the order of the part's bytes."""
     own = part_shape(shape, part)
     ranges: list[tuple[Range, ...]] = [((0, size),) for size in shape]
@@ -140,7 +140,7 @@ def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
         if first < last:
             offset = (index * own[axis] + passed + first - start) * inner
             rows = slice(first - box.start, last - box.start), slice(0, last - first)
-            yield Meeting(
+            yield Overlap(
                 offset,
                 (last - first) * inner,
                 rows[0].start * whole_inner,
@@ -158,7 +158,7 @@ def meetings(shape: Sequence[int], part: Part, box: Box) -> Iterator[Meeting]:
 
 
 def scatter(
-    shape: Sequence[int], box: Box, held: memoryview, met: Meeting, out: memoryview
+    shape: Sequence[int], box: Box, held: memoryview, overlap: Overlap, out: memoryview
 ) -> None:
     """Fill `out` with the part's bytes of a box, whose bytes are `held`.
 
@@ -167,13 +167,13 @@ def scatter(
     import numpy as np  # not loaded by `ls`
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
-    target = np.frombuffer(out, np.uint8).reshape(met.shape)
-    for there, own in met.places:
+    target = np.frombuffer(out, np.uint8).reshape(overlap.shape)
+    for there, own in overlap.places:
         target[own] = whole[there]
 
 
 def collect(
-    shape: Sequence[int], box: Box, held: memoryview, met: Meeting, own: memoryview
+    shape: Sequence[int], box: Box, held: memoryview, overlap: Overlap, own: memoryview
 ) -> None:
     """Copy the part's bytes, `own`, to their places in a box, whose bytes are `held`.
 
@@ -182,8 +182,8 @@ def collect(
     import numpy as np
 
     whole = np.frombuffer(held, np.uint8).reshape(_box_shape(shape, box))
-    source = np.frombuffer(own, np.uint8).reshape(met.shape)
-    for there, here in met.places:
+    source = np.frombuffer(own, np.uint8).reshape(overlap.shape)
+    for there, here in overlap.places:
         whole[there] = source[here]
 
 

@@ -157,7 +157,8 @@ def _require_match(info: TensorInfo, asked: Shape) -> None:
         raise GraphError(
             f"shape {asked.text} of `{info.name}` cannot be compared with the stored shape "
             f"{own.text}: the size of `{unknown[0]}` is not defined",
-            hint="use a plain name as dimension; it then gets the size of the tensor",
+            hint=f"`{unknown[0]}` occurs only in an expression: also use it alone as a dimension, "
+            "so that it gets the size of the tensor",
         )
     try:
         sizes_asked = asked.at(sizes)

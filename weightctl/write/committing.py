@@ -1,7 +1,7 @@
 """Outputs in repositories of the Hugging Face Hub: all files appear in one commit.
 
-The files are sent while they are made. Nothing is kept to continue a run that was stopped, since
-only those chunks are sent that the Hub does not have.
+The files are sent while they are made. A run that was stopped is not continued: the next one makes
+the files again, and the library for uploads sends only those chunks that have not arrived.
 """
 
 from __future__ import annotations

@@ -225,7 +225,8 @@ def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Se
 
 
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
-    if not plan.items or any(item.info.encoding.quantization for item in plan.items):
+    # The summary gives the number of matrices whose rows do not fit, which have an `asked`.
+    if not plan.items or any(item.info.encoding.quantization or item.asked for item in plan.items):
         return plan
     note = (
         "no tensor is quantized: only matrices whose names end in `.weight` are, except norms and "

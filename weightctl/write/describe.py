@@ -13,24 +13,30 @@ from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.detection import MANIFEST
-from weightctl.formats.sharded.manifest import format_manifest
-from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
+from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
-from weightctl.storage.location import has_commits, without_file_scheme
+from weightctl.storage.location import (
+    has_commits,
+    is_remote,
+    parse_location,
+    without_file_scheme,
+)
 from weightctl.system.collection import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded
 from weightctl.write.journal import Purpose
 from weightctl.write.outcome import Outcome
-from weightctl.write.targets import Target
+from weightctl.write.targets import Target, refuse_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item
     from weightctl.sharding.plan import ShardPlan
+    from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["describe", "describe_shards", "identify_run", "input_files"]
@@ -39,7 +45,6 @@ __all__ = ["describe", "describe_shards", "identify_run", "input_files"]
 _PATHS = {"ranks": "rank-{rank}/model{suffix}", "vllm": "model-rank-{rank}-part-0{suffix}"}
 # Files that are wrong in one way are many.
 _FEW = 5
-_NO_SOURCE = SourceFingerprint((), "")
 
 
 def describe(plan: Plan, where: Target) -> Outcome:
@@ -80,7 +85,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     """Return the files that a plan for ranks makes, without checking the directory.
 
     Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
-    are far larger than the files of the source.
+    are far larger than the files of the source, and `OutputError` if the URL cannot be written.
     """
     written = without_file_scheme(os.fspath(out))
     if not written.rstrip("/"):
@@ -93,6 +98,8 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
             "of a file in order",
             hint="write to a local directory, and upload it with `hf upload`",
         )
+    if is_remote(written):
+        written = refuse_place(parse_location(written).name)
     header = plan.source.header
     refuse_adapter(header, plan.format)
     suffix = FORMATS[plan.format].suffix
@@ -101,10 +108,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     ]
     ranks = [tuple(shard.info for shard in shards) for shards in plan.ranks]
     _refuse_unfit(plan.format, ranks)
-    module = format_module(plan.format)
-    parts = {
-        path: module.layout(infos, plan.metadata) for path, infos in zip(paths, ranks, strict=True)
-    }
+    parts = dict(zip(paths, _list_layouts(plan, ranks), strict=True))
     read = dict.fromkeys(
         header.tensors[source.source]
         for shards in plan.ranks
@@ -123,6 +127,20 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     inputs = (*header.files, *listing, *beside.values())
     where = Target(written.rstrip("/"), plan.format, MANIFEST)
     return Outcome(where, parts, None, carried, {}, inputs, {}, plan)
+
+
+def _list_layouts(plan: ShardPlan, ranks: Sequence[tuple[TensorInfo, ...]]) -> list[Layout]:
+    """Return the layout of each rank's file; ranks with the same tensors have the same one."""
+    module = format_module(plan.format)
+    made: list[tuple[tuple[TensorInfo, ...], Layout]] = []
+    found: list[Layout] = []
+    for infos in ranks:
+        same = next((layout for others, layout in made if others == infos), None)
+        if same is None:
+            same = module.layout(infos, plan.metadata)
+            made.append((infos, same))
+        found.append(same)
+    return found
 
 
 def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
@@ -152,8 +170,8 @@ def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
         for row in (*_describe_rows(plan), beside):
             found.update(json.dumps(row, default=repr).encode() + b"\n")
     else:
-        for text in format_manifest(outcome.manifest(_NO_SOURCE)):
-            found.update(text)
+        for text in _describe_shards(plan):
+            found.update(text.encode("utf-8", "surrogatepass"))
     for name, layout in outcome.parts.items():
         found.update(json.dumps([name, layout.nbytes, len(layout.header)]).encode())
         found.update(layout.header)
@@ -170,6 +188,24 @@ def _describe_rows(plan: Plan) -> Iterator[list[Any]]:
             source.name, source.shape, source.encoding.name,
             item.steps, item.part, plan.zero_nonfinite, _digest_importance(item, seen),
         ]  # fmt: skip
+
+
+def _describe_shards(plan: ShardPlan) -> Iterator[str]:
+    """Yield what tells a plan from others, except the headers of the files."""
+    yield repr((plan.layout, plan.format, plan.grid, [*plan.tied.items()])) + "\n"
+    for name, sharding in plan.shardings.items():
+        yield f"{name!r} {sharding.strategy}\n"
+    # A model has few kinds of parts, each of many tensors.
+    parts: dict[Part, str] = {}
+    for shards in plan.ranks:
+        lines: list[str] = []
+        for shard in shards:
+            for name, part in shard.pieces:
+                if part not in parts:
+                    parts[part] = repr(part)
+                lines.append(f"{name!r} {parts[part]}")
+            lines.append(shard.strategy)
+        yield "\n".join([*lines, "", ""])
 
 
 def _digest_importance(item: Item, seen: dict[int, str]) -> str:

@@ -288,6 +288,7 @@ def _distribute(
     progress: Callable[[int], object] | None,
 ) -> WorkerCounts:
     """Have workers do all tasks that are not recorded, and record them."""
+    from weightctl.write.executors.batches import list_keyed_tasks
     from weightctl.write.executors.distribution import distribute
 
     def accept(result: BatchResult, nbytes: int) -> None:
@@ -297,7 +298,7 @@ def _distribute(
         if progress is not None:
             progress(nbytes)
 
-    tasks = [work.measure(task) for task in work.list_tasks(recorder.records)]
+    tasks = list_keyed_tasks(work, recorder.records)
     return distribute(distribution, purpose, tasks, partial.place(), accept)
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.sharding.passes import RankPlan
 from weightctl.split import part_shape
 from weightctl.storage.location import is_remote
-from weightctl.system.collection import without_collection
 from weightctl.system.threads import Memory
-from weightctl.weights.boxes import boxes, byte_part, byte_shape, meetings, scatter
-from weightctl.weights.info import TensorInfo
-from weightctl.weights.steps.sliced import runs, shortest_run
+from weightctl.weights.boxes import boxes, byte_part, byte_shape, find_overlaps, scatter
+from weightctl.weights.steps.sliced import runs
 from weightctl.write.journal import Record
 from weightctl.write.read_ahead import RemoteReads
 from weightctl.write.tasks import KeyedTask
@@ -26,131 +24,24 @@ from weightctl.write.tasks import KeyedTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from weightctl.dtype import Encoding
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import Manifest, Shard, SourceShard
+    from weightctl.formats.sharded.record import Manifest
+    from weightctl.sharding.passes import Content, Pass
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
     from weightctl.storage.base import Writer
     from weightctl.storage.byte_range import FileRange
-    from weightctl.weights.boxes import Box, Meeting
-    from weightctl.weights.info import Header
+    from weightctl.weights.boxes import Box, Overlap
     from weightctl.write.outcome import Outcome
 
 __all__ = ["RankWork"]
 
-# Where bytes that follow one another are fewer, ranks that have what is between them read together.
-_LEAST_RUN = 1 << 16
-# Passes this long start first, so that no thread is still busy alone at the end.
-_LARGE = 1 << 26
-# Contents of the same tensors are made in one pass if they have no more bytes together.
-_JOINED = 1 << 24
 # So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
 # for each other more often.
 _CHUNK = 1 << 20
 _ZEROS = bytes(1 << 20)
 # Nanoseconds in which one core hashes a byte.
 _SHA256_NS = 0.7
-
-
-class RankOffset(NamedTuple):
-    """The place of a tensor in a rank's file."""
-
-    rank: int
-    name: str
-    offset: int
-
-
-class Content(NamedTuple):
-    """The bytes of tensors of ranks: shards of the source in order, then zeros."""
-
-    pieces: tuple[SourceShard, ...]
-    nbytes: int
-    places: tuple[RankOffset, ...]
-
-
-class Pass(NamedTuple):
-    """Contents that are made while some tensors of the source are read once.
-
-    `by_itself` is True for contents whose long byte ranges are read one by one.
-    """
-
-    sources: tuple[str, ...]
-    contents: tuple[Content, ...]
-    by_itself: bool
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes to make."""
-        return sum(content.nbytes for content in self.contents)
-
-
-@without_collection()
-def _list_passes(
-    header: Header,
-    ranks: Sequence[Sequence[Shard]],
-    layouts: Sequence[Layout],
-    done: Collection[tuple[int, str]],
-) -> list[Pass]:
-    """Return the passes that make all tensors except those in `done`, given by rank and name.
-
-    Content that several ranks have in common is made once.
-    """
-    places: dict[tuple[tuple[SourceShard, ...], int], list[RankOffset]] = {}
-    for rank, (shards, layout) in enumerate(zip(ranks, layouts, strict=True)):
-        names = (info.name for info in layout.tensors)
-        offsets = dict(zip(names, layout.offsets, strict=True))
-        for info, pieces, *_ in shards:
-            if not done or (rank, info.name) not in done:
-                place = RankOffset(rank, info.name, offsets[info.name])
-                places.setdefault((pieces, info.nbytes), []).append(place)
-    long: dict[tuple[str, ...], list[Content]] = {}
-    together: dict[tuple[str, ...], list[Content]] = {}
-    for (pieces, nbytes), at in places.items():
-        content = Content(pieces, nbytes, tuple(at))
-        sources = tuple([piece.source for piece in pieces])
-        is_long = all(_is_long(header.tensors, piece) for piece in pieces)
-        (long if is_long else together).setdefault(sources, []).append(content)
-    found = [
-        Pass(sources, contents, by_itself=True)
-        for sources, of in long.items()
-        for contents in _join_small(of)
-    ]
-    found += [Pass(sources, tuple(of), by_itself=False) for sources, of in together.items()]
-    return sorted(found, key=lambda each: _turn(header, each))
-
-
-def _join_small(contents: Sequence[Content]) -> Iterator[tuple[Content, ...]]:
-    """Yield contents for one pass each: small ones together, so that passes are fewer."""
-    joined: list[Content] = []
-    size = 0
-    for content in contents:
-        if joined and size + content.nbytes > _JOINED:
-            yield tuple(joined)
-            joined, size = [], 0
-        joined.append(content)
-        size += content.nbytes
-    yield tuple(joined)
-
-
-def _turn(header: Header, each: Pass) -> tuple[int, tuple[int, int], int]:
-    """Return the sort key of a pass: the order of the files, which disks read fastest."""
-    extents = [header.extents[name] for name in each.sources]
-    first = min(((extent.file, extent.offset) for extent in extents), default=(0, 0))
-    return -(each.nbytes // _LARGE), first, each.contents[0].places[0].rank
-
-
-def _is_long(tensors: Mapping[str, TensorInfo], piece: SourceShard) -> bool:
-    """Whether the bytes of a piece follow one another for long, or are all that there are."""
-    if not piece.part:
-        return True
-    info = tensors[piece.source]
-    return _is_part_long(info.shape, info.encoding, piece.part)
-
-
-@lru_cache(maxsize=1024)  # a model has few kinds of tensors, each in many layers
-def _is_part_long(whole: tuple[int, ...], encoding: Encoding, part: Part) -> bool:
-    return shortest_run(TensorInfo("", whole, encoding), part) >= _LEAST_RUN
 
 
 class RankWork:
@@ -161,7 +52,7 @@ class RankWork:
 
     def __init__(self, plan: ShardPlan, layouts: Sequence[Layout]) -> None:
         self._plan = plan
-        self._layouts = layouts
+        self._ranks = RankPlan(plan, layouts)
         self._source = plan.source
         self._tensors = plan.source.header.tensors
         self._memory = Memory()
@@ -191,17 +82,15 @@ class RankWork:
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
         """Return the passes that make the tensors that are not recorded."""
-        passes = _list_passes(self._source.header, self._plan.ranks, self._layouts, records)
-        return [*self.assign(passes)]
+        return [*self.assign(self._ranks.list_passes(records))]
 
     def measure(self, task: Pass) -> KeyedTask:
         """Return the pass itself, which has no bytes of tensors, with its bytes and its time."""
-        contents = task.contents
-        made = sum(content.nbytes * len(content.places) for content in contents)
         # Tensors of which ranks have short pieces are read whole, and once for all ranks.
         read = task.nbytes if task.by_itself else sum(map(self._count_bytes, task.sources))
-        rank, _, offset = contents[0].places[0]
-        return KeyedTask(task, read, made, (rank, offset), task.nbytes * _SHA256_NS * 1e-9)
+        rank, _, offset = self._ranks.find_place(*task.members[:2])
+        hashing = task.nbytes * _SHA256_NS * 1e-9
+        return KeyedTask(task, read, task.written, (rank, offset), hashing)
 
     def _count_bytes(self, name: str) -> int:
         return self._tensors[name].nbytes
@@ -220,17 +109,19 @@ class RankWork:
         `report` is called with the bytes of each chunk, times the ranks that have it.
         """
         self._remote.advance()
-        digests = [hashlib.sha256() for _ in task.contents]
-        ends = [0] * len(task.contents)
-        chunks = self._by_runs(task) if task.by_itself else self._by_boxes(task)
+        contents = self._ranks.list_contents(task)
+        digests = [hashlib.sha256() for _ in contents]
+        ends = [0] * len(contents)
+        by_itself = task.by_itself
+        chunks = self._by_runs(contents) if by_itself else self._by_boxes(task.sources, contents)
         for number, data in chunks:
-            content = task.contents[number]
+            content = contents[number]
             digests[number].update(data)
             for rank, _, offset in content.places:
                 files[rank].write(offset + ends[number], data)
             ends[number] += len(data)
             report(len(data) * len(content.places))
-        for content, digest, end in zip(task.contents, digests, ends, strict=True):
+        for content, digest, end in zip(contents, digests, ends, strict=True):
             _refuse_other(content, end, self._count_expected(content))
             for start in range(end, content.nbytes, len(_ZEROS)):
                 zeros = memoryview(_ZEROS)[: content.nbytes - start]
@@ -240,7 +131,7 @@ class RankWork:
             report((content.nbytes - end) * len(content.places))
         return [
             Record(place.rank, place.name, {"sha256": digest.hexdigest()})
-            for content, digest in zip(task.contents, digests, strict=True)
+            for content, digest in zip(contents, digests, strict=True)
             for place in content.places
         ]
 
@@ -263,9 +154,9 @@ class RankWork:
             found += prod(part_shape(byte_shape(info), byte_part(info, part)))
         return found
 
-    def _by_runs(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
+    def _by_runs(self, contents: Sequence[Content]) -> Iterator[tuple[int, memoryview]]:
         """Yield the chunks of one content after the other, with its index."""
-        for number, content in enumerate(task.contents):
+        for number, content in enumerate(contents):
             for name, part in content.pieces:
                 info, step = self._tensors[name], self._step(name)
                 for start, nbytes in runs(info, part):
@@ -277,20 +168,23 @@ class RankWork:
 
     def _list_boxes(
         self, name: str, parts: Sequence[Part]
-    ) -> Iterator[tuple[Box, list[tuple[int, Meeting]]]]:
+    ) -> Iterator[tuple[Box, list[tuple[int, Overlap]]]]:
         """Yield the boxes of a tensor that are read, and what each content has of them."""
         shape = byte_shape(self._tensors[name])
         for box in boxes(shape, self._step(name)):
-            met = [
-                (of, found) for of, part in enumerate(parts) for found in meetings(shape, part, box)
+            overlaps = [
+                (number, overlap)
+                for number, part in enumerate(parts)
+                for overlap in find_overlaps(shape, part, box)
             ]
-            if met:
-                yield box, met
+            if overlaps:
+                yield box, overlaps
 
     def _list_reads(self, task: Pass) -> Iterator[FileRange]:
         """Yield the ranges of files that a pass will read."""
+        contents = self._ranks.list_contents(task)
         if task.by_itself:
-            for name, part in (piece for content in task.contents for piece in content.pieces):
+            for name, part in (piece for content in contents for piece in content.pieces):
                 source = self._source.file_range(name)
                 if source is not None:
                     for start, nbytes in runs(self._tensors[name], part):
@@ -301,17 +195,19 @@ class RankWork:
             if source is None:
                 continue
             info = self._tensors[name]
-            parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
+            parts = [byte_part(info, content.pieces[number].part) for content in contents]
             for box, _ in self._list_boxes(name, parts):
                 start, nbytes = _range(byte_shape(info), box)
                 yield source.part(start, start + nbytes)
 
-    def _by_boxes(self, task: Pass) -> Iterator[tuple[int, memoryview]]:
+    def _by_boxes(
+        self, sources: Sequence[str], contents: Sequence[Content]
+    ) -> Iterator[tuple[int, memoryview]]:
         """Yield chunks with the index of the content that they continue."""
-        for number, name in enumerate(task.sources):
+        for number, name in enumerate(sources):
             info = self._tensors[name]
             shape = byte_shape(info)
-            parts = [byte_part(info, content.pieces[number].part) for content in task.contents]
+            parts = [byte_part(info, content.pieces[number].part) for content in contents]
             for box, met in self._list_boxes(name, parts):
                 start, nbytes = _range(shape, box)
                 held = self._memory.room("box", nbytes)

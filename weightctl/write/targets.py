@@ -41,6 +41,7 @@ __all__ = [
     "is_stream",
     "make_older_error",
     "refuse_inputs",
+    "refuse_place",
     "refuse_what_is_there",
     "stream_name",
     "target",
@@ -112,7 +113,7 @@ def target(
     path = without_file_scheme(path)
     if is_remote(path):
         is_slashed = path.endswith("/")
-        path = _refuse_place(parse_location(path).name) + "/" * is_slashed
+        path = refuse_place(parse_location(path).name) + "/" * is_slashed
         refresh(path)
     stem = path.rstrip("/")
     if not stem:
@@ -144,7 +145,7 @@ def target(
     return Target(stem, chosen, line.in_directory, commit=commit)
 
 
-def _refuse_place(url: str) -> str:
+def refuse_place(url: str) -> str:
     """Return a URL that can be written; raises `OutputError` for others."""
     if has_commits(url):
         return url

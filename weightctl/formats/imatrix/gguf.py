@@ -69,7 +69,7 @@ def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
     header = source.header
     if name + _COUNTS not in header.tensors:
         raise _error(header, name + _SUMS, f"the tensor `{name}{_COUNTS}` for it is missing")
-    sums, counts = _numbers(source, name + _SUMS), _numbers(source, name + _COUNTS)
+    sums, counts = _open_values(source, name + _SUMS), _open_values(source, name + _COUNTS)
     if not sums.size or not counts.size:
         return None
     if sums.size % counts.size:
@@ -100,7 +100,7 @@ class _Numbers(NamedTuple):
         return numbers
 
 
-def _numbers(source: FileSource, name: str) -> _Numbers:
+def _open_values(source: FileSource, name: str) -> _Numbers:
     encoding = source.header.tensors[name].encoding
     if encoding.name != "F32":
         raise _error(

@@ -200,8 +200,10 @@ def _dict(machine: Machine) -> None:
 
 
 def _put(target: Any, flat: list[Any]) -> None:
-    if not isinstance(target, Pairs | PickledCall) or len(flat) % 2:
+    if not isinstance(target, Pairs | PickledCall):
         raise TypeError("items are set on an object that is not a mapping")
+    if len(flat) % 2:
+        raise TypeError("a key has no value")
     target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -171,5 +171,5 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if type(start) is not int or type(length) is not int:
         raise ValueError(f"a view of storage {root.key} has invalid fields")
     if not 0 <= start <= start + length <= count:
-        raise ValueError(f"a view extends past the end of storage {root.key}")
+        raise ValueError(f"a view is not inside storage {root.key}")
     return root._replace(start=start)

@@ -201,7 +201,7 @@ def _tar_storages(
         if whole_one is None or type(start) is not int or type(length) is not int:
             raise UnsoundPickleError(at, "a view refers to no storage, or has an invalid range")
         if not 0 <= start <= start + length <= whole_one.length:
-            raise UnsoundPickleError(at, f"a view extends past the end of storage {root}")
+            raise UnsoundPickleError(at, f"a view is not inside storage {root}")
         storages[_key(target, at)] = whole_one._replace(start=start)
     _require_end(at, end)
     return storages

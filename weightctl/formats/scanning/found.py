@@ -9,6 +9,7 @@ from weightctl.errors import WeightctlError
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, PickleNames
 from weightctl.formats.pytorch.constructors import is_allowed
+from weightctl.storage.files import read_start
 from weightctl.text.patterns import select_names
 
 if TYPE_CHECKING:
@@ -98,8 +99,7 @@ def read_allow_file(path: str) -> list[str]:
         "an allow file (--allow-file) is a text file with one pattern per line, such as torch.nn.*"
     )
     try:
-        with open(path, "rb") as file:
-            raw = file.read(_LARGEST_FILE + 1)
+        raw = read_start(path, _LARGEST_FILE + 1)
         text = raw.decode()
     except UnicodeDecodeError:
         raise WeightctlError(f"{path} is not a text file", hint=hint) from None

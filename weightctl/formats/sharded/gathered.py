@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
 from weightctl.storage.byte_range import FileRange
-from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, meetings
+from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, find_overlaps
 from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header
 from weightctl.weights.source import FileSource
@@ -112,15 +112,15 @@ class GatheredSource:
             held = buffer[done : done + nbytes]
             done += nbytes
             for portion, part in parts:
-                for met in meetings(shape, part, box):
-                    at = portion.offset + met.offset
-                    if met.is_contiguous:
-                        own = held[met.start : met.start + met.nbytes]
+                for overlap in find_overlaps(shape, part, box):
+                    at = portion.offset + overlap.offset
+                    if overlap.is_contiguous:
+                        own = held[overlap.start : overlap.start + overlap.nbytes]
                         self.shards.read_into(portion.shard, at, own)
                     else:
-                        own = memoryview(bytearray(met.nbytes))
+                        own = memoryview(bytearray(overlap.nbytes))
                         self.shards.read_into(portion.shard, at, own)
-                        collect(shape, box, held, met, own)
+                        collect(shape, box, held, overlap, own)
 
     def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file with the whole tensor; None if no rank has all of it."""

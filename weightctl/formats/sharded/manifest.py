@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["format_manifest", "manifest_bytes", "read_manifest"]
+__all__ = ["manifest_bytes", "read_manifest"]
 
 VERSION = 1
 _MOST = 1 << 30
@@ -32,10 +32,10 @@ _HINT = "create it again with `weightctl shard`; it cannot be edited by hand"
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Return a manifest as JSON, one tensor per line; `read_manifest` returns the same manifest."""
-    return b"".join(format_manifest(manifest))
+    return b"".join(_format_manifest(manifest))
 
 
-def format_manifest(manifest: Manifest) -> Iterator[bytes]:
+def _format_manifest(manifest: Manifest) -> Iterator[bytes]:
     """Yield the parts of what `manifest_bytes` returns; together they can be hundreds of MB."""
     files, header = manifest.source
     grid = manifest.grid

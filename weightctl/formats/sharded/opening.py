@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.formats.sharded.detection import MANIFEST, is_manifest
 from weightctl.storage.files import is_directory, is_file
-from weightctl.storage.location import is_remote
+from weightctl.storage.location import absolute
 from weightctl.system.collection import without_collection
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def find_whole(files: Sequence[str]) -> str:
     """Return the sharded checkpoint that a rank's file belongs to; empty for other files."""
     if len(files) != 1:
         return ""
-    path = files[0] if is_remote(files[0]) else os.path.abspath(files[0])
-    directory, name = os.path.split(path)
+    directory, name = os.path.split(absolute(files[0]))
     above, rank = os.path.split(directory)
     wholes = [above] * bool(re.fullmatch(_RANK_DIRECTORY, rank))
     wholes += [directory] * bool(re.match(_RANK_FILE, name))

@@ -155,7 +155,9 @@ def _source_file(entry: Mapping[str, Any]) -> tuple[str, int, int]:
 def _aliases(entry: Mapping[str, Any], tensors: _Tensors) -> dict[str, str]:
     for name, tensor in entry.items():
         if not isinstance(tensor, str) or tensor not in tensors or name in tensors:
-            raise ValueError(f"the alias `{name}` is also a tensor, or refers to a missing tensor")
+            raise ValueError(
+                f"the alias `{name}` has the same name as a tensor, or refers to a missing tensor"
+            )
         _require_text(name)
     return dict(entry)
 
@@ -200,7 +202,10 @@ def _shard(entry: Mapping[str, Any], tensors: _Tensors, layout: str) -> Shard:
         _part_shape(source.shape, piece.part) for source, piece in zip(sources, pieces, strict=True)
     ]
     if layout == "ranks" and shapes != [info.shape]:
-        raise ValueError(f"its shape {list(info.shape)} differs from the shape of its cuts")
+        raise ValueError(
+            f"its shape {list(info.shape)} differs from the shape of the part that "
+            "`pieces` describes"
+        )
     if shapes != [info.shape] and sum(map(info.encoding.nbytes, shapes)) > info.nbytes:
         raise ValueError("it has fewer bytes than its pieces need")
     return Shard(info, pieces, _text_at(entry, "strategy"), sha256)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import DType
 from weightctl.errors import EngineError, GraphError
 from weightctl.graph.ops.create import constant
-from weightctl.graph.ops.quantized import to_numbers
+from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import (
     FLOATS,
     INTEGERS,
@@ -258,7 +258,7 @@ def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
 def _make_choice(choice: ValueLike, condition: Value) -> Value:
     """Return an operand as a value; arrays and lists become constants on the condition's device."""
     if isinstance(choice, Value | Dim | str):
-        return to_numbers(choice)
+        return dequantize_value(choice)
     return constant(choice, device=condition.device)
 
 

@@ -111,7 +111,8 @@ def infer_allgather(
     starts = range(0, count, len(values)) if first is None else [first]
     if len(sizes) != count or own not in [[*sizes[at : at + len(own)]] for at in starts]:
         raise GraphError(
-            f"sizes {sizes.text} do not match {count} ranks with {Shape(own).text} in this process",
+            f"sizes {sizes.text} do not fit: there are {count} ranks, and the values in this "
+            f"process have sizes {Shape(own).text}",
             hint="give one size per rank, in order",
         )
     total = sum(sizes, start=Dim(0))
@@ -178,8 +179,9 @@ def infer_reduce_scatter(
         sizes = _divide_evenly(shape[place], count)
     if len(sizes) != count or sum(sizes, start=Dim(0)) != shape[place]:
         raise GraphError(
-            f"sizes {sizes.text} do not match {count} shards of {shape[place]}",
-            hint="give one size per rank, in order",
+            f"the sizes {sizes.text} do not split a dimension of {shape[place]} into {count} "
+            "shards",
+            hint=f"give one size per rank, in order; together they must be {shape[place]}",
         )
     if first is None:
         if count > len(values) and any(size != sizes[0] for size in sizes):

@@ -190,8 +190,8 @@ def _exchange(
                 raise EngineError(
                     f"process {process} of {count} sends a different shape or dtype, or is at a "
                     f"different step; this process: {described}",
-                    hint="give every process the same inputs and the same graph, apart from "
-                    "its ranks",
+                    hint="give every process the same inputs and the same graph; only the rank "
+                    "numbers may differ",
                 )
         received = [torch.empty_like(sent) for _ in range(count)]
         gather(received, sent)

@@ -81,7 +81,7 @@ def infer_einsum(*operands: TensorType, equation: str) -> TensorType:
     left, right = _parse_equation(equation)
     if len(left) != len(operands):
         raise GraphError(
-            f"`{equation}` has {pluralize(len(left), 'operand')}, but got {len(operands)}",
+            f"`{equation}` describes {pluralize(len(left), 'operand')}, not {len(operands)}",
             hint="separate the letters of operands with a comma",
         )
     require_same_dtype(*operands)

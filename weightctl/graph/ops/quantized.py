@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from weightctl.graph.graph import GraphNode
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["DEQUANTIZE", "EMBEDDING", "dequantize", "embedding", "lower_embedding", "to_numbers"]
+__all__ = [
+    "DEQUANTIZE",
+    "EMBEDDING",
+    "dequantize",
+    "dequantize_value",
+    "embedding",
+    "lower_embedding",
+]
 
 
 def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
@@ -61,7 +68,7 @@ def find_blocks(value: Value) -> GraphNode | None:
     return None if node is None or node.attributes["encoding"] is None else node
 
 
-def to_numbers(x: ValueLike) -> Value:
+def dequantize_value(x: ValueLike) -> Value:
     """Return an argument as a value of the current graph, dequantized if it is quantized."""
     value = current_graph().value_of(x)
     return value if find_blocks(value) is None else dequantize(value)
@@ -98,7 +105,7 @@ def embedding(weight: ValueLike, ids: ValueLike) -> Value:
     table, rows = graph.value_of(weight), graph.value_of(ids)
     declared = find_blocks(table)
     if declared is None or declared.attributes["original"].rank != 2:
-        return apply("embedding", to_numbers(table), rows)
+        return apply("embedding", dequantize_value(table), rows)
     original = declared.attributes["original"]
     return apply(
         "embedding",

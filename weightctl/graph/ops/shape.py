@@ -7,7 +7,7 @@ from operator import index
 from typing import TYPE_CHECKING, TypeAlias
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.quantized import to_numbers
+from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import Op, choose_axis, require_broadcast, resolve_axis
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply
@@ -38,7 +38,7 @@ def reshape(x: ValueLike, shape: ShapeLike) -> Value:
     equal for all sizes of named dimensions: [batch, seq, 64] becomes [batch, seq, 4, 16] or
     ["batch*seq", 64], written `Dim("batch") * "seq"`, but not [batch, 64].
     """
-    value = to_numbers(x)
+    value = dequantize_value(x)
     with sizing("reshape", value):
         wanted = _read_shape(shape)
     return apply("reshape", value, shape=_fill_rest(value.shape, wanted))

@@ -8,7 +8,7 @@ from operator import index as integer
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from weightctl.errors import EngineError, GraphError
-from weightctl.graph.ops.quantized import to_numbers
+from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import Op, choose_axis, require_same_dtype, resolve_axis
 from weightctl.graph.ops.shape import unsqueeze
 from weightctl.graph.scope import refusing, sizing
@@ -108,7 +108,7 @@ def chunk(
     As in torch, there are fewer parts if the dimension is too small. Raises `GraphError` for a
     named dimension, and if `chunks` is less than 1.
     """
-    value = to_numbers(x)
+    value = dequantize_value(x)
     with refusing("chunk", value):
         place = resolve_axis(value.rank, choose_axis(axis, dim) or 0)
         if not value.shape[place].is_static:
@@ -171,7 +171,7 @@ def slice_tensor(x: ValueLike, index: Any) -> Value:
     Raises `GraphError` for an integer that is out of bounds, for more items than dimensions, and
     for items of other types.
     """
-    value = to_numbers(x)
+    value = dequantize_value(x)
     given = index if is_tuple(index) else (index,)
     items = tuple(_record_item(item) for item in given)
     with suppress(GraphError):  # `infer_slice` raises it again, with the type of the value

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.temperature import Temperature
+from weightctl.nn.xielu import XIELU, XieluNumbers
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.families.decoder import DecoderConfig
     from weightctl.graph.value import Value
 
-__all__ = ["Block", "make_norm"]
+__all__ = ["Block", "make_mlp", "make_norm"]
 
 
 def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
@@ -50,12 +53,12 @@ class Block(Module):
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
-        self.attention = _make_attention(config, window, dtype)
+        self.attention = _make_attention(config, layer, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         if self.has_norms and not config.shared_norm:
             self.mlp_norm = make_norm(config, dtype)
-        self.mlp = _make_mlp(config, layer, dtype)
+        self.mlp = make_mlp(config, layer, dtype)
         if config.post_norms:
             self.post_mlp_norm = make_norm(config, dtype)
 
@@ -90,12 +93,17 @@ class Block(Module):
         return x if scale == 1 else x * scale
 
 
-def _make_attention(
-    config: DecoderConfig, window: int | None, dtype: DType
-) -> Attention | LatentAttention:
+def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    is_rotated = config.is_rotated(layer)
+    temperature = None
+    if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
+        temperature = Temperature(
+            config.temperature_scale, config.temperature_length, config.temperature_offset
+        )
+    is_normed = config.qk_norm is not None and (config.qk_norm != "unit" or is_rotated)
     if config.latent_rank:
         return LatentAttention(
             config.hidden,
@@ -108,25 +116,34 @@ def _make_attention(
             scale=scale,
             causal=config.causal,
             interleaved=config.rope_interleaved,
+            temperature=temperature,
             dtype=dtype,
         )
     return Attention(
         config.hidden,
         config.heads,
-        kv_heads=config.kv_heads,
+        kv_heads=config.count_kv_heads(layer),
         head_dim=config.head_dim,
+        value_dim=config.value_dimensions or None,
+        value_scale=config.value_scale,
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
-        window=window,
+        window=config.window(layer),
+        chunk=config.chunk(layer),
+        inner_norm=config.norm_epsilon if config.inner_norms else None,
         softcap=config.attention_softcap,
         scale=scale,
-        norm_epsilon=None if config.qk_norm is None else config.norm_epsilon,
+        norm_epsilon=config.norm_epsilon if is_normed else None,
         norm_offset=config.norm_offset,
         norms_whole=config.qk_norm == "whole",
+        norms_last=config.qk_norm_after_rope or config.qk_norm == "unit",
+        norms_weighted=config.qk_norm != "unit",
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
-        sinks=config.sinks,
+        sinks=config.has_sinks(layer),
+        temperature=temperature,
+        gated=config.attention_gate,
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
@@ -134,7 +151,8 @@ def _make_attention(
     )
 
 
-def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
+def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
+    """Return the MLP or the experts of a layer."""
     if config.is_sparse(layer):
         return MixtureOfExperts(
             config.hidden,
@@ -151,6 +169,7 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
             bias=config.expert_bias,
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
+            scales_inputs=config.shares_scale_inputs,
             dtype=dtype,
         )
     if config.gated:
@@ -160,6 +179,7 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
+            inner_norm=config.norm_epsilon if config.inner_norms else None,
             dtype=dtype,
         )
     return MLP(
@@ -168,5 +188,15 @@ def _make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP
         config.activation,
         bias=config.mlp_bias,
         transposed=config.transposed,
+        xielu=_make_xielu(config, layer),
         dtype=dtype,
     )
+
+
+def _make_xielu(config: DecoderConfig, layer: int) -> XIELU | None:
+    if config.activation != "xielu":
+        return None
+    if config.has_xielu_weights:
+        return XIELU()
+    return XIELU(XieluNumbers(*(at_layer(config, f"xielu_{each}", layer)
+                                for each in XieluNumbers._fields)))  # fmt: skip

@@ -25,7 +25,9 @@ __all__ = ["FIRST_BLOCK", "Fetch", "RemoteObject", "RemoteReader"]
 # Headers are read in small steps; each request brings more than the one before.
 FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 21
 _END_BLOCK = 1 << 16
-_BLOCKS = 4
+_BLOCKS = 8
+# Values that are left out between two reads, and requested with the second.
+_LARGEST_GAP = 1 << 16
 
 
 class RemoteObject(NamedTuple):
@@ -155,23 +157,37 @@ class RemoteReader:
             for start, block in self._blocks:
                 if start <= offset and offset + nbytes <= start + len(block):
                     return start, block
-            size = max(nbytes, self._next_block)
-            # Directories of zip files are at the end.
-            if offset + nbytes == self.size and not self._is_next(offset):
-                offset = max(min(offset, self.size - _END_BLOCK), 0)
-                size = self.size - offset
-            elif not self._is_next(offset):
-                size = max(nbytes, min(size, FIRST_BLOCK))
-            else:
+            stop = offset + nbytes
+            before = self._find_before(offset)
+            if before is not None:
+                # What is there is not requested again.
+                start, known = before
+                at = start + len(known)
+                offset = min(offset, at)
+                known = known[offset - start :]
+                stop = max(stop, at + self._next_block)
                 self._next_block = min(2 * self._next_block, _LARGEST_BLOCK)
-            block = b"".join(self._request(offset, min(offset + size, self.size)))
-            self._blocks = [*self._blocks[-_BLOCKS + 1 :], (offset, block)]
+            else:
+                known = memoryview(b"")
+                # Directories of zip files are at the end.
+                if stop == self.size:
+                    offset = max(min(offset, self.size - _END_BLOCK), 0)
+                at, stop = offset, max(stop, offset + FIRST_BLOCK)
+            block = b"".join([known, *self._request(at, min(stop, self.size))])
+            # The start of a header is read again after its end.
+            self._blocks = [
+                *self._blocks[:1], *self._blocks[1:][-_BLOCKS + 2 :], (offset, block)
+            ]  # fmt: skip
             return offset, block
 
-    def _is_next(self, offset: int) -> bool:
-        """Whether a read continues in, or right after, a block that was read before."""
-        ends = ((start, start + len(block)) for start, block in self._blocks)
-        return any(start <= offset <= end for start, end in ends)
+    def _find_before(self, offset: int) -> tuple[int, memoryview] | None:
+        """Return the block that a read continues, with where it starts; a gap may follow it."""
+        found = (
+            (start, memoryview(block))
+            for start, block in self._blocks
+            if start <= offset <= start + len(block) + _LARGEST_GAP
+        )
+        return max(found, key=lambda each: each[0] + len(each[1]), default=None)
 
     def read_end(self, nbytes: int) -> bytes:
         """Return the last `nbytes` of the object, or all of a smaller one."""

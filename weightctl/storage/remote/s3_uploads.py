@@ -250,7 +250,7 @@ def _condition(*, force: bool) -> dict[str, str]:
 
 def _translate(error: Any, path: str, login: str) -> OutputError:
     """Return the error to raise; messages of the library may have URLs with signatures."""
-    response: dict[str, Any] = getattr(error, "response", {})
+    response: dict[str, Any] = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     is_denied = response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403}
     kind = type(error).__name__
@@ -299,9 +299,15 @@ def connect(endpoint: str | None, *, is_signed: bool, region: str | None = None)
     )
     session: Any = boto3.Session(region_name=region)
     client = session.client("s3", endpoint_url=endpoint, config=config)
+    client.meta.events.register("before-call.s3.HeadBucket", _mark_redirected)
     client.meta.events.register("before-send.s3", _count_request)
     client.meta.events.register("needs-retry.s3", _count_retry)
     return client
+
+
+def _mark_redirected(params: Any, **_: object) -> None:
+    """Have boto3 ask for the region of a bucket once, also if that request is redirected too."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _count_request(**_: object) -> None:

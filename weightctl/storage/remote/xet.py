@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # The library has no types.
 _XET: Any = import_module("hf_xet")
+# The library notes what has arrived after each piece of 64 MB, in its cache. It does not send that
+# again if a run is stopped and repeated. Its default is 64 pieces, or 20 seconds.
+_NOTED_PIECES = {"data.session_xorb_metadata_flush_max_count": 1}
 
 __all__ = ["XetFile", "XetStream", "XetUpload", "token_route"]
 
@@ -67,7 +70,8 @@ class XetUpload:
         headers = {"authorization": f"Bearer {read_token()}"}
         address = f"{endpoint()}/api/models/{token_route(place, options)}"
         with _translate(url):
-            self._commit: Any = _XET.XetSession().new_upload_commit(
+            session = _XET.XetSession(_XET.XetConfig().with_config(_NOTED_PIECES))
+            self._commit: Any = session.new_upload_commit(
                 token_refresh_url=address, token_refresh_headers=headers
             )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.storage.files import open_reader
-from weightctl.storage.location import is_remote
+from weightctl.storage.location import absolute
 from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.card.origins import (
@@ -54,7 +54,7 @@ def from_directory(
     unknown; `experts` and `of_experts` are as in `size_label`. If a file cannot be read, `tell` is
     called with a sentence, and the other files are read.
     """
-    directory = directory if is_remote(directory) else os.path.abspath(directory)
+    directory = absolute(directory)
     readme = os.path.join(directory, _README)
     card: Mapping[str, Any] = {}
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer import regexes
 from weightctl.translate.tokenizer.added import (
     is_padding,
@@ -14,12 +15,13 @@ from weightctl.translate.tokenizer.added import (
     to_added_tokens,
 )
 from weightctl.translate.tokenizer.files import KEEP_HINT
-from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, names_of
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, find_nearest, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
     BYTES,
     PreTokenizerRule,
     byte_level,
+    hash_rule,
     parse,
     show_rule_parts,
     to_normalizer,
@@ -42,6 +44,8 @@ _CLASSES = {
     "Qwen2Tokenizer": PreTokenizerRule((regexes.QWEN_2, BYTES), is_composed=True),
 }
 _CLASS = "GPT2Tokenizer"
+# What messages call the step that has no regular expression.
+_BYTES_TEXT = "bytes to characters"
 # The limit of digits of an id: Python refuses to convert thousands of digits.
 _LONGEST = 20
 
@@ -218,11 +222,7 @@ def _name(
     rule: PreTokenizerRule = parse(document, where)
     names = list(names_of(rule))
     if not names:
-        raise TokenizerError(
-            f"{where}: GGUF has no name for this pre-tokenizer: {show_rule_parts(document)}",
-            hint="it needs support in llama.cpp and a line in "
-            f"weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
-        )
+        raise _unknown(document, rule, where)
     ignores = bool(model.get("ignore_merges"))
     for name in names:
         if PRES[name].ignores_merges == ignores:
@@ -233,6 +233,24 @@ def _name(
         f"{where}: `ignore_merges` is {str(ignores).lower()}, but GGUF's pre-tokenizer "
         f"for this model (`{names[0]}`) uses the opposite value",
         hint=KEEP_HINT,
+    )
+
+
+def _unknown(document: Mapping[str, Any], rule: PreTokenizerRule, where: str) -> TokenizerError:
+    """Return the error for a rule without a name, with the rule that is most like it."""
+    nearest, own, other = find_nearest(rule)
+    differences = [
+        f"{who} has {join_names([f'`{step or _BYTES_TEXT}`' for step in steps], len(steps))}"
+        for who, steps in (("this one", own), (f"`{nearest}`", other))
+        if steps
+    ]
+    text = ", and ".join(differences) or "the same steps are in another order"
+    return TokenizerError(
+        f"{where}: GGUF has no name for this pre-tokenizer (SHA-256 of its rule: "
+        f"{hash_rule(rule)}): {show_rule_parts(document)}. The nearest that llama.cpp has is "
+        f"`{nearest}`, which splits text in other places: {text}",
+        hint="it needs support in llama.cpp and a line in "
+        f"weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.added import ADDED
+from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.translate.tokenizer.surroundings import read_surroundings
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ _COMPOSES = (
     "accents, such as `é`, is tokenized differently in transformers"
 )
 
+_PARTS_MARKS = (
+    "llama.cpp splits text with combining marks, such as Hindi, in other places than transformers "
+    "(the pre_tokenizer)"
+)
+
 
 def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
     """Yield the differences between llama.cpp's treatment of text and that of a directory's files.
@@ -60,6 +66,8 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
     document = files.tokenizer or {}
     if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
         yield _COMPOSES  # other normalizers of byte-level BPE are refused
+    if tokenizer.model == "gpt2" and PRES[tokenizer.pre or DEFAULT].parts_marks:
+        yield _PARTS_MARKS
     yield from _of_flags(tokenizer, list_added_entries(files), document, name)
     if files.tokenizer is not None:
         yield from _of_surroundings(tokenizer, files)

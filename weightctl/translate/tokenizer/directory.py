@@ -22,6 +22,7 @@ from weightctl.translate.tokenizer.tokenizer_config import (
     read_flags,
     read_special,
     special_entries,
+    state_surroundings,
     template_documents,
     template_entries,
 )
@@ -155,6 +156,10 @@ def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) 
         flags |= {
             flag: stated[flag] for flag in stated if flag in files.config or flag not in known
         }
+        named = special.get("eos")
+        special, flags = state_surroundings(files, special, flags, ids)
+        if named is not None and special["eos"] != named and not ends:
+            ends = (named,)
     templates = {**tokenizer.chat_templates, **read_chat_templates(files)}
     complete = replace(tokenizer, special=special, ends=ends, flags=flags, chat_templates=templates)
     _check_text(complete, files.directory)

@@ -7,6 +7,7 @@ Names, regular expressions and the other effects of a name are those of llama.cp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from weightctl.translate.tokenizer import regexes as r
@@ -15,7 +16,7 @@ from weightctl.translate.tokenizer.rules import BYTES, PreTokenizerRule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT", "PRES", "Pre", "names_of"]
+__all__ = ["DEFAULT", "PRES", "Pre", "find_nearest", "names_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,15 @@ class Pre:
     """The meaning of a name: the rule, and llama.cpp's defaults for other keys.
 
     `ignores_merges`: a piece that is a token is not split further. `adds_bos` and `adds_separator`
-    apply if `add_bos_token` or `add_sep_token` is missing.
+    apply if `add_bos_token` or `add_sep_token` is missing. `parts_marks`: llama.cpp separates
+    letters from the combining marks that follow them, which the rule keeps together.
     """
 
     rule: PreTokenizerRule
     ignores_merges: bool = False
     adds_bos: bool = False
     adds_separator: bool = False
+    parts_marks: bool = False
 
 
 def _bytes(*steps: str) -> PreTokenizerRule:
@@ -52,7 +55,7 @@ _QWEN_2 = Pre(_compose_rule(r.QWEN_2))
 _CASELESS = Pre(_bytes(r.QWEN_2))
 _DEEPSEEK_3 = Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.DEEPSEEK_3))
 _BLOOM = Pre(_bytes(r.BLOOM))
-_GPT_4O = Pre(_bytes(r.GPT_4O))
+_GPT_4O = Pre(_bytes(r.GPT_4O), parts_marks=True)
 _BAILING = Pre(_bytes(r.BAILING))
 _COHERE_2 = Pre(_bytes(r.THOUSANDS, r.GPT_4O))
 
@@ -71,7 +74,7 @@ PRES: dict[str, Pre] = {
     "deepseek-coder": Pre(_bytes(r.NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", r.DEEPSEEK_CJK, r.DIGIT)),
     "deepseek-v3": _DEEPSEEK_3,
     "deepseek-r1-qwen": _CASELESS,
-    "tekken": Pre(_bytes(r.TEKKEN), ignores_merges=True, adds_bos=True),
+    "tekken": Pre(_bytes(r.TEKKEN), ignores_merges=True, adds_bos=True, parts_marks=True),
     "gpt-4o": _GPT_4O,
     "dbrx": _CL100K,
     "glm4": _GLM,
@@ -137,4 +140,25 @@ def names_of(rule: PreTokenizerRule) -> Iterator[str]:
     yield from (name for name, pre in PRES.items() if pre.rule == rule)
     yield from (
         name for name, pre in PRES.items() if pre.rule.steps == rule.steps and pre.rule != rule
+    )
+
+
+def find_nearest(rule: PreTokenizerRule) -> tuple[str, list[str], list[str]]:
+    """Return the name whose rule is most like another one.
+
+    Also return the steps that the other rule has and this one lacks, and those that only this one
+    has.
+    """
+
+    def likeness(pre: Pre) -> tuple[int, float]:
+        shared = len({*pre.rule.steps} & {*rule.steps})
+        texts = ("\n".join(each.steps) for each in (pre.rule, rule))
+        return shared, SequenceMatcher(None, *texts, autojunk=False).ratio()
+
+    name = max(PRES, key=lambda each: likeness(PRES[each]))
+    own, other = rule.steps, PRES[name].rule.steps
+    return (
+        name,
+        [step for step in own if step not in other],
+        [step for step in other if step not in own],
     )

@@ -6,6 +6,7 @@ between them), and states at which step bytes become characters.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ __all__ = [
     "BYTES",
     "PreTokenizerRule",
     "byte_level",
+    "hash_rule",
     "parse",
     "show_rule_parts",
     "to_normalizer",
@@ -57,6 +59,12 @@ def show_rule_parts(document: Mapping[str, Any]) -> str:
     parts = {key: document.get(key) for key in ("normalizer", "pre_tokenizer")}
     written = json.dumps(parts, ensure_ascii=False)
     return written if len(written) < 1500 else f"{written[:1500]}..."
+
+
+def hash_rule(rule: PreTokenizerRule) -> str:
+    """Return the SHA-256 of a rule: the same for other spellings of it in tokenizer.json."""
+    text = json.dumps([*rule.steps, rule.is_composed], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_normalizer(rule: PreTokenizerRule) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ __all__ = [
     "read_flags",
     "read_special",
     "special_entries",
+    "state_surroundings",
     "template_documents",
     "template_entries",
 ]
@@ -61,11 +62,12 @@ def read_flags(
     precedence, as in transformers.
     """
     around = read_surroundings(files.tokenizer or {}) or Surroundings()
-    starts = {special.get(word) for word in ("bos", "cls")}
-    ends = {special.get(word) for word in ("eos", "seperator")}
     made = {
-        "add_bos_token": around.first is not None and ids.get(around.first) in starts,
-        "add_eos_token": around.last is not None and ids.get(around.last) in ends,
+        flag: _adds_one(texts, [special[word] for word in words if word in special], ids)
+        for flag, texts, words in (
+            ("add_bos_token", around.before[:1], ("bos", "cls")),
+            ("add_eos_token", around.behind[-1:], ("eos", "seperator")),
+        )
     }
     for flag in made:
         setting = files.config.get(flag)
@@ -74,6 +76,38 @@ def read_flags(
     if around.is_separated:
         made["add_sep_token"] = True
     return made
+
+
+def _adds_one(texts: tuple[str, ...], named: list[int], ids: Mapping[str, int]) -> bool:
+    """Whether a token is added that is one of those with a name, or any if there are none."""
+    return any(text in ids and (not named or ids[text] in named) for text in texts)
+
+
+def state_surroundings(
+    files: TokenizerFiles,
+    special: Mapping[str, int],
+    flags: Mapping[str, bool],
+    ids: Mapping[str, int],
+) -> tuple[dict[str, int], dict[str, bool]]:
+    """Return special tokens and flags with which llama.cpp adds what a directory's files add.
+
+    llama.cpp adds `bos` and `eos`, and if a file lacks their ids, two of its own. So the tokens
+    that tokenizer.json adds get these roles, such as `cls` and `seperator` of an encoder. A flag
+    for which there is no token is false.
+    """
+    around = read_surroundings(files.tokenizer or {}) or Surroundings()
+    roles, stated = dict(special), dict(flags)
+    for flag, word, text, similar in (
+        ("add_bos_token", "bos", around.first, "cls"),
+        ("add_eos_token", "eos", around.last, "seperator"),
+    ):
+        if not stated.get(flag):
+            continue
+        token = ids.get(text or "", roles.get(similar))
+        if token is not None and (word not in roles or token == roles.get(similar)):
+            roles[word] = token
+        stated[flag] = word in roles
+    return roles, stated
 
 
 def special_entries(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -164,8 +164,8 @@ def _flags(document: Mapping[str, Any], where: str) -> dict[str, bool]:
     )
     if not is_berts or not is_object(normalizer):
         raise TokenizerError(
-            f"{where}: GGUF's WordPiece splits text as BERT does and does not support "
-            f"normalizer {normalizer!r:.500} with pre_tokenizer {pre_tokenizer!r:.500}",
+            f"{where}: GGUF's WordPiece splits text in the same way as BERT: it cannot represent "
+            f"the normalizer {normalizer!r:.500} with the pre_tokenizer {pre_tokenizer!r:.500}",
             hint=KEEP_HINT,
         )
     lowercase = bool(normalizer.get("lowercase", True))

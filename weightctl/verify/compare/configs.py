@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightctl.errors import GraphError, WeightctlError
-from weightctl.families.configs import Read, shortest
+from weightctl.families.configs import Read, is_same_float32, shortest
 from weightctl.families.keys import Present
 from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.rope_scaling import inverse_frequencies
@@ -149,7 +149,7 @@ def _list_unequal(
 def _is_same(value: Any, wanted: Any) -> bool:
     # GGUF stores values in float32, config.json in decimals.
     if isinstance(value, float) and isinstance(wanted, float):
-        return value == wanted or shortest(value) == shortest(wanted)
+        return is_same_float32(value, wanted)
     return bool(value == wanted)
 
 

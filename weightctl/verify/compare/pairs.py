@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.conversions import convert_form, module_form
-from weightctl.families.family import TensorNames
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
+from weightctl.families.settings import OF_CONFIG, list_made
 from weightctl.schemes.buffers import is_buffer
 from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.compare.causes.dequantized import OnceQuantized, find_once_quantized
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
+    from weightctl.families.family import TensorNames
     from weightctl.families.keys import NamingConvention
     from weightctl.verify.request import Subject
     from weightctl.verify.results import Explanation
@@ -293,13 +294,11 @@ def _complete(
     convention.
     """
     tensors = dict(own.tensors)
-    if own.convention == "hugging_face" and other.convention == "gguf":
-        for line in own.family.names:
-            numbers = None if line.made is None else line.made(own.config)
-            if numbers is not None and line.gguf is not None:
-                module, name = f"{line.module}.weight", f"{line.gguf}.weight"
-                lines.setdefault(module, TensorNames(module, name, None, line))
-                tensors[module] = DerivedTensor(name, Constant(numbers, "of the config"), [])
+    if own.convention != other.convention:
+        for names, numbers in list_made(own.family, own.config, other.convention):
+            lines.setdefault(names.module, names)
+            name = names.name(other.convention) or names.module
+            tensors[names.module] = DerivedTensor(name, Constant(numbers, OF_CONFIG), [])
     output = lines.get(OUTPUT_WEIGHT)
     is_tied = (
         OUTPUT_WEIGHT not in tensors

@@ -90,7 +90,7 @@ def _alike(inputs: Sequence[TensorInfo]) -> TensorInfo:
         if info.encoding != first.encoding:
             raise ConversionError(
                 f"`{info.name}` is stored as {info.encoding} and `{first.name}` as "
-                f"{first.encoding}; one tensor needs a single type",
+                f"{first.encoding}, so they cannot be joined into one tensor",
                 hint='convert first with --dtype bf16 --names keep (dtype="bf16", '
                 'names="keep" in Python)',
             )

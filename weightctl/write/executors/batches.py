@@ -6,16 +6,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
+from weightctl.system.collection import without_collection
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.tasks import BANDWIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from weightctl.write.executors.worker import BatchWork
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["Batch", "cut_batches", "parse_task_size"]
+__all__ = ["Batch", "cut_batches", "list_keyed_tasks", "parse_task_size"]
 
 # More batches than workers, so that all of them end at about the same time.
 _LEAST_BATCHES = 64
@@ -47,6 +49,13 @@ class Batch:
         return sum(task.estimate_seconds(bandwidth) for task in self.tasks)
 
 
+@without_collection()
+def list_keyed_tasks(work: BatchWork, done: Collection[tuple[int, str]] = ()) -> list[KeyedTask]:
+    """Return the tasks of a work that are not done, with their bytes and expected times."""
+    return [work.measure(task) for task in work.list_tasks(done)]
+
+
+@without_collection()
 def cut_batches(tasks: Iterable[KeyedTask], most: int = DEFAULT_TASK) -> list[Batch]:
     """Divide tasks into batches that take about the same time, each of at most `most` bytes.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weightctl.errors import OutputError
 from weightctl.storage.base import cannot_write
 from weightctl.storage.location import is_remote
-from weightctl.system.temporary import RANKS, new_token, temporary_name
+from weightctl.system.temporary import new_token, ranks_name
 from weightctl.text.untyped import is_object
 from weightctl.write.executors.rests import Rest, format_rest, parse_rest, uploads_of
 from weightctl.write.journal import Record, format_line, format_record, parse_entries
@@ -201,7 +201,7 @@ def ranks_token(purpose: Purpose) -> str:
 
 def markers_of(path: str, purpose: Purpose) -> Markers:
     """Return the markers of runs with a purpose that write to a path or URL."""
-    place = temporary_name(path, ranks_token(purpose)) + RANKS
+    place = ranks_name(path, ranks_token(purpose))
     return _ObjectMarkers(place, uploads_of(path)) if is_remote(path) else _FileMarkers(place)
 
 

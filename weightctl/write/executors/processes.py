@@ -35,8 +35,8 @@ def start(address: str) -> ProcessExecutor:
     count = int(address) if address.isascii() and address.isdecimal() else 0
     if not 1 <= count <= _MOST:
         raise ConversionError(
-            f"`processes:{address}` has no number of processes from 1 to {_MOST}",
-            hint="write the number after a colon, such as processes:4",
+            f"the number of processes in `processes:{address}` must be from 1 to {_MOST}",
+            hint="for example, processes:4",
         )
     return ProcessExecutor(count)
 

@@ -2,17 +2,19 @@
 
 Every process makes the same plan, and numbers the same batches of tasks. Markers beside the output
 say which are claimed and which are done (see `markers` and `members`). The process that has the
-first claim creates the files; the one that claims the end gives them their names.
+first claim creates the files; the one that claims the end gives them their names. The markers of a
+complete output stay: a process that is started again sees that there is nothing to do.
 """
 
 from __future__ import annotations
 
 import time
 from hashlib import sha256
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
-from weightctl.storage.files import exists, file_size, refresh
+from weightctl.storage.files import exists, file_size, open_reader, prepare, refresh
 from weightctl.write.executors.batches import cut_batches
 from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.distribution import (
@@ -27,6 +29,7 @@ from weightctl.write.executors.markers import (
     markers_of,
     parse_done,
     parse_json,
+    read_done,
 )
 from weightctl.write.executors.members import CLAIM, Membership, find_rank
 from weightctl.write.executors.worker import PlannedWork, do_batch
@@ -46,22 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["FoundRun", "RankRun", "RanksResult", "share_run"]
 
 _BEGUN = "begun"
-_PUBLISHED = "published"
+_RECORDS = "records"
+# Begins the name of the marker of a complete output; the fingerprint of its files follows.
+_PUBLISHED = "published-"
 _FAILED = "failed"
-_LEFT = "left-"
 _BEGIN, _END = "begin", "end"
 # Seconds between looks at what others have done.
 _POLL = 1.0
 
 
 class FoundRun(NamedTuple):
-    """A run that has begun: where to write, the tasks to do, and the bytes of those in the journal.
+    """A run that has begun: where to write, the tasks to do, and what the journal has.
 
     The tasks of a run stay the same until its journal changes.
     """
 
     place: Place
     tasks: Sequence[KeyedTask]
+    records: Sequence[Record]
     kept_bytes: int
 
     def digest(self) -> str:
@@ -101,29 +106,37 @@ def share_run(
 
     Raises the errors of the work; others then stop too.
     """
-    identity = find_rank()
     outcome = run.planned.outcome
     markers = markers_of(outcome.path, run.purpose)
     with markers.hold():
-        if markers.read(_PUBLISHED) is not None and not _is_complete(outcome):
-            markers.remove()  # of an earlier run, whose output was removed since
-        with Membership(markers, identity) as member:
+        _forget_earlier(markers, outcome)
+        with Membership(markers, find_rank()) as member:
             share = _RankProcess(distribution, run, markers, member, progress)
             try:
                 result = share.run()
             except Exception as error:
                 share.stop(error)
                 raise
-        _leave(markers, identity.rank, identity.ranks)
+        names = markers.list_names()
+        if not member.list_others(names):
+            markers.remove(name for name in names if not _is_of_complete(name))
     return result
 
 
-def _leave(markers: Markers, rank: int, count: int | None) -> None:
-    """Remove the markers when all have left; those that come later need to know of the end."""
-    markers.put(f"{_LEFT}{rank}", b"")
-    left = [name for name in markers.list_names() if name.startswith(_LEFT)]
-    if count is not None and len(left) >= count:
-        markers.remove()
+def _is_of_complete(name: str) -> bool:
+    """Whether a marker is one of those that stay as long as the output does."""
+    return name == _RECORDS or name.startswith(_PUBLISHED)
+
+
+def _forget_earlier(markers: Markers, outcome: Outcome) -> None:
+    """Remove the markers of complete outputs that were removed or changed since."""
+    # These first: an output that another process completes meanwhile is not an earlier one.
+    published = [name for name in markers.list_names() if name.startswith(_PUBLISHED)]
+    if published:
+        is_there = _is_complete(outcome)
+        own = f"{_PUBLISHED}{_digest_files(outcome)}" if is_there else ""
+        stale = [name for name in published if name != own]
+        markers.remove([*stale, *([_RECORDS] if stale == published else [])])
 
 
 def _is_complete(outcome: Outcome) -> bool:
@@ -131,6 +144,16 @@ def _is_complete(outcome: Outcome) -> bool:
     refresh(outcome.path)
     sizes = {outcome.path_of(name): layout.nbytes for name, layout in outcome.parts.items()}
     return all(exists(path) and file_size(path) == size for path, size in sizes.items())
+
+
+def _digest_files(outcome: Outcome) -> str:
+    """Return what tells the files of an output from others: a digest of their times of writing."""
+    paths = [outcome.path_of(name) for name in outcome.parts]
+    prepare(paths)
+    readers = [open_reader(path) for path in paths]
+    for reader in readers:
+        reader.close()
+    return sha256(repr([reader.written for reader in readers]).encode()).hexdigest()[:16]
 
 
 class _RankProcess:
@@ -160,25 +183,29 @@ class _RankProcess:
         names = self._markers.list_names()
         if _FAILED in names and not self._member.list_others(names):
             self._markers.remove([_FAILED])
-        found = self._begin()
-        if found is None:
-            return RanksResult(self._read_records(), self._counts, is_last=False, kept_bytes=0)
-        self._report(found.kept_bytes)
-        self._counts = WORKERS.counts = WorkerCounts(len(self._batches))
-        if self._batches:
-            self._do_batches(found.place)
+        found, kept_bytes = self._begin(), 0
+        if found is not None:
+            kept_bytes = found.kept_bytes
+            self._report(kept_bytes)
+            self._counts = WORKERS.counts = WorkerCounts(len(self._batches))
+            if self._batches:
+                self._do_batches(found.place)
         is_last = self._end()
-        return RanksResult(self._read_records(), self._counts, is_last, found.kept_bytes)
-
-    def _read_records(self) -> tuple[Record, ...]:
-        """Return the records of all tasks, which the last process has put into a marker."""
-        return parse_done(self._markers.read(_PUBLISHED) or b"").records
+        records = parse_done(self._markers.read(_RECORDS) or b"").records
+        return RanksResult(records, self._counts, is_last, kept_bytes)
 
     def _do_batches(self, place: Place) -> None:
         planned = self._run.planned
         job = make_job(self._distribution, self._run.purpose, place, token=self._member.token)
         layouts = list(planned.outcome.parts.values())
-        opened = place.open(planned.plan, layouts, memory=job.memory)
+        try:
+            opened = place.open(planned.plan, layouts, memory=job.memory)
+        except OutputError:
+            # Others may have done all tasks since, and given the files their names.
+            self._note_done(self._look())
+            if len(self._seen) == len(self._batches):
+                return
+            raise
         try:
             while (number := self._take()) is not None:
                 self._do(job, opened, number)
@@ -195,10 +222,12 @@ class _RankProcess:
         """Wait until the run has begun, or begin it; None if its output is complete."""
         while True:
             names = self._look()
-            if _PUBLISHED in names:
+            if _has_published(names):
                 return None
             begun = parse_json(self._markers.read(_BEGUN))
             found = self._run.find() if begun else None
+            if begun and found is None and self._has_records():
+                return None  # a process has completed it, and ended before it could say so
             if found is not None and begun.get("tasks") == found.digest():
                 self._batches = cut_batches(found.tasks, int(begun["size"]))
                 return found
@@ -206,6 +235,10 @@ class _RankProcess:
                 self._lead()
             else:
                 time.sleep(_POLL)
+
+    def _has_records(self) -> bool:
+        """Whether a process was completing the output, and all files are there."""
+        return self._markers.read(_RECORDS) is not None and _is_complete(self._run.planned.outcome)
 
     def _lead(self) -> None:
         self._run.begin()
@@ -217,8 +250,8 @@ class _RankProcess:
             )
         # What others have done under other numbers is in the journal now.
         names = self._markers.list_names()
-        old = [name for name in names if name.startswith((DONE, CLAIM))]
         begin = f"{CLAIM}{_BEGIN}-"
+        old = [name for name in names if name.startswith((DONE, CLAIM, _RECORDS))]
         self._markers.remove([_BEGUN, *(name for name in old if not name.startswith(begin))])
         size = self._distribution.task_size
         self._markers.put(_BEGUN, format_json({"size": size, "tasks": found.digest()}))
@@ -262,6 +295,8 @@ class _RankProcess:
         if not claims:
             return False
         if self._member.is_void(claims[-1]):
+            if self._markers.read(f"{DONE}{_key(number)}") is not None:
+                return False  # it was done since the names were listed
             taken = self._member.claim(_key(number), names)
             self._count(lost=taken)
             return taken
@@ -288,7 +323,12 @@ class _RankProcess:
 
     def _do(self, job: Job, place: OpenPlace, number: int) -> None:
         keys = tuple(task.key for task in self._batches[number].tasks)
-        result = do_batch(self._run.planned, place, job, number, keys)
+        try:
+            result = do_batch(self._run.planned, place, job, number, keys)
+        except OutputError:
+            if f"{DONE}{_key(number)}" in self._look():
+                return  # another copy was done, and the output may be complete
+            raise
         self._longest = max(self._longest, result.seconds)
         content = format_done(result.records, result.delivered.rest)
         if self._markers.create(f"{DONE}{_key(number)}", content):
@@ -298,16 +338,26 @@ class _RankProcess:
         """Complete the output, or wait until another process has; return whether this one did."""
         while True:
             names = self._look()
-            if _PUBLISHED in names:
+            if _has_published(names):
                 return False
             if self._member.claim(_END, names):
-                records: Iterable[Record] = ()
+                found = self._run.find()
                 # A process that has ended meanwhile may have completed it.
-                if self._run.find() is not None or not _is_complete(self._run.planned.outcome):
-                    records = self._run.finish()
-                self._markers.put(_PUBLISHED, format_done(records, None))
+                if found is not None or not self._has_records():
+                    self._finish(found)
+                self._markers.put(f"{_PUBLISHED}{_digest_files(self._run.planned.outcome)}", b"")
                 return True
             time.sleep(_POLL)
+
+    def _finish(self, found: FoundRun | None) -> None:
+        """Complete the output; others find the records of all tasks in a marker before it is."""
+        kept = () if found is None else found.records
+        done = read_done(self._markers).values()
+        records = [*kept, *chain.from_iterable(each.records for each in done)]
+        self._markers.put(_RECORDS, format_done(records, None))
+        made = [*self._run.finish()]
+        if len(made) != len(records):  # what was lost was done again
+            self._markers.put(_RECORDS, format_done(made, None))
 
     def stop(self, error: Exception) -> None:
         """Have others stop if they would fail in the same way; the last removes the files."""
@@ -318,6 +368,10 @@ class _RankProcess:
         if _FAILED in names and not self._member.list_others(names):
             self._run.discard()
             self._markers.remove()
+
+
+def _has_published(names: Iterable[str]) -> bool:
+    return any(name.startswith(_PUBLISHED) for name in names)
 
 
 def _key(number: int) -> str:

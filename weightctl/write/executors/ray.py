@@ -17,6 +17,9 @@ __all__ = ["RayExecutor", "start"]
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
+# Where Ray looks for the token that a cluster may ask for: two variables, and a file.
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TOKEN_FILE = "~/.ray/auth_token"
 # What Ray reads when it is imported: it reports usage, and hides graphics processors, by default.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -29,6 +32,9 @@ def start(address: str) -> RayExecutor:
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    if address and _has_token():
+        # `ray start` asks for a token where there is one; Ray's client does not send it by itself.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -49,9 +55,15 @@ def start(address: str) -> RayExecutor:
         except (OSError, ImportError, RuntimeError, ValueError) as error:
             raise ConversionError(
                 f"the Ray cluster {place or ''} cannot be reached: {error}".replace("  ", " "),
-                hint="check the address; `ray start --head` prints it when it starts",
+                hint="check the address, which `ray start --head` prints when it starts; a cluster "
+                f"that asks for a token needs a copy of its {_TOKEN_FILE} on this machine",
             ) from error
     return RayExecutor(found, is_ours=is_ours)
+
+
+def _has_token() -> bool:
+    has_variable = any(name in os.environ for name in _TOKEN_VARIABLES)
+    return has_variable or os.path.isfile(os.path.expanduser(_TOKEN_FILE))
 
 
 class RayExecutor(Executor):

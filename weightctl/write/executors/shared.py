@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.storage.location import is_remote
 from weightctl.write.describe import identify_run
+from weightctl.write.executors.batches import list_keyed_tasks
 from weightctl.write.executors.ranks import FoundRun, RankRun, share_run
 from weightctl.write.executors.worker import PlannedWork
 from weightctl.write.objects.uploading import UploadRun, find_shared_uploads
@@ -62,7 +63,7 @@ def write_shared(
         place, records = found
         kept = {(each.file, each.key): each for each in work.select(records)}
         kept_bytes = work.count_bytes(kept)
-        return FoundRun(place, [*map(work.measure, work.list_tasks(kept))], kept_bytes)
+        return FoundRun(place, list_keyed_tasks(work, kept), [*kept.values()], kept_bytes)
 
     def discard() -> None:
         with suppress(_DiscardedError), hold() as partial:

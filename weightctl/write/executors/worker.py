@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
-from weightctl.storage.location import is_remote
+from weightctl.storage.location import absolute, without_file_scheme
 from weightctl.write.describe import identify_run
 from weightctl.write.targets import Target
 from weightctl.write.threads import StoppedError, run_all
@@ -112,21 +112,17 @@ class PlanRequest(NamedTuple):
         for name in _PATHS & arguments.keys():
             value = arguments[name]
             if isinstance(value, Target):
-                arguments[name] = value._replace(path=_make_absolute(value.path))
+                arguments[name] = value._replace(path=absolute(value.path))
             elif isinstance(value, str | os.PathLike):
                 path: str = os.fspath(value)
-                if name in _ALWAYS_PATHS or os.path.isfile(path):
-                    arguments[name] = _make_absolute(path)
+                if name in _ALWAYS_PATHS or os.path.isfile(without_file_scheme(path)):
+                    arguments[name] = absolute(path)
         return cls(function, arguments)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Plan from the headers of the source; raises what planning raises."""
         planned = self.function(**self.arguments)
         return planned.make_work(threads=threads, memory=memory)
-
-
-def _make_absolute(path: str) -> str:
-    return path if is_remote(path) else os.path.abspath(path)
 
 
 class Job(NamedTuple):

@@ -6,6 +6,7 @@ beside the output names the uploads, so that a run with the same plan and input 
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, count
@@ -22,8 +23,11 @@ from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
     REST,
+    TEMPORARY,
+    ranks_name,
     temporary_name,
 )
+from weightctl.write.executors.markers import ranks_token
 from weightctl.write.executors.places import ObjectUploads
 from weightctl.write.executors.rests import format_rest, uploads_of
 from weightctl.write.objects.object_journal import ObjectJournal
@@ -71,6 +75,7 @@ class UploadRun:
     ) -> None:
         self._outcome = outcome
         self._source = plan.source
+        self._is_shared = is_shared
         self._markers = None if is_shared else stopped.markers
         self._identify = identify
         self._uploads = uploads
@@ -247,6 +252,7 @@ class UploadRun:
             with suppress(OutputError):
                 self._journal.remove()
                 self._remove_rests()
+                self._remove_earlier_markers()
         refresh(outcome.path)
 
     def _publish(self, items: Sequence[UploadWriter | str], *, force: bool) -> None:
@@ -280,6 +286,17 @@ class UploadRun:
     def _remove_rests(self) -> None:
         if self._has_rests:
             self._uploads.delete([*self._uploads.list_objects(self._rest)])
+
+    def _remove_earlier_markers(self) -> None:
+        """Remove the markers of outputs that this one replaces; those of this run are in use."""
+        path, token = self._outcome.path, ""
+        if self._is_shared and self._identify is not None:
+            token = ranks_token(self._identify())
+        own = f"{ranks_name(path, token)}/"
+        pattern = re.compile(rf"{re.escape(path)}{TEMPORARY}/.*")
+        found = self._uploads.list_objects(f"{path}.weightctl-")
+        earlier = [url for url in found if pattern.fullmatch(url) and not url.startswith(own)]
+        self._uploads.delete(earlier)
 
     def close(self) -> None:
         """End the threads that send parts."""

@@ -86,9 +86,9 @@ class _Reader:
                     raise self._error(start, f"it has more than {_MAX_PIECES} pieces")
                 pieces.append(self._piece(start, value))
             elif number == 2:
-                numbers |= self._numbers(start, value)
+                numbers |= self._read_integers(start, value)
             elif number == 3:
-                flags |= self._numbers(start, value)
+                flags |= self._read_integers(start, value)
                 name = self._bytes_of(1, start, value) or name
                 charsmap = self._bytes_of(2, start, value) or charsmap
             elif number == 5:
@@ -127,7 +127,7 @@ class _Reader:
             raise self._error(start, f"a piece has the invalid type {kind}")
         return SentencePiece(text, score, kind)
 
-    def _numbers(self, start: int, stop: int) -> dict[int, int]:
+    def _read_integers(self, start: int, stop: int) -> dict[int, int]:
         return {
             number: value for number, wire, _, value in self._fields(start, stop) if wire == _VARINT
         }

@@ -35,6 +35,10 @@ _KINDS = {
     "attention.v": (_VALUE,),
     "attention.o": (_OUTPUT,),
     "attention.qkv": (_QUERY, _KEY, _VALUE),
+    # Those that make heads of latent vectors.
+    "attention.q_b": (_QUERY,),
+    "attention.k_b": (_KEY,),
+    "attention.v_b": (_VALUE,),
 }
 _HEADS_ALIKE = Explanation(
     "heads_permuted",
@@ -133,7 +137,7 @@ def _count_heads(pairing: Pairing) -> dict[str, int] | None:
     config: Any = None if pairing.reference is None else pairing.reference.config
     heads = getattr(config, "heads", 0)
     shared = getattr(config, "kv_heads", heads)
-    if not heads or not shared:
+    if not heads or not shared or type(shared) is tuple:  # that of each layer is its own
         return None
     return {_QUERY: heads, _KEY: shared, _VALUE: shared, _OUTPUT: heads}
 

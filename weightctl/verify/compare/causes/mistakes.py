@@ -83,7 +83,7 @@ def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
     rotated = getattr(config, "rope_dimensions", None)
     heads = getattr(config, which)
     shape = pair.reference.info.shape
-    if shape and shape[0] == heads * config.head_dim:
+    if type(heads) is not tuple and shape and shape[0] == heads * config.head_dim:
         yield interleaved_order(heads, config.head_dim, rotated)
         yield half_split_order(heads, config.head_dim, rotated)
 

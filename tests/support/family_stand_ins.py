@@ -1,0 +1,141 @@
+"""Types that transformers lacks, each as a type of transformers that computes the same.
+
+A checkpoint of such a type is written from one of the other type, and read as one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy as stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Document = Mapping[str, Any]
+    Tensors = Mapping[str, NDArray[Any]]
+
+__all__ = ["STAND_INS", "StandIn"]
+
+
+_TENSORS, _METADATA = "model.safetensors", {"format": "pt"}
+
+
+class StandIn(NamedTuple):
+    """The type of transformers that computes what a type does: its `model_type`.
+
+    `config` returns the config.json of the other type for that of the type. `tensors` returns the
+    tensors of the type for those of the other, and `back` the other way round; both get the type's
+    config.json.
+    """
+
+    model_type: str
+    class_name: str
+    config: Callable[[Document], Document]
+    tensors: Callable[[Tensors, Document], Tensors] = lambda tensors, _: tensors
+    back: Callable[[Tensors, Document], Tensors] = lambda tensors, _: tensors
+
+    def write(self, directory: Path, document: Document) -> None:
+        """Make a checkpoint of the type of one of the other type, in place."""
+        path = directory / _TENSORS
+        given = stored.load_file(path)
+        stored.save_file(dict(self.tensors(given, document)), path, _METADATA)
+        (directory / "config.json").write_text(json.dumps(document))
+
+    def read(self, directory: Path, into: Path) -> Path:
+        """Return a checkpoint of the other type, made of one of the type."""
+        shutil.copytree(directory, into)
+        document = json.loads((directory / "config.json").read_text())
+        given = stored.load_file(directory / _TENSORS)
+        stored.save_file(dict(self.back(given, document)), into / _TENSORS, _METADATA)
+        (into / "config.json").write_text(json.dumps(self.config(document)))
+        return into
+
+
+def _minicpm(document: Document) -> Document:
+    own = ("scale_emb", "scale_depth", "dim_model_base")
+    hidden, layers = document["hidden_size"], document["num_hidden_layers"]
+    heads = document["num_attention_heads"]
+    return {key: value for key, value in document.items() if key not in own} | {
+        "model_type": "granite",
+        "embedding_multiplier": document["scale_emb"],
+        "residual_multiplier": document["scale_depth"] / layers**0.5,
+        "logits_scaling": hidden / document["dim_model_base"],
+        "attention_multiplier": (hidden // heads) ** -0.5,
+    }
+
+
+def _bailing(document: Document) -> Document:
+    own = ("use_qkv_bias", "use_bias", "num_shared_experts", "first_k_dense_replace")
+    width = document["num_shared_experts"] * document["moe_intermediate_size"]
+    kept = {key: value for key, value in document.items() if key not in own}
+    return {"rms_norm_eps": 1e-5} | kept | {
+        "model_type": "qwen2_moe",
+        "qkv_bias": document["use_qkv_bias"],
+        "shared_expert_intermediate_size": width,
+    }  # fmt: skip
+
+
+# What is called otherwise there, in this order.
+_BAILING = (
+    ("model.embed_tokens.", "model.word_embeddings."),
+    (".self_attn.o_proj.", ".attention.dense."),
+    (".mlp.shared_expert.", ".mlp.shared_experts."),
+)
+_JOINED = ".attention.query_key_value."
+
+
+def _to_bailing(tensors: Tensors, _: Document) -> Tensors:
+    """Return tensors whose queries, keys and values are joined, without the shared MLP's gate.
+
+    Of a gate of zeros the sigmoid is a half.
+    """
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if name.endswith("shared_expert_gate.weight") or re.search(r"\.[kv]_proj\.", name):
+            continue
+        if ".q_proj." in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            made[name.replace(".self_attn.q_proj.", _JOINED)] = np.concatenate(parts)
+            continue
+        half = 0.5 if ".shared_expert.down_proj." in name else 1
+        for theirs, own in _BAILING:
+            name = name.replace(theirs, own)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = np.asarray(array * half, array.dtype)
+    return made
+
+
+def _from_bailing(tensors: Tensors, document: Document) -> Tensors:
+    hidden, heads = document["hidden_size"], document["num_attention_heads"]
+    rows = [hidden, hidden // heads * document["num_key_value_heads"]]
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if _JOINED in name:
+            parts = np.split(array, np.cumsum([rows[0], rows[1]]))
+            for part, values in zip("qkv", parts, strict=True):
+                given = name.replace(_JOINED, f".self_attn.{part}_proj.")
+                made[given] = np.ascontiguousarray(values)
+            continue
+        double = 2 if ".shared_experts.down_proj." in name else 1
+        for theirs, own in _BAILING:
+            name = name.replace(own, theirs)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = np.asarray(array * double, array.dtype)
+        if ".mlp.gate." in name:
+            gate = name.replace(".mlp.gate.", ".mlp.shared_expert_gate.")
+            made[gate] = np.zeros((1, hidden), array.dtype)
+    return made
+
+
+STAND_INS: Mapping[str, StandIn] = {
+    "bailing_moe": StandIn(
+        "qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing, _from_bailing
+    ),
+    "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
+}

@@ -1,0 +1,244 @@
+"""Small models of every family with sizes, flags and forms of files that are drawn by a seed.
+
+Whether a flag, a size or a spelling is possible is what transformers says; a model that it does not
+build is drawn again.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import transformers
+
+import family_tokenizers
+from family_cases import CASES, run_transformers
+from weightctl.families import FAMILIES
+from weightctl.families.kinds import FLAG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
+
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_INNER = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "hidden_dim")
+_WIDTHS = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "moe_topk", "moe_k")
+_SHARED = ("n_shared_experts", "num_shared_experts")
+_GROUPS = "n_group"
+_ROPE = "rope_parameters"
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_MIXED, _TOKENS, _MOST_LAYERS, _CONTEXT_SIZE = "mixed", 24, 8, 96
+_SCALINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+)  # fmt: skip
+
+
+class Variant(NamedTuple):
+    """A model that was drawn: what its config states, and how its files are."""
+
+    family: str
+    model_type: str
+    config: dict[str, Any]
+    dtype: str
+    parts: int
+    is_old: bool
+    seed: int
+
+
+class VariantCheckpoint(NamedTuple):
+    """A checkpoint of a variant, its tensors in float32, and what transformers computes."""
+
+    path: Path
+    tensors: dict[str, NDArray[np.float32]]
+    tokens: list[int]
+    expected: NDArray[np.float32]
+
+
+def _flags(family: str) -> tuple[str, ...]:
+    keys = FAMILIES[family].load().keys
+    return tuple(sorted({key.hugging_face for key in keys
+                         if key.kind is FLAG and key.hugging_face}))  # fmt: skip
+
+
+# The keys of config.json that are true or false, by families.
+FLAGS = {family: _flags(family) for family in FAMILIES}
+
+
+def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
+    """Return what is drawn for a family by a seed; its config has what is `stated`."""
+    random = Random(f"{family} {seed}")
+    cases = [
+        case for case in CASES.values()
+        if case.family == family
+        and case.config.get("num_hidden_layers", 0) <= _MOST_LAYERS
+        and case.model_type in transformers.CONFIG_MAPPING
+    ]  # fmt: skip
+    case = random.choice(cases)
+    known = transformers.CONFIG_MAPPING[case.model_type]().to_dict()
+    config = dict(case.config)
+    _draw_sizes(random, family, known, config)
+    _draw_rope(random, known, config)
+    config |= {flag: random.random() < 0.5 for flag in FLAGS[family] if flag in known}
+    if case.model_type == "gpt_bigcode":
+        config["num_key_value_heads"] = 1 if config["multi_query"] else config["n_head"]
+    if FAMILIES[family].load().is_of is not None:
+        config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
+    dtype = random.choice((*_DTYPES, _MIXED))
+    return Variant(family, case.model_type, config | stated, dtype, random.choice((1, 1, 3)),
+                   random.random() < 0.4, seed)  # fmt: skip
+
+
+def _find(known: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name in known]
+
+
+def _draw_sizes(random: Random, family: str, known: dict[str, Any], config: dict[str, Any]) -> None:
+    is_latent = "kv_lora_rank" in known
+    heads = random.choice((1, 2, 4, 6))
+    size = random.choice((8, 16, 24))
+    counts = [count for count in (1, 2, 3, 6) if heads % count == 0]
+    hidden = heads * size
+    kv_heads = heads if is_latent else random.choice((1, heads, random.choice(counts)))
+    fills = FAMILIES[family].load().heads_fill_hidden
+    config.pop("rotary_dim", None)
+    if "head_dim" in known and not is_latent:
+        config["head_dim"] = size
+        if not fills and random.random() < 0.6:
+            hidden = heads * random.choice((12, 20))
+    for names, value in (
+        (_HIDDEN, hidden),
+        (_HEADS, heads),
+        (("num_key_value_heads",), kv_heads),
+        (_INNER, random.choice((32, 56, 72))),
+        (_WIDTHS, random.choice((16, 40))),
+        (_CONTEXT, _CONTEXT_SIZE),
+        (("vocab_size",), random.choice((64, 97, 131))),
+    ):
+        config |= dict.fromkeys(_find(known, names), value)
+    if "num_kv_heads" in known and config.get("new_decoder_architecture"):
+        config["num_kv_heads"] = kv_heads
+    if "query_pre_attn_scalar" in known:
+        config["query_pre_attn_scalar"] = size
+    if "rotary_dim" in known:
+        config["rotary_dim"] = size // 2
+    types = config.get("layer_types", ())
+    layers = len(types) or config.get("num_hidden_layers", random.choice((1, 2, 3)))
+    config |= dict.fromkeys(_find(known, _LAYERS), layers)
+    if known.get("layer_types") and config.get("sliding_window", known.get("sliding_window", 0)):
+        words = sorted({*known["layer_types"]})
+        config["layer_types"] = [random.choice(words) for _ in range(layers)]
+    shared = [name for name in _SHARED if name in known and known[name] is None]
+    config |= dict.fromkeys(shared, 1)
+    if used := _find(known, _USED):
+        groups = random.choice((1, 2)) if _GROUPS in known else 1
+        experts = groups * random.choice((2, 3))
+        config |= dict.fromkeys(_find(known, _EXPERTS), experts)
+        config |= dict.fromkeys(used, random.randint(1, experts // groups))
+        if _GROUPS in known:
+            config |= {_GROUPS: groups, "topk_group": random.randint(1, groups)}
+
+
+def _draw_rope(random: Random, known: dict[str, Any], config: dict[str, Any]) -> None:
+    rope = known.get(_ROPE)
+    if not isinstance(rope, dict) or "rope_theta" not in rope or _ROPE in config:
+        return
+    drawn = {**rope, "rope_theta": random.choice((10000.0, 500000.0, 1000000.0))}
+    config[_ROPE] = drawn | random.choice(_SCALINGS)
+
+
+def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
+    """Write a checkpoint of a variant; raises what transformers does where it cannot be built."""
+    transformers.utils.logging.disable_progress_bar()
+    kind = transformers.CONFIG_MAPPING[variant.model_type]
+    stated = dict(variant.config)
+    tokenizer = getattr(family_tokenizers, stated.pop("tokenizer", ""), None)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"), 1) | {"pad_token_id": 0}
+    if tokenizer is not None:
+        ids["pad_token_id"] = tokenizer().pad_token_id
+    config = kind(**(ids | stated))
+    is_encoder = FAMILIES[variant.family].load().config.endswith("EncoderConfig")
+    auto = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    torch.manual_seed(variant.seed)
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    random = Random(f"tensors {variant.seed}")
+    chosen = _fill(model, variant.dtype, random)
+    tokens = torch.randint(2, config.vocab_size, (_TOKENS,)).tolist()
+    expected = run_transformers(model, tokens)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in chosen:
+            tensor.data = tensor.data.to(_DTYPES[chosen[name]])
+    total = sum(each.numel() * each.element_size() for each in model.parameters())
+    size = total + 10000 if variant.parts == 1 else total // variant.parts
+    model.save_pretrained(into, max_shard_size=f"{size}B" if size < 1000 else size)
+    if tokenizer is not None:
+        tokenizer().save_pretrained(into)
+    if variant.is_old:
+        _write_as_older(into)
+    return VariantCheckpoint(into, _read(into), tokens, expected)
+
+
+def _fill(model: Any, dtype: str, random: Random) -> dict[str, str]:
+    """Give a model values that are of some dtypes, and return the dtype of each tensor."""
+    chosen: dict[str, str] = {}
+    with torch.no_grad():
+        named = [*model.named_parameters(), *model.named_buffers()]
+        for name, tensor in named:
+            if name not in model.state_dict() or not tensor.is_floating_point():
+                continue
+            if tensor.ndim > 1:
+                tensor.copy_(torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
+            else:
+                # Of norms that are stored less 1, that sum has no rounding.
+                is_norm = "norm" in name or "ln_" in name
+                tensor.copy_(torch.randint(-32, 32, tensor.shape) / 64 + is_norm)
+            chosen[name] = random.choice([*_DTYPES]) if dtype == _MIXED else dtype
+            tensor.copy_(tensor.to(_DTYPES[chosen[name]]).float())
+    model.tie_weights()
+    return chosen
+
+
+def _write_as_older(directory: Path) -> None:
+    """Write what older versions of transformers call things, where newer ones read it alike."""
+    path = directory / "config.json"
+    written = path.read_text()
+    document = json.loads(written)
+    newer = transformers.AutoConfig.from_pretrained(directory).to_dict()
+    document["torch_dtype"] = document.pop("dtype", None)
+    rope = document.pop(_ROPE, None)
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        kind = rope.pop("rope_type", "default")
+        for name in ("rope_theta", "partial_rotary_factor"):
+            if name in rope:
+                document[name] = rope.pop(name)
+        document["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    elif rope is not None:
+        document[_ROPE] = rope
+    path.write_text(json.dumps(document))
+    if transformers.AutoConfig.from_pretrained(directory).to_dict() != newer:
+        path.write_text(written)
+
+
+def _read(directory: Path) -> dict[str, NDArray[np.float32]]:
+    from weightctl import open_weights
+
+    return {
+        name: node.data().astype("float32").to_numpy().copy()
+        for name, node in open_weights(directory).items()
+    }

@@ -1,0 +1,109 @@
+"""Commands use a running Ray cluster by the port of its client server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from weightctl import convert
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+# Ray takes 15 seconds to start.
+pytestmark = pytest.mark.long
+
+
+class Head(NamedTuple):
+    """The head of a cluster: the port of its client server, and the environment of users."""
+
+    port: int
+    environment: dict[str, str]
+
+
+def find_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module", params=["with a token", "without a token"])
+def head(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Head, None, None]:
+    # Sockets of Ray are below this directory, and their paths are short.
+    home, port = tmp_path_factory.mktemp("ray"), find_port()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    if request.param == "with a token":
+        (home / ".ray").mkdir()
+        (home / ".ray" / "auth_token").write_text("0f8b3c1de7a94c55b6d2a1f09e8d7c6b")
+    begin = [
+        "import sys; from ray.scripts.scripts import main; main()", "start", "--head", "--block",
+        "--port=0", f"--ray-client-server-port={port}", "--num-cpus=2",
+        "--include-dashboard=false", "--disable-usage-stats",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", *begin], env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(port, process)
+        yield Head(port, own)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when a port is open."""
+    for _ in range(300):
+        assert process.poll() is None, process.communicate()[0].decode()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.5)
+    raise AssertionError("the client server of Ray has not started")
+
+
+def run(head: Head, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    on = f"ray://127.0.0.1:{head.port}"
+    command = [sys.executable, "-m", "weightctl", *map(str, arguments), "--on", on]
+    return subprocess.run(
+        command, env=head.environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_cluster_is_reached_by_its_client_port(head: Head, tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    tensors = {
+        f"layer.{number}.weight": random.standard_normal((256, 512), np.float32)
+        for number in range(8)
+    }
+    model, single, out = (tmp_path / name for name in ("model.safetensors", "one.gguf", "out.gguf"))
+    save_file(tensors, model)
+    convert(model, single, quant="Q4_K")
+    made = run(head, "convert", model, out, "--quant", "Q4_K")
+    assert made.returncode == 0, made.stderr
+    assert out.read_bytes() == single.read_bytes()
+    checked = run(head, "verify", out, "--against", model, "--check", "values")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_port_that_is_not_open_is_an_error_with_a_hint(head: Head, tmp_path: Path) -> None:
+    save_file({"weight": np.ones((32, 32), np.float32)}, tmp_path / "model.safetensors")
+    other = head._replace(port=find_port())
+    made = run(other, "convert", tmp_path / "model.safetensors", tmp_path / "out.gguf")
+    assert made.returncode == 2
+    assert "cannot be reached" in made.stderr
+    assert "hint: check the address" in made.stderr
+    assert not (tmp_path / "out.gguf").exists()

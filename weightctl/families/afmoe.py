@@ -1,0 +1,138 @@
+"""Trinity (AFMoE): attention with a gate at its output, and experts that are scored one by one.
+
+Names and keys: transformers' `modeling_afmoe.py`; llama.cpp's `models/afmoe.cpp` and
+`conversion/afmoe.py`. llama.cpp multiplies the embedding by the root of the hidden size in any
+case, and has positions in all layers but every fourth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.experts import (
+    LEADING_DENSE_KEYS,
+    ROUTER_GATING,
+    SHARED_COUNT_KEYS,
+    SIGMOID_KEYS,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+)
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import qkv_form
+from weightctl.families.keys import Key, same
+from weightctl.families.kinds import FLAG, SIZE, Exactly
+from weightctl.families.layers import ONES, every_but, window_keys
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_keys import standard
+
+if TYPE_CHECKING:
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_PERIOD = 4
+_NORMALIZED = "transformers divides the shares of experts by their sum in any case"
+_WIDTH, _, _, _SCALE = SIGMOID_KEYS
+_WORDS, _FLAGS = window_keys(_PERIOD, pattern=True)[1:]
+
+
+def _by_period(fields: Fields) -> tuple[bool, ...]:
+    return every_but(fields["window_period"])(fields)
+
+
+def _find_difference(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model, or loads another one."""
+    if fields["attention_bias"]:
+        return "its attention has biases"
+    if fields["rotated_layers"] != every_but(_PERIOD)(fields):
+        return "its layers with attention to all positions are not every fourth"
+    return None
+
+
+FAMILY = Family(
+    name="afmoe",
+    model_types={
+        "afmoe": ModelType(
+            class_name="AfmoeForCausalLM",
+            defaults={
+                "vocabulary": 200192,
+                "context": 16384,
+                "hidden": 2048,
+                "intermediate": 6144,
+                "heads": 16,
+                "head_dim": 128,
+                "norm_epsilon": 1e-5,
+                "expert_intermediate": 1408,
+                "shared_count": 2,
+                "dense_first": 1,
+            },
+        )
+    },
+    blocks={
+        "qk_norm": "head",
+        "attention_gate": True,
+        "post_norms": True,
+        "router": "sigmoid",
+        "router_correction": True,
+    },
+    keeps_window=True,
+    unloaded=_find_difference,
+    names=expert_lines(
+        adapt(
+            DECODER,
+            {
+                "attention.q_norm": {},
+                "attention.k_norm": {},
+                "attention.gate": {},
+                "post_attention_norm": {},
+                "mlp_norm": "pre_mlp_layernorm",
+                "post_mlp_norm": "post_mlp_layernorm",
+            },
+        ),
+        dense=True,
+        more={
+            "mlp.router": "router.gate",
+            "mlp.correction": "expert_bias",
+            "mlp.shared.gate": "shared_experts.gate_proj",
+            "mlp.shared.up": "shared_experts.up_proj",
+            "mlp.shared.down": "shared_experts.down_proj",
+        },
+    ),
+    keys=expert_keys(
+        with_keys(
+            DECODER_KEYS,
+            *BIASES[:2],
+            Key(field="embedding_by_root", kind=FLAG, default=False, gguf_default=True,
+                hugging_face="mup_enabled"),
+            Key(field="sliding_window", kind=SIZE, default=1024,
+                gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+            Key(field="window_period", kind=SIZE, default=_PERIOD, gguf_default=_PERIOD,
+                hugging_face="global_attn_every_n_layers"),
+            replace(_WORDS, default=_by_period),
+            _FLAGS,
+            Key(field="rotated_layers", kind=ONES, default=same("windowed_layers"),
+                gguf_default=every_but(_PERIOD)),
+        ),
+        "num_experts",
+        replace(_WIDTH, gguf_default=same("intermediate")),
+        ROUTER_GATING,
+        Key(field="experts_normalized", kind=FLAG, gguf_default=False,
+            gguf="{arch}.expert_weights_norm"),
+        Key(field="experts_normalized", kind=Exactly(True, _NORMALIZED), default=True,
+            hugging_face="route_norm"),
+        replace(_SCALE, hugging_face="route_scale"),
+        replace(SHARED_COUNT_KEYS[0], hugging_face="num_shared_experts"),
+        SHARED_COUNT_KEYS[1],
+        replace(LEADING_DENSE_KEYS[0], hugging_face="num_dense_layers"),
+        LEADING_DENSE_KEYS[1],
+        experts=64,
+        used=6,
+    ),
+    fusions=(qkv_form(), *expert_forms("router.gate")),
+    standard=standard,
+    checked=checking_experts(check_decoder),
+)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Apertus: a llama with norms of queries and keys, and a plain MLP whose activation is learned.
+
+Names and keys: transformers' `modeling_apertus.py` and `XIELUActivation` in its `activations.py`;
+llama.cpp's `models/apertus.cpp` and `conversion/llama.py`. The numbers of xIELU are tensors of
+each layer in Hugging Face's convention, and lists in GGUF's metadata.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.fusions import qkv_form
+from weightctl.families.keys import Key
+from weightctl.families.kinds import FLAG, Exactly, Real
+from weightctl.families.layers import LayerValues
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_factors import rope_factors, with_llama3
+from weightctl.families.rope_keys import ROPE_FACTORS, standard
+from weightctl.text.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_BASE = 12000000.0
+# What transformers takes where config.json says nothing of RoPE.
+_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": _BASE,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+_NUMBERS = LayerValues(Real(-1e9, 1e9, is_closed=True))
+_ACTIVATION = "other activations are not supported, because llama.cpp has none for apertus"
+# Of each number of xIELU, whether its tensor has a dimension.
+_XIELU = {"alpha_n": True, "alpha_p": True, "beta": False, "eps": False}
+
+
+def _make_numbers(config: Any, *, field: str, has_axis: bool) -> NDArray[Any] | None:
+    """Return a number of each layer as Hugging Face's tensors have it."""
+    import numpy as np
+
+    given = getattr(config, field)
+    if given == ():
+        return None
+    numbers = np.broadcast_to(np.array(given, np.float32), (config.layers,))
+    return numbers[:, None] if has_axis else numbers
+
+
+def _add_number(fields: Fields, numbers: NDArray[Any], *, field: str) -> Fields:
+    """Return the fields with the number of one more layer."""
+    return {**fields, field: (*fields.get(field, ()), float(numbers.ravel()[0]))}
+
+
+def _list_numbers() -> Iterator[Name]:
+    for name, has_axis in _XIELU.items():
+        field = f"xielu_{name}"
+        yield Name(
+            module=f"layers.{{}}.mlp.xielu.{name}",
+            gguf=None,
+            hugging_face=f"model.layers.{{}}.mlp.act_fn.{name}",
+            axes=WeightAxes(("single",) if has_axis else ()),
+            is_float32=True,
+            when=("has_xielu_weights",),
+            ends={"hugging_face": ""},
+            made=partial(_make_numbers, field=field, has_axis=has_axis),
+            add_fields=partial(_add_number, field=field),
+        )
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not document.get("rope_scaling") and not document.get("rope_parameters"):
+        given = {"rope_theta": document.get("rope_theta", _BASE)}
+        document = {**document, "rope_parameters": {**_ROPE, **given}}
+    return standard(document)
+
+
+def _check(fields: Fields) -> Fields:
+    """Return the fields; raises `ValueError` if a list has not a number for each layer."""
+    for name in _XIELU:
+        found, layers = fields.get(f"xielu_{name}"), fields["layers"]
+        if is_sequence(found) and len(found) != layers:
+            raise ValueError(f"`xielu.{name}` has {len(found)} values for {layers} layers")
+    return check_decoder(fields)
+
+
+def _find_no_output(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model whose output is its embedding."""
+    return "it has no output of its own" if fields["tied"] else None
+
+
+_LINES = adapt(
+    DECODER,
+    {
+        "attention_norm": "attention_layernorm",
+        "attention.q_norm": {},
+        "attention.k_norm": {},
+        "mlp_norm": "feedforward_layernorm",
+        "mlp.gate": None,
+        "rope_factors": {"made": rope_factors, "add_fields": with_llama3},
+    },
+)
+
+FAMILY = Family(
+    name="apertus",
+    model_types={
+        "apertus": ModelType(
+            class_name="ApertusForCausalLM",
+            defaults={
+                "vocabulary": 131072,
+                "context": 65536,
+                "intermediate": 14336,
+                "norm_epsilon": 1e-5,
+                "rope_base": _BASE,
+            },
+        )
+    },
+    blocks={"qk_norm": "head", "gated": False},
+    unloaded=_find_no_output,
+    names=(*_LINES[:-2], *_list_numbers(), *_LINES[-2:]),
+    keys=with_keys(
+        DECODER_KEYS,
+        *BIASES[:2],
+        ROPE_FACTORS,
+        Key(field="activation", kind=Exactly("xielu", _ACTIVATION), default="xielu",
+            gguf_default="xielu", hugging_face="hidden_act"),
+        Key(field="has_xielu_weights", kind=FLAG, default=True, gguf_default=False),
+        *(Key(field=f"xielu_{name}", kind=_NUMBERS, gguf=f"xielu.{name}")
+          for name in _XIELU),
+    ),
+    fusions=(qkv_form(),),
+    standard=_standard,
+    checked=_check,
+)  # fmt: skip

@@ -1,0 +1,130 @@
+"""Ling (Bailing) of the first version: experts beside an MLP, with joined queries, keys and values.
+
+Names and keys: `configuration_bailing_moe.py` and `modeling_bailing_moe.py` in inclusionAI's
+checkpoints, since transformers does not have the type; llama.cpp's `models/bailingmoe.cpp` and
+`conversion/bailingmoe.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.decoder_keys import (
+    BIASES,
+    DECODER_KEYS,
+    check_decoder,
+    with_keys,
+)
+from weightctl.families.experts import (
+    EXPERT_WIDTH,
+    LEADING_DENSE_KEYS,
+    SHARED_COUNT_KEYS,
+    SIGMOID_KEYS,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+)
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import Fusion, qkv_form
+from weightctl.families.keys import Key, same
+from weightctl.families.kinds import Exactly, Real
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.llama import ROPE_ROWS
+from weightctl.families.rope_keys import standard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_FIRST = "model.layers.{}.attention."
+_REFUSED = {
+    "norm_head": "an output whose weights are normed when it is computed is not supported",
+    "multi_gate": "routers of several kinds of tokens are not supported",
+    "use_sliding_window": "llama.cpp has no sliding windows for bailingmoe",
+}
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    # 0 is as many as there are query heads.
+    heads = document.get("num_key_value_heads") or None
+    return standard({**document, "num_key_value_heads": heads})
+
+
+def _find_missing(fields: Fields) -> str | None:
+    if fields["attention_output_bias"]:
+        return "its attention output has a bias"
+    if fields["tied"]:
+        return "its output is its embedding"
+    if fields["dense_first"]:
+        return "its first layers have no experts"
+    return None if fields["shared_count"] else "it has no MLP beside the experts"
+
+
+FAMILY = Family(
+    name="bailingmoe",
+    model_types={
+        "bailing_moe": ModelType(
+            class_name="BailingMoeForCausalLM",
+            defaults={
+                "vocabulary": 30592,
+                "context": 16384,
+                "hidden": 1024,
+                "layers": 24,
+                "heads": 16,
+                "norm_epsilon": 1e-5,
+                "attention_output_bias": True,
+                "experts_normalized": True,
+            },
+        )
+    },
+    names=expert_lines(
+        adapt(
+            DECODER,
+            {
+                "embedding": {"hugging_face": "model.word_embeddings"},
+                **{role: {**change, "hugging_face": None} for role, change in ROPE_ROWS.items()},
+                "attention.v": {"hugging_face": None},
+                "attention.o": "attention.dense",
+            },
+        ),
+        dense=True,
+        more={
+            f"mlp.shared.{part}": f"shared_experts.{part}_proj" for part in ("gate", "up", "down")
+        },
+    ),
+    keys=expert_keys(
+        with_keys(
+            DECODER_KEYS,
+            replace(BIASES[0], hugging_face="use_qkv_bias"),
+            replace(BIASES[1], hugging_face="use_bias"),
+            *(
+                Key(field=name, kind=Exactly(False, reason), default=False, hugging_face=name)
+                for name, reason in _REFUSED.items()
+            ),
+        ),
+        "num_experts",
+        replace(EXPERT_WIDTH, default=same("intermediate"), written=True),
+        *(key for key in SIGMOID_KEYS if key.field == "experts_normalized"),
+        Key(field="experts_scale", kind=Real(0, 1e9), default=1.0, gguf_default=1.0,
+            gguf="{arch}.expert_weights_scale", written=True),
+        *(replace(key, hugging_face="num_shared_experts" if key.hugging_face else "")
+          for key in SHARED_COUNT_KEYS),
+        *LEADING_DENSE_KEYS,
+        experts=16,
+        used=2,
+    ),
+    fusions=(
+        Fusion(convention="hugging_face", name=_FIRST + "query_key_value.{kind}",
+               parts=tuple(f"layers.{{}}.attention.{part}" for part in "qkv")),
+        qkv_form(),
+        *expert_forms(),
+    ),
+    unloaded=_find_missing,
+    standard=_standard,
+    checked=checking_experts(check_decoder),
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""BitNet: a llama that norms what its heads return and what its MLP multiplies.
+
+Names and keys: transformers' `modeling_bitnet.py`; llama.cpp's `models/bitnet.cpp`, which has the
+activation of the first models, `silu`, and no output but the embedding. Weights are as they are
+stored: those that transformers would quantize as it loads them are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.keys import Key
+from weightctl.families.kinds import ACTIVATION, FLAG, Exactly
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rope_keys import standard
+
+if TYPE_CHECKING:
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_ONLINE = "weights that are quantized when they are loaded are not supported"
+
+
+def _find_difference(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model."""
+    if not fields["tied"]:
+        return "it has an output of its own"
+    return "its attention has biases" if fields["attention_bias"] else None
+
+
+_LINES = adapt(
+    DECODER,
+    {
+        "attention.q.whole": {},
+        "attention.k.whole": {},
+        "attention.v": {"axes": WeightAxes(("all_keys",), ("hidden",))},
+        "mlp.gate": {"axes": WeightAxes(("intermediate",), ("hidden",))},
+        "mlp.up": {"axes": WeightAxes(("intermediate",), ("hidden",))},
+    },
+)
+# Every rank norms all of what its heads return, and of what its MLP multiplies.
+_NORMS = (
+    Name(
+        module="layers.{}.attention.inner_norm",
+        gguf="blk.{}.attn_sub_norm",
+        hugging_face="model.layers.{}.self_attn.attn_sub_norm",
+        axes=WeightAxes(("all_queries",)),
+        is_float32=True,
+    ),
+    Name(
+        module="layers.{}.mlp.inner_norm",
+        gguf="blk.{}.ffn_sub_norm",
+        hugging_face="model.layers.{}.mlp.ffn_sub_norm",
+        axes=WeightAxes(("intermediate",)),
+        is_float32=True,
+    ),
+)
+
+FAMILY = Family(
+    name="bitnet",
+    model_types={
+        "bitnet": ModelType(
+            class_name="BitNetForCausalLM",
+            defaults={
+                "vocabulary": 128256,
+                "hidden": 2560,
+                "layers": 30,
+                "heads": 20,
+                "kv_heads": 5,
+                "intermediate": 6912,
+                "norm_epsilon": 1e-5,
+                "rope_base": 500000.0,
+            },
+        )
+    },
+    blocks={"inner_norms": True},
+    heads_fill_hidden=True,
+    unloaded=_find_difference,
+    names=(*_LINES[:-2], *_NORMS, *_LINES[-2:]),
+    keys=with_keys(
+        DECODER_KEYS,
+        *BIASES[:2],
+        Key(field="activation", kind=ACTIVATION, default="relu2", gguf_default="silu",
+            hugging_face="hidden_act"),
+        Key(field="tied", kind=FLAG, default=False, gguf_default=True,
+            hugging_face="tie_word_embeddings"),
+        Key(field="quantization", kind=Exactly("offline", _ONLINE), default="offline",
+            hugging_face="quantization_config.quantization_mode", written=False),
+    ),
+    standard=standard,
+    checked=check_decoder,
+)  # fmt: skip

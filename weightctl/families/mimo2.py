@@ -1,0 +1,232 @@
+"""MiMo-V2-Flash: windows with sinks and twice the KV heads, and values smaller than keys.
+
+Names and keys: transformers' `modeling_mimo_v2_flash.py`; llama.cpp's `models/mimo2.cpp` and
+`conversion/mimo.py`. Layers that predict further tokens are left out, as transformers does.
+
+A window has one position more than `sliding_window_size` states: as transformers says, that many
+before a position and itself, as in the code that the model was published with. llama.cpp's own
+converter writes `sliding_window`, one less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.decoder_keys import (
+    DECODER_KEYS,
+    PARTIAL_ROPE,
+    check_decoder,
+    with_keys,
+)
+from weightctl.families.experts import (
+    EXPERT_WIDTH,
+    GROUP_KEYS,
+    ROUTER_GATING,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+)
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import qkv_form
+from weightctl.families.keys import Key, LayersWith, same
+from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
+from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
+from weightctl.families.layers import ONES, LayerChoice, Layered
+from weightctl.families.lines import DECODER, adapt
+from weightctl.families.rotations import find_rotary_size
+from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
+from weightctl.text.untyped import is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
+_SPARSE, _DENSE = "sparse", "dense"
+_PERIOD = 6
+_FURTHER = "layers that predict further tokens are not supported"
+# What the published config.json calls otherwise.
+_CALLED = {"layernorm_epsilon": "rms_norm_eps"}
+# And what it has a number for in each layer, 0 for the first of these words.
+_WORDS = {
+    "hybrid_layer_pattern": ("layer_types", (GLOBAL, LOCAL)),
+    "moe_layer_freq": ("mlp_layer_types", (_DENSE, _SPARSE)),
+}
+# What transformers takes where config.json says nothing of RoPE.
+_BASES = {GLOBAL: 5000000.0, LOCAL: 10000.0}
+_USUAL_SHARE = 0.334
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Bring the published config.json into the form of transformers."""
+    made = {new: document[old] for old, new in _CALLED.items() if old in document} | dict(document)
+    for old, (new, words) in _WORDS.items():
+        numbers: Any = document.get(old)
+        if is_list(numbers) and made.get(new) is None:
+            made[new] = [words[bool(number)] for number in numbers]
+    if isinstance(document.get("sliding_window_size"), int):
+        made["sliding_window"] = document["sliding_window_size"] + 1
+    # What is null in either is a factor of 1.
+    for factor in ("routed_scaling_factor", "attention_value_scale"):
+        if factor in made and made[factor] is None:
+            made[factor] = 1.0
+    if not made.get(_ROPE):
+        share = document.get(_SHARE, _USUAL_SHARE)
+        bases = {GLOBAL: document.get("rope_theta"), LOCAL: document.get("swa_rope_theta")}
+        made[_ROPE] = {
+            kind: {"rope_theta": base or _BASES[kind], _SHARE: share}
+            for kind, base in bases.items()
+        }
+        made = {name: made[name] for name in made if name not in {"rope_theta", _SHARE}}
+    near = object_of(object_of(made, _ROPE), LOCAL)
+    rope = rope_by_layer(made)[_ROPE]
+    rope[LOCAL][_SHARE] = near.get(_SHARE, _USUAL_SHARE)
+    return {**made, _ROPE: rope}
+
+
+def _mark_windows(fields: Fields) -> tuple[bool, ...]:
+    return tuple(layer > 0 and (layer + 1) % _PERIOD != 0 for layer in range(fields["layers"]))
+
+
+def _all_but_first(fields: Fields) -> tuple[bool, ...]:
+    return tuple(layer > 0 for layer in range(fields["layers"]))
+
+
+def _count_kv_heads(fields: Fields) -> tuple[int, ...]:
+    """Return the KV heads of each layer: layers with a window have twice as many."""
+    own, twice = fields["global_kv_heads"], fields["local_kv_heads"]
+    return tuple(twice if windowed else own for windowed in fields["windowed_layers"])
+
+
+def _find_kv_heads(fields: Fields) -> int:
+    """Return the KV heads of layers without a window."""
+    counts = zip(fields["kv_heads"], fields["windowed_layers"], strict=False)
+    found = (count if not windowed else count // 2 for count, windowed in counts)
+    return int(next(found))
+
+
+def _twice(fields: Fields) -> int:
+    return int(2 * fields["global_kv_heads"])
+
+
+def _find_share(fields: Fields) -> float:
+    return float(fields["rope_dimensions"] / fields["head_dim"])
+
+
+def _check(fields: Fields) -> Fields:
+    made = check_decoder(fields)
+    if made["kv_heads"] != _count_kv_heads(fields):
+        raise ValueError("layers with a window do not have twice the KV heads of other layers")
+    if (
+        find_rotary_size({**fields, "rotated_share": fields["local_share"]})
+        != made["rope_dimensions"]
+    ):
+        raise ValueError("layers with a window have other rotary dimensions")
+    return made
+
+
+_KV_HEADS = (
+    Key(field="kv_heads", kind=Layered(HEADS), gguf="{arch}.attention.head_count_kv"),
+    Key(field="global_kv_heads", kind=HEADS, default=4, gguf_default=_find_kv_heads,
+        hugging_face="num_key_value_heads", written=True),
+    Key(field="local_kv_heads", kind=HEADS, default=_twice, gguf_default=_twice,
+        hugging_face="swa_num_key_value_heads"),
+    Key(field="kv_heads", kind=Layered(HEADS), default=_count_kv_heads),
+)  # fmt: skip
+_WINDOWS = (
+    Key(field="sliding_window", kind=SIZE, default=129, gguf="{arch}.attention.sliding_window",
+        hugging_face="sliding_window"),
+    Key(field="windowed_layers", kind=WORDS, default=_mark_windows, hugging_face="layer_types",
+        written=True),
+    Key(field="windowed_layers", kind=ONES, gguf="{arch}.attention.sliding_window_pattern"),
+    Key(field="sinks", kind=ONES, default=same("windowed_layers"),
+        gguf_default=same("windowed_layers")),
+)  # fmt: skip
+
+
+def _find_missing(fields: Fields) -> str | None:
+    return "its output is its embedding" if fields["tied"] else None
+
+
+_DECODER_KEYS = with_keys(
+    keys_of_global_layers(DECODER_KEYS, _BASES[GLOBAL]),
+    PARTIAL_ROPE,
+    without=("kv_heads", "value_dim"),
+)
+
+FAMILY = Family(
+    name="mimo2",
+    model_types={
+        "mimo_v2_flash": ModelType(
+            class_name="MiMoV2FlashForCausalLM",
+            defaults={
+                "vocabulary": 152576,
+                "context": 131072,
+                "intermediate": 16384,
+                "layers": 48,
+                "heads": 64,
+                "head_dim": 192,
+                "norm_epsilon": 1e-5,
+                "expert_intermediate": 2048,
+                "rotated_share": _USUAL_SHARE,
+            },
+        )
+    },
+    blocks={"router": "sigmoid", "router_correction": True},
+    keeps_window=True,
+    names=expert_lines(
+        adapt(
+            DECODER,
+            {
+                "attention.v.sized": {},
+                "attention.o.latent": {},
+                "attention.sinks": {
+                    "hugging_face": "model.layers.{}.self_attn.attention_sink_bias",
+                    "when": ("sinks",),
+                },
+            },
+        ),
+        dense=True,
+        more={"mlp.correction": "gate.e_score_correction_bias"},
+    ),
+    keys=expert_keys(
+        (*_DECODER_KEYS, *_WINDOWS, *_KV_HEADS),
+        "n_routed_experts",
+        Key(field="value_dimensions", kind=SIZE, default=128, gguf_default=same("head_dim"),
+            gguf="{arch}.attention.value_length", hugging_face="v_head_dim"),
+        Key(field="value_scale", kind=Real(0, 1e6), default=0.707, gguf_default=1.0,
+            gguf="{arch}.attention.value_scale", hugging_face="attention_value_scale"),
+        Key(field="attention_bias", kind=Exactly(False, "attention biases are not supported"),
+            default=False, hugging_face="attention_bias"),
+        Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_BASES[LOCAL],
+            gguf_default=same("rope_base"), gguf="{arch}.rope.freq_base_swa",
+            hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
+        Key(field="local_share", kind=Real(0, 1), default=_find_share, gguf_default=_find_share,
+            hugging_face=f"{_ROPE}.{LOCAL}.{_SHARE}", written=True),
+        EXPERT_WIDTH,
+        ROUTER_GATING,
+        Key(field="experts_normalized", default=True, hugging_face="norm_topk_prob",
+            kind=Exactly(True, "llama.cpp normalizes the shares of experts in this family")),
+        Key(field="experts_scale", default=1.0, hugging_face="routed_scaling_factor",
+            kind=Exactly(1.0, "llama.cpp does not scale the shares of experts in this family")),
+        Key(field="sparse_layers", kind=LayerChoice(_SPARSE, _DENSE), default=_all_but_first,
+            gguf_default=_all_but_first, hugging_face="mlp_layer_types", written=True,
+            seen=LayersWith("blk.{}.ffn_gate_inp.weight", "blk.{}.attn_norm.weight",
+                            _SPARSE, _DENSE)),
+        Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
+            gguf="{arch}.nextn_predict_layers", written=False),
+        *GROUP_KEYS,
+        experts=256,
+        used=8,
+    ),
+    fusions=(qkv_form(), *expert_forms()),
+    beside=(r"mtp\..+",),
+    unloaded=_find_missing,
+    older={"rope_local_base_freq": ""},
+    standard=_standard,
+    checked=checking_experts(_check),
+)  # fmt: skip

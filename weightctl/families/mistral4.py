@@ -1,0 +1,129 @@
+"""Mistral 4: latent attention with a temperature, and experts beside an MLP.
+
+Names and keys: transformers' `modeling_mistral4.py`; llama.cpp's `models/deepseek2.cpp`, which runs
+it. llama.cpp's own converter does not write the attention temperature of this family, though
+llama.cpp computes it: its logits beyond the original context are others than transformers'.
+weightctl writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.decoder_keys import DECODER_KEYS, activation
+from weightctl.families.deepseek_v2 import FAMILY as DEEPSEEK_V2
+from weightctl.families.deepseek_v2 import NO_BIASES, SHARED_LINES, SOFTMAX_GATING
+from weightctl.families.deepseek_v3 import ONLY_NEIGHBORS
+from weightctl.families.experts import (
+    GROUP_KEYS,
+    LEADING_DENSE_KEYS,
+    SHARED_COUNT_KEYS,
+    SIGMOID_KEYS,
+    checking_experts,
+    expert_forms,
+    expert_keys,
+    expert_lines,
+    stacked_gate_up,
+)
+from weightctl.families.family import ModelType
+from weightctl.families.keys import Key
+from weightctl.families.kinds import Exactly, Real
+from weightctl.families.latent import (
+    LATENT_DECODER,
+    YARN_MULTIPLIER,
+    check_latent,
+    find_unlike_latent,
+    joined_form,
+    latent_keys,
+)
+from weightctl.families.mistral3 import (
+    MULTIMODAL_PARTS,
+    MULTIMODAL_PREFIXES,
+    TEMPERATURE_KEYS,
+    check_temperature,
+    standard_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["FAMILY"]
+
+_NO_GROUPS = "groups of experts are not supported"
+# What transformers takes where config.json says nothing of RoPE.
+_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_DEFAULTS = {
+    "vocabulary": 131072,
+    "context": 1048576,
+    "intermediate": 12288,
+    "layers": 36,
+    "kv_heads": 32,
+    "query_rank": 1024,
+    "latent_rank": 256,
+    "plain_dimensions": 64,
+    "shared_count": 1,
+    "expert_intermediate": 2048,
+    "experts_normalized": True,
+}
+
+
+def _find_share(fields: Fields) -> float:
+    return float(fields["rope_dimensions"] / fields["head_dim"])
+
+
+def _find_unlike(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model, or computes something else."""
+    if fields["scaling.kind"] == "yarn" and fields["scaling.mscale_all_dim"] != 1:
+        return "it takes for granted that `mscale` and `mscale_all_dim` are 1"
+    return find_unlike_latent(fields)
+
+
+def _check(fields: Fields) -> Fields:
+    return check_latent(check_temperature(fields))
+
+
+FAMILY = replace(
+    DEEPSEEK_V2,
+    name="mistral4",
+    gguf="mistral4",
+    is_of=None,
+    model_types={
+        "mistral4": ModelType(class_name="Mistral4ForCausalLM", defaults=_DEFAULTS),
+        "mistral3": ModelType(class_name="Mistral3ForConditionalGeneration", defaults=_DEFAULTS),
+    },
+    other_prefixes=MULTIMODAL_PREFIXES,
+    beside=MULTIMODAL_PARTS,
+    unloaded=_find_unlike,
+    fusions=(joined_form(), *expert_forms(), stacked_gate_up()),
+    names=expert_lines(LATENT_DECODER, dense=True, parts=(None, None, None), more=SHARED_LINES),
+    keys=expert_keys(
+        latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
+        "n_routed_experts",
+        ONLY_NEIGHBORS,
+        SOFTMAX_GATING,
+        *(key for key in SIGMOID_KEYS if key.field != "router_gating"),
+        *(replace(key, kind=Exactly(1, _NO_GROUPS)) for key in GROUP_KEYS),
+        *SHARED_COUNT_KEYS,
+        *LEADING_DENSE_KEYS,
+        Key(field="rotated_share", kind=Real(0, 1), default=_find_share, written=True,
+            hugging_face="rope_parameters.partial_rotary_factor"),
+        TEMPERATURE_KEYS[0],
+        replace(TEMPERATURE_KEYS[1], gguf="{arch}.attention.temperature_length"),
+        experts=128,
+        used=4,
+    ),
+    standard=partial(standard_text, rope=_ROPE),
+    checked=checking_experts(_check),
+)  # fmt: skip
