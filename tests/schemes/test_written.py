@@ -314,3 +314,44 @@ def test_the_plan_is_shown_and_reported(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("convert", small_llama(), tmp_path / "b", "--quant", "FP8")
     assert "BF16 -> FP8 " in done.stdout
     assert np.isfinite(report["bytes"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verify_finds_no_problem_in_what_is_written(
+    weightctl: Run, tmp_path: Path, case: str
+) -> None:
+    convert(small_llama(), tmp_path / "out", case)
+    done = weightctl("verify", tmp_path / "out", "--against", small_llama())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no problems found" in done.stdout
+
+
+@pytest.mark.parametrize("case", ["MXFP4", "MLX-mxfp4"])
+def test_mxfp4_of_gguf_is_repacked_both_ways_without_rounding(tmp_path: Path, case: str) -> None:
+    weightctl.convert(small_llama(), tmp_path / "a.gguf", quant="MXFP4")
+    done = convert(tmp_path / "a.gguf", tmp_path / "out", case)
+    assert all(loss.squared_error == 0 for loss in done.losses.values())
+    assert any("repacked as" in step for item in done.plan.items for step in item.steps)
+    weightctl.convert(tmp_path / "out", tmp_path / "b.gguf")
+    before, after = (weightctl.open_weights(tmp_path / name) for name in ("a.gguf", "b.gguf"))
+    for name, tensor in before.items():
+        if name.startswith("blk.") and "norm" not in name:
+            assert after[name].info.encoding.name == "MXFP4"
+            made, wanted = (
+                np.from_dlpack(tree[name].data().astype("float32")) for tree in (after, before)
+            )
+            assert np.array_equal(made, wanted), tensor
+
+
+def test_every_block_of_mxfp4_is_repacked_without_rounding() -> None:
+    from weightctl.schemes.encoding import Microscaled4
+
+    steps = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    rounding = Microscaled4(32)
+    for largest in range(8):
+        for exponent in (-126, -125, -3, 0, 100, 124):
+            codes = np.arange(32) % (largest + 1)
+            block = np.ldexp(steps[codes] * np.where(np.arange(32) % 3, 1, -1), exponent)
+            values = block[None].astype(np.float32)
+            made = rounding.round(values, np.float32(0))
+            assert np.array_equal(rounding.restore(made, np.float32(0)), values)

@@ -188,7 +188,12 @@ def _refuse(
             f"no weight can be stored as {recipe.choice}: the model has no matrices in layers",
             hint="a recipe file names further weights, by patterns",
         )
-    twice = [item for item in quantized if not _is_unrounded(item)]
+    keeps = recipe.choice.scheme.keeps
+    twice = [
+        item
+        for item in quantized
+        if item.source.encoding.name not in keeps and not _is_unrounded(item)
+    ]
     if twice and not requantize:
         raise ConversionError(
             f"{pluralize(len(twice), 'weight')} {'is' if len(twice) == 1 else 'are'} already "
@@ -266,6 +271,7 @@ def _encode_weights(
             cache,
             peaks[joined_name(name) if scheme.shares_peak else name],
             zero_nonfinite,
+            item.source.encoding.name in scheme.keeps,
         )
 
 

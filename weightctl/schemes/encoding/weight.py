@@ -142,7 +142,7 @@ class SharedPeak:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedWeight:
-    """A weight, and how it is stored in several tensors."""
+    """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded."""
 
     tensor: ReadableTensor
     name: str
@@ -151,6 +151,7 @@ class EncodedWeight:
     cache: BandCache
     peak: SharedPeak
     zero_nonfinite: bool = False
+    is_exact: bool = False
 
     def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
         """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
@@ -290,7 +291,7 @@ class _PackedPart:
         return total
 
     def __str__(self) -> str:
-        return f"quantized to {self.weight.label}"
+        return f"{'repacked as' if self.weight.is_exact else 'quantized to'} {self.weight.label}"
 
 
 @dataclass(frozen=True, slots=True)

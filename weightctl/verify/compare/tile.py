@@ -37,6 +37,8 @@ _KEPT = 0.25
 # A run that an encoding happens to represent well may still have this fraction of the typical
 # error.
 _SHARE = 0.5
+# The number of values that usually share a scale in schemes with groups.
+_GROUP = 128
 
 
 class Tile:
@@ -91,11 +93,12 @@ class Tile:
             return found
         cost = self._measure_cost(own, reference, squares, error, limit)
         found.cost = float(cost.sum())
-        ratio = error / self._allow_error(cost, squares)
+        allowed = self._allow_error(cost, squares)
+        ratio = error / allowed
         found.worst = sqrt(float(ratio.max()))
         is_beyond = self._find_beyond(ratio, limit, error, own, reference)
         # The limit of a coarse encoding may be as large as the loss of a whole run.
-        is_beyond |= (own_squares == 0) & (cost < squares * _KEPT)
+        is_beyond |= (own_squares == 0) & (np.maximum(cost, allowed) < squares * _KEPT)
         beyond = np.flatnonzero(is_beyond)
         found.runs_beyond = len(beyond)
         found.beyond = (beyond[:MOST_KEPT] + first).tolist()
@@ -196,7 +199,23 @@ class Tile:
         least = squares * ((_SHARE * coarser) ** 2 + _ROUNDING**2)
         if self._is_shifted:
             least = least + RUN * _ROUNDING**2
+        grouped = max((side.typical for side in self._sides if side.is_apart), default=0.0)
+        if grouped:
+            # One large value determines the errors of its whole group.
+            least = np.maximum(least, _find_largest_near(squares) * grouped**2)
         return np.maximum(cost, least) + np.finfo(np.float64).tiny
+
+
+def _find_largest_near(squares: F64) -> F64:
+    """Return the largest sum of squares among each run and those that may share its scale.
+
+    A group of a scheme usually has 128 values at most.
+    """
+    found = squares.copy()
+    for distance in range(1, _GROUP // RUN):
+        np.maximum(found[distance:], squares[:-distance], out=found[distance:])
+        np.maximum(found[:-distance], squares[distance:], out=found[:-distance])
+    return found
 
 
 def _shape_runs(numbers: F32) -> F32:
