@@ -88,7 +88,9 @@ def test_every_tensor_gets_the_type_that_llama_quantize_gives(name: str) -> None
 
 def test_the_fixture_has_every_recipe() -> None:
     for described in GOLDEN.values():
-        assert described["recipes"].keys() == LLAMA_RECIPES.keys() | PLAIN.keys()
+        missing = (LLAMA_RECIPES.keys() | PLAIN.keys()) - described["recipes"].keys()
+        # llama-quantize has no substitute for Q1_0, and refuses rows of incomplete blocks.
+        assert missing <= {"Q1_0"}
 
 
 def test_every_condition_of_a_recipe_is_one() -> None:
