@@ -139,9 +139,7 @@ def test_the_types_that_need_importance_are_those_of_ggml(encoding: str) -> None
 @pytest.mark.real
 @pytest.mark.parametrize("encoding", GRIDS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_real_weights_have_the_bytes_of_ggml(
-    smollm2: Path, encoding: str, weighted: bool
-) -> None:
+def test_real_weights_have_the_bytes_of_ggml(smollm2: Path, encoding: str, weighted: bool) -> None:
     weights = open_weights(smollm2).blk[12].ffn_down.weight.data().astype("float32")
     rows = np.asarray(weights)[:16]
     importance = np.square(np.random.default_rng(5).standard_normal(1536)).astype(np.float32)

@@ -231,6 +231,20 @@ def test_without_importance_a_recipe_that_wants_it_says_so() -> None:
     assert not cast(plan, LLAMA_RECIPES["Q2_K_S"], weighted=True).notes
 
 
+def test_without_importance_the_types_that_need_it_are_refused() -> None:
+    plan = cast(small(*GGUF, described=metadata("llama")), LLAMA_RECIPES["IQ2_XXS"])
+    assert "importance matrix" in plan.notes[0]
+    with pytest.raises(ConversionError, match="attn_k.weight` would be IQ2_XXS, which") as caught:
+        plan.layouts()
+    assert "use --imatrix FILE" in caught.value.hint
+
+
+def test_recipes_that_only_want_importance_work_without_it() -> None:
+    plan = cast(small(*GGUF, described=metadata("llama")), LLAMA_RECIPES["IQ2_M"])
+    assert "IQ2_M loses much precision without an importance matrix" in plan.notes[0]
+    assert plan.layouts()
+
+
 @pytest.mark.parametrize("described", [None, metadata("llama")], ids=["bare", "llama"])
 def test_a_mixture_needs_names_that_tell_roles(described: dict[str, MetadataValue] | None) -> None:
     plan = small("model.embed_tokens.weight", "lm_head.weight", described=described)

@@ -9,7 +9,7 @@ from weightctl.errors import EncodingError
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
-    from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.codecs.base import Codec
     from weightctl.dtype import Encoding
 
 __all__ = ["can_decode", "can_encode", "definition"]

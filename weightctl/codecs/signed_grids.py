@@ -8,6 +8,9 @@ even: if it is odd for the numbers, the sign of the least important one is chang
 Arrays of the search have shape (values per sub-block, lanes), with a sub-block in each lane, and
 each lane does ggml's float32 operations in ggml's order, as in `scale_search`. A sub-block whose
 scale is not a number, for which ggml ends the process, becomes zeros.
+
+The bytes of IQ3_S deliberately differ from ggml's in blocks where a sub-block of zeros is followed
+by other values: ggml stores the levels and signs of what follows in the wrong place.
 """
 
 from __future__ import annotations
@@ -265,7 +268,9 @@ def _build_codec(
         index, signs, whole = unpack(block.reshape(-1))
         if not kind.has_all_signs:
             signs = signs & 127
-            signs |= np.bitwise_xor.reduce(signs[..., None] >> np.arange(7, dtype=np.uint8), -1) << 7
+            signs |= (
+                np.bitwise_xor.reduce(signs[..., None] >> np.arange(7, dtype=np.uint8), -1) << 7
+            )
         negative = np.unpackbits(signs, axis=1, bitorder="little")
         values = np.array(kind.values, np.float32)[load_levels(name)][index].reshape(-1, 256)
         np.negative(values, out=values, where=negative.view(np.bool_))

@@ -119,9 +119,7 @@ def _decode_fours(block: NDArray[np.void], out: F32) -> None:
 
 
 # ggml's `block_q1_0`: bit i of `q` says whether element i is positive.
-Q1_0 = BlockCodec(
-    np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 128, _encode_signs, _decode_signs
-)
+Q1_0 = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 128, _encode_signs, _decode_signs)
 # ggml's `block_q2_0`. Byte i of `q` has elements 4 * i to 4 * i + 3, the first in its low bits.
 # Levels are as in TQ2_0.
 Q2_0 = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 64, _encode_fours, _decode_fours)

@@ -24,7 +24,7 @@ from weightctl.kernels.grids import load_levels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import F32, U8
+    from weightctl.codecs.base import F32
 
 __all__ = ["IQ1_M", "IQ1_S"]
 
@@ -60,7 +60,6 @@ class _Split(NamedTuple):
     shifts: NDArray[np.intp]
 
 
-
 class _Best:
     """The best split of each lane so far."""
 
@@ -93,9 +92,7 @@ def _split_whole(order: NDArray[np.intp], x: F32, weights: F32) -> _Split:
             for shifts, (low, middle, high) in zip((0, 3), _VALUES, strict=True):
                 sum_xl = parts_x[0] * low + parts_x[1] * middle + parts_x[2] * high
                 sum_l2 = (
-                    parts_w[0] * low * low
-                    + parts_w[1] * middle * middle
-                    + parts_w[2] * high * high
+                    parts_w[0] * low * low + parts_w[1] * middle * middle + parts_w[2] * high * high
                 )
                 best.consider(first, second, shifts, sum_xl, sum_l2)
     return best.split
@@ -122,9 +119,7 @@ def _split_halves(order: NDArray[np.intp], x: F32, weights: F32) -> _Split:
     return best.split
 
 
-def _correlate_half(
-    sum_x: F32, sum_w: F32, first: int, second: int
-) -> tuple[list[F32], list[F32]]:
+def _correlate_half(sum_x: F32, sum_w: F32, first: int, second: int) -> tuple[list[F32], list[F32]]:
     """Return the sums of a half, shifted up and shifted down, for a split of the sorted values."""
     sums_xl, sums_l2 = [], []
     outside = sum_x[first] + sum_x[second]

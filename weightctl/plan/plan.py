@@ -258,20 +258,24 @@ class Plan:
             return []
         from weightctl.codecs import can_decode, can_encode  # needs NumPy, which copies do not need
 
-        return [
-            f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
-            for item in changed
-            if not can_decode(item.source.encoding)
-        ] + [
-            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot encode"
-            for item in changed
-            if not can_encode(item.info.encoding)
-        ] + [
-            f"`{item.info.name}` would be {item.info.encoding}, which needs an importance matrix with "
-            "an entry for it"
-            for item in changed
-            if item.info.encoding.needs_importance and item.importance is None
-        ]
+        return (
+            [
+                f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
+                for item in changed
+                if not can_decode(item.source.encoding)
+            ]
+            + [
+                f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot encode"
+                for item in changed
+                if not can_encode(item.info.encoding)
+            ]
+            + [
+                f"`{item.info.name}` would be {item.info.encoding}, which needs an importance "
+                "matrix with an entry for it"
+                for item in changed
+                if item.info.encoding.needs_importance and item.importance is None
+            ]
+        )
 
     def _remedy(self) -> str:
         if any(
@@ -279,8 +283,8 @@ class Plan:
             for item in self.items
         ):
             return (
-                "use --imatrix FILE (imatrix in Python) with a file that llama-imatrix made for this "
-                "model, or choose another type for these tensors, such as IQ3_S or Q2_K"
+                "use --imatrix FILE (imatrix in Python) with a file that llama-imatrix made for "
+                "this model, or choose another type for these tensors, such as IQ3_S or Q2_K"
             )
         unheld = {
             item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
