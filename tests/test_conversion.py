@@ -150,7 +150,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         ({"dtype": QuantizationEncoding.Q8_0}, "cannot be used as the dtype of weights"),
         ({"dtype": DType.int8}, "cannot be used as the dtype of weights"),
         ({"quant": DType.bfloat16}, "cannot quantize to BF16"),
-        ({"quant": QuantizationEncoding.IQ3_S}, "cannot quantize to IQ3_S"),
+        ({"quant": QuantizationEncoding.Q8_K}, "cannot quantize to Q8_K"),
         ({"quant": "Q9"}, "is neither a recipe nor a type"),
         ({"quant": "no/such.toml"}, "cannot read the recipe"),
         ({"tensor_types": {"a": "int8"}}, "cannot be used as the dtype"),

@@ -207,9 +207,9 @@ def test_eight_bit_numbers_with_scales_beside_them_are_not_taken_for_weights() -
 
 def test_what_no_codec_does_is_refused_before_anything_is_written() -> None:
     with pytest.raises(
-        ConversionError, match="`weight` would be IQ3_S, which weightctl cannot encode"
+        ConversionError, match="`weight` would be Q8_K, which weightctl cannot encode"
     ):
-        cast(Plan.copy(tree(weight=(2, 256)), "gguf"), ENCODINGS["IQ3_S"]).layouts()
+        cast(Plan.copy(tree(weight=(2, 256)), "gguf"), ENCODINGS["Q8_K"]).layouts()
     raw = np.zeros((4, 36), np.uint8)
     data = WeightData(raw, "weight", DType.uint8, (4, 36), QuantizationEncoding.Q8_1)
     plan = Plan.copy(as_checkpoint({"weight": data}), "safetensors")

@@ -56,7 +56,7 @@ REFUSALS = {
     "no such format": (["--to", "onnx"], "`onnx` is not a supported format"),
     "no such type": (["--dtype", "nonsense"], "`nonsense` is not a type"),
     "two types": (["--dtype", "f16", "--quant", "Q8_0"], "both given"),
-    "a type it cannot make": (["--quant", "IQ3_S"], "cannot quantize to IQ3_S"),
+    "a type it cannot make": (["--quant", "Q8_K"], "cannot quantize to Q8_K"),
     "a type the format lacks": (["--dtype", "f8_e4m3"], "gguf cannot store F8_E4M3"),
     "blocks that do not fit": (
         ["--quant", "Q4_K", "--no-fallback"],

@@ -12,6 +12,7 @@ from arrays import weights_of
 from executing import execute
 from importances import imatrix_dat, imatrix_gguf
 from oracles import ggml_quantize
+from rows import required
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
@@ -88,7 +89,7 @@ def test_a_type_whose_search_heeds_nothing_gets_nothing(encoding: str) -> None:
 )
 def test_the_types_that_heed_importance_are_those_of_ggml(encoding: str) -> None:
     rows = ARRAYS[MATRIX]
-    plain = ggml_quantize(encoding, rows, None)
+    plain = ggml_quantize(encoding, rows, required(encoding, rows, None))
     heeded = ggml_quantize(encoding, rows, SUMS[0]).tobytes() != plain.tobytes()
     assert heeded is ENCODINGS[encoding].takes_importance
 

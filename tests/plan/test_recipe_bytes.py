@@ -52,7 +52,8 @@ def test_a_recipe_gives_the_types_and_bytes_of_llama_quantize(
 ) -> None:
     golden = GOLDEN[f"{name}, weighted" if weighted else name]
     if recipe not in golden["types"]:
-        assert LLAMA_RECIPES[recipe].wants_importance
+        # Q1_0 has no substitute for rows of incomplete blocks.
+        assert LLAMA_RECIPES[recipe].wants_importance or recipe == "Q1_0"
         return
     model = MODELS[name]
     plan = cast(Plan.copy(opened(name), "gguf"), LLAMA_RECIPES[recipe], weighted=weighted)

@@ -96,7 +96,7 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
         ("default = 'i8'", "I8 cannot be used as the dtype of weights"),
         ("default = 'F4'", "F4 cannot be used as the dtype of weights"),
         ("default = 'F8_E8M0'", "F8_E8M0 cannot be used as the dtype of weights"),
-        ("default = 'IQ2_XS'", "weightctl cannot encode IQ2_XS"),
+        ("default = 'Q8_K'", "weightctl cannot encode Q8_K"),
         ("[types]\n'(' = 'Q8_0'", "`(` is not a valid regular expression"),
         ("[types]\nblk.0 = 'Q8_0'", "the type of `blk` is not a string"),
         ("#" * (1 << 20) + "##", "too large for a recipe"),

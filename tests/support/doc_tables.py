@@ -252,7 +252,7 @@ def _list_block_types() -> str:
             str(each.block),
             "yes" if can_decode(each) else "no",
             "yes" if each.codec else "no",
-            "yes" if each.takes_importance else "no",
+            "needed" if each.needs_importance else "yes" if each.takes_importance else "no",
             _code(each.fallback),
         ]
         for each in ENCODINGS.values()

@@ -29,7 +29,14 @@ def _ggml() -> ctypes.CDLL:
         ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
     ]  # fmt: skip
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_requires_imatrix.argtypes = [ctypes.c_int]
+    library.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
     return library
+
+
+def ggml_needs_importance(encoding: str) -> bool:
+    """Whether ggml ends the process if a type is quantized without an importance matrix."""
+    return bool(_ggml().ggml_quantize_requires_imatrix(int(ENCODINGS[encoding].ids["gguf"])))
 
 
 def ggml_quantize(
@@ -52,6 +59,7 @@ def ggml_quantize(
     if out is None:
         out = np.empty((len(rows), rows.shape[1] // block * size), np.uint8)
     assert number is not None
+    assert importance is not None or not ggml_needs_importance(encoding)
     _ggml().ggml_quantize_init(number)
     written = _ggml().ggml_quantize_chunk(
         number,

@@ -43,6 +43,8 @@ HOSTILE = (
     "long." * 60 + "weight",
 )
 
+PAIRING = "by the tensor names of the family llama"
+
 
 def tensor(name: str, layer: int | None, part: str, error: float = 0.06) -> TensorError:
     return TensorError(
@@ -133,7 +135,7 @@ def report(
             notes=("the output shares the embedding's weights",),
         ),
         "values": Result(
-            figures=ValuesFigures(tensors=tuple(tensors(layers)), pairing="by the tensor names of the family llama")
+            figures=ValuesFigures(tensors=tuple(tensors(layers)), pairing=PAIRING)
         ),
         "forward": Result(figures=against(layers)),
     }  # fmt: skip
@@ -182,7 +184,7 @@ def faulty() -> Report:
             ),
         ),
         values=Result(
-            figures=ValuesFigures(tensors=tuple(values), pairing="by the tensor names of the family llama"),
+            figures=ValuesFigures(tensors=tuple(values), pairing=PAIRING),
             problems=(
                 Problem(check="values", where="blk.7.attn_q.weight", cause=rows,
                         text="the relative RMSE is 1.39, and Q4_K usually costs 0.06"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS
+from weightctl.kernels.grids import DISTANCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8, Codec
 
 BLOCKS = [name for name, encoding in ENCODINGS.items() if encoding.codec]
+# The types with grids, whose search takes NumPy a second for a hundred thousand numbers.
+GRIDS = [*DISTANCES]
 SHAPE = (8, 768)
 COLUMNS = SHAPE[1]
 
@@ -120,8 +123,16 @@ def blocks_of_example(encoding: str, rows: str, importance: str) -> U8:
     return blocks
 
 
+def required(encoding: str, rows: F32, importance: F32 | None) -> F32 | None:
+    """Return importance, or equal importance of all columns where a type needs some."""
+    if importance is None and ENCODINGS[encoding].needs_importance:
+        return np.ones(rows.shape[1], np.float32)
+    return importance
+
+
 def encoded(codec: Codec, encoding: str, rows: F32, importance: F32 | None = None) -> U8:
-    """Return the blocks of rows."""
+    """Return the blocks of rows; see `required`."""
+    importance = required(encoding, rows, importance)
     kind = ENCODINGS[encoding]
     # Filled with a pattern, so that a byte left unwritten shows.
     out = np.full((len(rows), rows.shape[1] // kind.block * kind.size), 0xA5, np.uint8)

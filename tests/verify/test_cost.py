@@ -54,7 +54,7 @@ def test_float32_costs_nothing() -> None:
     assert side("F32").through(NUMBERS) is NUMBERS
 
 
-def test_what_cannot_be_encoded_is_not_measured() -> None:
+def test_what_cannot_be_encoded_without_importance_is_not_measured() -> None:
     assert side("IQ2_XXS").through(NUMBERS) is None
 
 

@@ -222,7 +222,7 @@ def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: W
         (
             "embed.weight",
             {"quantization_encoding": QuantizationEncoding.IQ1_S},
-            "cannot be converted to IQ1_S: weightctl can only read this type",
+            "cannot be converted to IQ1_S without an importance matrix",
         ),
         (
             "embed.weight",

@@ -1,4 +1,4 @@
-"""The NumPy definition of each encoding, from this package or, to decode only, from `gguf`."""
+"""The NumPy definition of each encoding."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from weightctl.errors import EncodingError
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
-    from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.codecs.base import Codec
     from weightctl.dtype import Encoding
 
 __all__ = ["can_decode", "can_encode", "definition"]
-
-# Encodings that only `gguf.quants.dequantize` decodes.
-_DECODED = frozenset({"IQ1_S", "IQ1_M"})
 
 
 def definition(encoding: Encoding) -> Codec:
@@ -27,8 +24,6 @@ def definition(encoding: Encoding) -> Codec:
         return ScalarCodec(encoding.dtype)
     if encoding.codec:
         return cast("Codec", load(encoding.codec))
-    if can_decode(encoding):
-        return GgufDecoder(encoding)
     raise EncodingError(
         f"weightctl cannot read {encoding.name} data",
         hint="a newer version of weightctl may support it",
@@ -41,24 +36,5 @@ def can_encode(encoding: Encoding) -> bool:
 
 
 def can_decode(encoding: Encoding) -> bool:
-    """Whether this encoding can be decoded to values."""
-    return can_encode(encoding) or (encoding.name in _DECODED and encoding.is_known)
-
-
-class GgufDecoder:
-    """The codec of a block type as `gguf.quants` defines it; it only decodes."""
-
-    def __init__(self, encoding: Encoding) -> None:
-        self._encoding = encoding
-
-    def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:  # noqa: ARG002
-        """Raise `EncodingError`: this type has no encoder."""
-        raise EncodingError(f"weightctl has no encoder for {self._encoding.name}")
-
-    def decode(self, blocks: U8, out: F32) -> None:
-        """Fill `out` with the values of `blocks`, as `gguf.quants.dequantize` computes them."""
-        # Imported on use: the import takes as long as the rest of a conversion's start.
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        out[...] = dequantize(blocks, GGMLQuantizationType[self._encoding.name])
+    """Whether this encoding can be decoded to values; all codecs encode and decode."""
+    return can_encode(encoding)

@@ -8,6 +8,9 @@ even: if it is odd for the numbers, the sign of the least important one is chang
 Arrays of the search have shape (values per sub-block, lanes), with a sub-block in each lane, and
 each lane does ggml's float32 operations in ggml's order, as in `scale_search`. A sub-block whose
 scale is not a number, for which ggml ends the process, becomes zeros.
+
+The bytes of IQ3_S deliberately differ from ggml's in blocks where a sub-block of zeros is followed
+by other values: ggml stores the levels and signs of what follows in the wrong place.
 """
 
 from __future__ import annotations

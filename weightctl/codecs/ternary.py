@@ -1,4 +1,8 @@
-"""TQ1_0 and TQ2_0: 256 values as -1, 0 or 1 times the largest magnitude."""
+"""TQ1_0, TQ2_0 and Q2_0: values as -1, 0 or 1 times the largest magnitude; Q1_0: values as signs.
+
+TQ1_0 and TQ2_0 have 256 values, Q2_0 has 64. Q1_0 has 128 values, as -1 or 1 times their mean
+magnitude.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["TQ1_0", "TQ2_0"]
+__all__ = ["Q1_0", "Q2_0", "TQ1_0", "TQ2_0"]
 
 
 def _round(x: F32) -> tuple[F32, U8]:
@@ -83,6 +87,42 @@ def _decode_bits(block: NDArray[np.void], out: F32) -> None:
     _restore(level.reshape(out.shape), block["scale"], out)
 
 
+def _encode_signs(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of Q1_0; as in ggml's `quantize_q1_0`, `importance` has no effect."""
+    # `accumulate` adds from left to right, as ggml does.
+    block["scale"] = np.add.accumulate(np.abs(x), axis=2)[..., -1] / np.float32(128)
+    block["q"] = np.packbits(x >= 0, axis=2, bitorder="little")
+
+
+def _decode_signs(block: NDArray[np.void], out: F32) -> None:
+    scale = block["scale"].astype(np.float32)[..., None]
+    positive = np.unpackbits(block["q"], axis=2, bitorder="little")
+    out[...] = np.where(positive, scale, -scale)
+
+
+def _encode_fours(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
+    """Fill blocks of Q2_0; as in ggml's `quantize_q2_0`, `importance` has no effect."""
+    scale, level = _round(x)
+    # If the inverse of a subnormal scale is infinite, ggml's levels are 0.
+    level[(scale > 0) & np.isinf(1 / scale)] = 0
+    block["scale"] = scale
+    q = level.reshape(*block.shape, 16, 4) << _PAIRS
+    block["q"] = np.bitwise_or.reduce(q, axis=3)
+
+
+_PAIRS = np.arange(0, 8, 2, dtype=np.uint8)
+
+
+def _decode_fours(block: NDArray[np.void], out: F32) -> None:
+    level = block["q"][..., None] >> _PAIRS & np.uint8(3)
+    _restore(level.reshape(out.shape), block["scale"], out)
+
+
+# ggml's `block_q1_0`: bit i of `q` says whether element i is positive.
+Q1_0 = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 128, _encode_signs, _decode_signs)
+# ggml's `block_q2_0`. Byte i of `q` has elements 4 * i to 4 * i + 3, the first in its low bits.
+# Levels are as in TQ2_0.
+Q2_0 = BlockCodec(np.dtype([("scale", "<f2"), ("q", "u1", 16)]), 64, _encode_fours, _decode_fours)
 # ggml's `block_tq1_0`. In a field of n bytes, byte i has the elements i, i + n, i + 2 * n ... of
 # the field; the first is the most significant of five ternary digits. `third` has four elements per
 # byte.

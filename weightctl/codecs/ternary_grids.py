@@ -24,7 +24,7 @@ from weightctl.kernels.grids import load_levels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import F32, U8
+    from weightctl.codecs.base import F32
 
 __all__ = ["IQ1_M", "IQ1_S"]
 

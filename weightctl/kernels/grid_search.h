@@ -110,9 +110,12 @@ struct group_tables {
 
 INLINE void fill_group(const float *x, const float *weights, int bits, struct group_tables *tables)
 {
-    for (size_t i = 0; i < GROUP_TABLES; i++) {
-        tables->x[i] = x[i >> bits];
-        tables->weights[i] = weights[i >> bits];
+    u32v place;
+    for (size_t i = 0; i < LANES; i++)
+        place[i] = (uint32_t)i >> bits;
+    for (size_t i = 0; i < GROUP_TABLES; i += LANES, place += (uint32_t)LANES >> bits) {
+        f32v_store(tables->x + i, look_up_levels(x, place, 3));
+        f32v_store(tables->weights + i, look_up_levels(weights, place, 3));
     }
 }
 

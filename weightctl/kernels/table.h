@@ -6,6 +6,8 @@
 
 #include "f32.h"
 #include "plain.h"
+#include "q1_0.h"
+#include "q2_0.h"
 #include "symmetric.h"
 #include "affine.h"
 #include "q8_0.h"
@@ -39,6 +41,8 @@ static const struct codec codecs[] = {
     {"F8_E5M2", 1, 1, 0, f8_e5m2_encode, f8_e5m2_decode},
     {"F8_E4M3FNUZ", 1, 1, 0, f8_e4m3fnuz_encode, f8_e4m3fnuz_decode},
     {"F8_E5M2FNUZ", 1, 1, 0, f8_e5m2fnuz_encode, f8_e5m2fnuz_decode},
+    {"Q1_0", 128, Q1_0_SIZE, 1, q1_0_encode, q1_0_decode},
+    {"Q2_0", 64, Q2_0_SIZE, 1, q2_0_encode, q2_0_decode},
     {"Q4_0", 32, Q4_0_SIZE, 1, q4_0_encode, q4_0_decode},
     {"Q4_1", 32, Q4_1_SIZE, 1, q4_1_encode, q4_1_decode},
     {"Q5_0", 32, Q5_0_SIZE, 1, q5_0_encode, q5_0_decode},

@@ -76,29 +76,68 @@ struct split {
 /* Sums of the first 0, 1, 2 ... sorted values, followed by NaN for lanes beyond the last. */
 #define MOST_SUMS (33 + LANES)
 
-/* Consider splits with the same `first`, and `second` from `start` on, one in each lane; there are
-   `count` kinds of shifts for each. */
-INLINE void consider_splits(struct split *best, int first, int start, const f32v *sum_xl,
-                            const f32v *sum_l2, const int *shifts, size_t count)
+/* Splits with the same `first`, and `second` from `start` on, one in each lane: their sums of
+   values times numbers, and of values squared, for each kind of shifts. */
+struct splits {
+    int first, start;
+    f32v xl[4], l2[4];
+};
+
+#define MOST_SPLITS (33 * (33 + 2 * LANES) / (2 * LANES))
+
+/* A split that scores less than this cannot be the best: a bit less than the highest score.
+
+   Splits are compared in float32, and of splits that are equal but for rounding, the best depends
+   on the order. But a split whose score is above a gap between scores, of a few units in the last
+   place, replaces any below the gap. Between this limit and the highest score there is room for ten
+   times as many such gaps as there are splits. If products could underflow or overflow, this is
+   the least float. */
+INLINE float least_score(const struct splits *splits, size_t count, size_t kinds, float weights)
 {
-    i32v any = {0};
-    for (size_t k = 0; k < count; k++)
-        any |= (sum_l2[k] > 0) & (sum_xl[k] * sum_xl[k] > best->score * sum_l2[k]);
-    if (!i32v_any(any))
-        return;
-    float xl[4][LANES], l2[4][LANES];
-    memcpy(xl, sum_xl, count * sizeof *sum_xl);
-    memcpy(l2, sum_l2, count * sizeof *sum_l2);
-    for (uint32_t lanes = lanes_of(any); lanes != 0; lanes &= lanes - 1) {
-        size_t lane = (size_t)__builtin_ctz(lanes);
-        for (size_t k = 0; k < count; k++) {
-            if (!(l2[k][lane] > 0 && xl[k][lane] * xl[k][lane] > best->score * l2[k][lane]))
-                continue;
-            best->scale = xl[k][lane] / l2[k][lane];
-            best->score = best->scale * xl[k][lane];
-            best->first = first;
-            best->second = start + (int)lane;
-            best->shifts = shifts[k];
+    f32v squares[4], divisors[4], scores = {0};
+    for (size_t k = 0; k < kinds; k++) {
+        squares[k] = (f32v){0};
+        divisors[k] = f32v_all(1);
+    }
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < kinds; k++) {
+            f32v square = splits[i].xl[k] * splits[i].xl[k], l2 = splits[i].l2[k];
+            i32v higher = (l2 > 0) & (square * divisors[k] > squares[k] * l2);
+            squares[k] = f32v_select(higher, square, squares[k]);
+            divisors[k] = f32v_select(higher, l2, divisors[k]);
+        }
+    for (size_t k = 0; k < kinds; k++)
+        scores = f32v_max(squares[k] / divisors[k], scores);
+    float score = 0;
+    for (size_t i = 0; i < LANES; i++)
+        score = scores[i] > score ? scores[i] : score;
+    int is_usual = score > 0x1p-80f && score < 0x1p80f && weights > 0x1p-40f && weights < 0x1p40f;
+    return is_usual && score * weights > 0x1p-80f ? score * (1 - 1.0f / 64) : -FLT_MAX;
+}
+
+/* Find the best split, as if each that scores higher replaced the one before it. */
+INLINE void find_best_split(const struct splits *splits, size_t count, size_t kinds, float weights,
+                            const int *shifts, struct split *best)
+{
+    best->score = least_score(splits, count, kinds, weights);
+    for (size_t i = 0; i < count; i++) {
+        i32v higher = {0};
+        for (size_t k = 0; k < kinds; k++) {
+            f32v xl = splits[i].xl[k], l2 = splits[i].l2[k];
+            higher |= (l2 > 0) & (xl * xl > best->score * l2);
+        }
+        for (uint32_t lanes = lanes_of(higher); lanes != 0; lanes &= lanes - 1) {
+            size_t lane = (size_t)__builtin_ctz(lanes);
+            for (size_t k = 0; k < kinds; k++) {
+                float xl = splits[i].xl[k][lane], l2 = splits[i].l2[k][lane];
+                if (!(l2 > 0 && xl * xl > best->score * l2))
+                    continue;
+                best->scale = xl / l2;
+                best->score = best->scale * xl;
+                best->first = splits[i].first;
+                best->second = splits[i].start + (int)lane;
+                best->shifts = shifts[k];
+            }
         }
     }
 }
@@ -125,20 +164,24 @@ INLINE void split_whole(const float *x, const float *weights, const uint8_t *pla
     }
     accumulate(sorted_x, 32, sum_x);
     accumulate(sorted_w, 32, sum_w);
+    struct splits splits[MOST_SPLITS];
+    size_t count = 0;
     for (int first = 0; first <= 32; first++)
-        for (int start = first; start <= 32; start += LANES) {
+        for (int start = first; start <= 32; start += LANES, count++) {
             f32v second_x = f32v_load(sum_x + start), second_w = f32v_load(sum_w + start);
             f32v middle_x = second_x - sum_x[first], high_x = sum_x[32] - second_x;
             f32v middle_w = second_w - sum_w[first], high_w = sum_w[32] - second_w;
-            f32v sum_xl[2], sum_l2[2];
+            splits[count].first = first;
+            splits[count].start = start;
             for (size_t k = 0; k < 2; k++) {
                 const float *value = shifted_values[k];
-                sum_xl[k] = sum_x[first] * value[0] + middle_x * value[1] + high_x * value[2];
-                sum_l2[k] = sum_w[first] * value[0] * value[0] + middle_w * value[1] * value[1] +
-                            high_w * value[2] * value[2];
+                splits[count].xl[k] = sum_x[first] * value[0] + middle_x * value[1] + high_x * value[2];
+                splits[count].l2[k] = sum_w[first] * value[0] * value[0] +
+                                      middle_w * value[1] * value[1] +
+                                      high_w * value[2] * value[2];
             }
-            consider_splits(best, first, start, sum_xl, sum_l2, shifts, 2);
         }
+    find_best_split(splits, count, 2, sum_w[32], shifts, best);
 }
 
 /* Find the best split of 16 values whose halves are each shifted up or down. */
@@ -156,9 +199,11 @@ INLINE void split_halves(const float *x, const float *weights, const uint8_t *pl
         accumulate(sorted_x, 16, sum_x[half]);
         accumulate(sorted_w, 16, sum_w[half]);
     }
+    struct splits splits[MOST_SPLITS];
+    size_t count = 0;
     for (int first = 0; first <= 16; first++)
-        for (int start = first; start <= 16; start += LANES) {
-            f32v half_xl[2][2], half_l2[2][2], sum_xl[4], sum_l2[4];
+        for (int start = first; start <= 16; start += LANES, count++) {
+            f32v half_xl[2][2], half_l2[2][2];
             for (size_t half = 0; half < 2; half++) {
                 f32v outside = sum_x[half][first] + f32v_load(sum_x[half] + start);
                 f32v second_w = f32v_load(sum_w[half] + start);
@@ -172,15 +217,18 @@ INLINE void split_halves(const float *x, const float *weights, const uint8_t *pl
                                        second_w * high;
                 }
             }
+            splits[count].first = first;
+            splits[count].start = start;
             for (size_t k = 0; k < 4; k++) {
-                sum_xl[k] = half_xl[0][k >> 1] + half_xl[1][k & 1];
-                sum_l2[k] = half_l2[0][k >> 1] + half_l2[1][k & 1];
+                splits[count].xl[k] = half_xl[0][k >> 1] + half_xl[1][k & 1];
+                splits[count].l2[k] = half_l2[0][k >> 1] + half_l2[1][k & 1];
             }
-            consider_splits(best, first, start, sum_xl, sum_l2, shifts, 4);
         }
+    find_best_split(splits, count, 4, sum_w[0][16] + sum_w[1][16], shifts, best);
 }
 
 #undef MOST_SUMS
+#undef MOST_SPLITS
 
 /* Find the grid points of a sub-block whose values are split, and the scale that fits them. */
 INLINE float place_split(const float *x, const float *weights, const uint8_t *place, size_t length,
@@ -189,17 +237,21 @@ INLINE float place_split(const float *x, const float *weights, const uint8_t *pl
     const struct grid *grid = &grid_iq1;
     float sum_xl = 0, sum_l2 = 0;
     int is_off_grid = 0;
-    for (size_t g = 0; g < length / 8; g++, x += 8, weights += 8, place += 8) {
+    uint32_t codes[4] = {0};
+    for (size_t i = 0; i < length; i++) {
+        uint32_t level = (uint32_t)((place[i] >= split->first) + (place[i] >= split->second));
+        codes[i / 8] |= level << 2 * (i % 8);
+    }
+    /* The lists of the grid do not fit into the first-level cache. */
+    for (size_t g = 0; g < length / 8; g++)
+        for (size_t i = 0; i < 96; i += 32)
+            __builtin_prefetch(grid->near + grid->points[codes[g]].first + i);
+    for (size_t g = 0; g < length / 8; g++, x += 8, weights += 8) {
         const float *values = shifted_values[is_shifted_down(split->shifts, g)];
-        uint32_t code = 0;
-        for (size_t i = 0; i < 8; i++) {
-            uint32_t level = (uint32_t)((place[i] >= split->first) + (place[i] >= split->second));
-            code |= level << 2 * i;
-        }
         struct group_tables tables;
         fill_group(x, weights, 2, &tables);
-        uint32_t found = nearest_point(grid, code, &tables, values, split->scale, 2);
-        is_off_grid |= found != code;
+        uint32_t found = nearest_point(grid, codes[g], &tables, values, split->scale, 2);
+        is_off_grid |= found != codes[g];
         index[g] = grid->points[found].index;
         for (size_t i = 0; i < 8; i++) {
             float value = values[found >> 2 * i & 3], weighted = weights[i] * value;

@@ -20,15 +20,6 @@ __all__ = ["GUESSED", "FileType", "file_type", "find_file_type", "read_file_type
 # The bit which states that a tool guessed the number from the tensors.
 GUESSED = 1024
 _KEY = "general.file_type"
-# llama.cpp's types without a recipe here: their names, and the encodings that most matrices get
-# (llama.h, `llama_ftype`, and src/llama-quant.cpp).
-_OTHERS = {
-    19: ("IQ2_XXS", ("IQ2_XXS",)), 20: ("IQ2_XS", ("IQ2_XS",)),
-    22: ("IQ3_XS", ("IQ3_S", "IQ3_XXS")), 23: ("IQ3_XXS", ("IQ3_XXS", "IQ3_S")),
-    24: ("IQ1_S", ("IQ1_S",)), 26: ("IQ3_S", ("IQ3_S",)), 27: ("IQ3_M", ("IQ3_S",)),
-    28: ("IQ2_S", ("IQ2_XS", "IQ2_S")), 29: ("IQ2_M", ("IQ2_S", "IQ2_XS")),
-    31: ("IQ1_M", ("IQ1_M",)),
-}  # fmt: skip
 
 
 class FileType(NamedTuple):
@@ -62,11 +53,10 @@ def find_file_type(number: int) -> FileType | None:
     """Return the file type for a number of llama.cpp; None if the number is unknown."""
     plain = [name for name, each in ENCODINGS.items() if each.file_type == number]
     recipes = [recipe for recipe in LLAMA_RECIPES.values() if recipe.file_type == number]
-    other_name, others = _OTHERS.get(number, ("", ()))
-    usual = {*plain, *others}
+    usual = {*plain}
     usual |= {recipe.otherwise for recipe in recipes if recipe.otherwise is not None}
     if not usual:
         return None
     allowed = usual | {encoding.name for recipe in recipes for encoding in recipe.encodings}
-    name = recipes[0].name if recipes else other_name or plain[0]
+    name = recipes[0].name if recipes else plain[0]
     return FileType(name, frozenset(usual), frozenset(allowed))

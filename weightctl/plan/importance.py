@@ -3,7 +3,8 @@
 The importance of all columns of a matrix can be 0, or so small that it vanishes in float32: older
 files have such entries for experts that the text never reached. For these matrices, llama.cpp's
 quantize writes blocks of zeros in most encodings, without a message. weightctl quantizes such a
-matrix as if it had no entry, and adds a note: the bytes deliberately differ from llama.cpp's.
+matrix as if it had no entry or, if the encoding needs importance, with equal importance of all
+columns. It adds a note: the bytes deliberately differ from llama.cpp's.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     items = tuple(_add_importance(item, importance) for item in plan.items)
     idle = {item.info.name: count for item in items if (count := _idle_matrices(item))}
     items = tuple(
-        replace(item, importance=None)
-        if item.importance is not None and idle.get(item.info.name) == item.importance.shape[0]
-        else item
+        item
+        if item.importance is None
+        or idle.get(item.info.name) != item.importance.shape[0]
+        or item.info.encoding.needs_importance
+        else replace(item, importance=None)
         for item in items
     )
     notes = _notes(plan, items, importance, idle)
@@ -106,7 +109,7 @@ def _idle_matrices(item: Item) -> int:
     """Return the number of a tensor's matrices whose importance is 0; this reads all of it."""
     if item.importance is None:
         return 0
-    return sum(item.importance_of(matrix) is None for matrix in range(item.importance.shape[0]))
+    return sum(item.is_idle(matrix) for matrix in range(item.importance.shape[0]))
 
 
 def _notes(

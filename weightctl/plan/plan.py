@@ -82,11 +82,19 @@ class Item:
         return () if self.origin is None else self.origin.steps
 
     def importance_of(self, matrix: int) -> F32 | None:
-        """Return the weights of a matrix's columns; None if there are none or all are tiny."""
+        """Return the weights of a matrix's columns; None if there are none or all are tiny.
+
+        If the encoding needs weights, tiny ones are replaced by equal ones.
+        """
         if self.importance is None:
             return None
-        weights = self.importance[matrix]
-        return None if (weights <= _NEGLIGIBLE).all() else weights
+        if not self.is_idle(matrix):
+            return self.importance[matrix]
+        return self.importance[matrix] * 0 + 1 if self.info.encoding.needs_importance else None
+
+    def is_idle(self, matrix: int) -> bool:
+        """Whether there are weights of a matrix's columns, and all are tiny."""
+        return self.importance is not None and bool((self.importance[matrix] <= _NEGLIGIBLE).all())
 
 
 class Described(NamedTuple):
@@ -254,17 +262,34 @@ class Plan:
             return []
         from weightctl.codecs import can_decode, can_encode  # needs NumPy, which copies do not need
 
-        return [
-            f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
-            for item in changed
-            if not can_decode(item.source.encoding)
-        ] + [
-            f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot encode"
-            for item in changed
-            if not can_encode(item.info.encoding)
-        ]
+        return (
+            [
+                f"`{item.source.name}` is {item.source.encoding}, which weightctl cannot decode"
+                for item in changed
+                if not can_decode(item.source.encoding)
+            ]
+            + [
+                f"`{item.info.name}` would be {item.info.encoding}, which weightctl cannot encode"
+                for item in changed
+                if not can_encode(item.info.encoding)
+            ]
+            + [
+                f"`{item.info.name}` would be {item.info.encoding}, which needs an importance "
+                "matrix with an entry for it"
+                for item in changed
+                if item.info.encoding.needs_importance and item.importance is None
+            ]
+        )
 
     def _remedy(self) -> str:
+        if any(
+            item.info.encoding.needs_importance and item.importance is None and not item.is_copy
+            for item in self.items
+        ):
+            return (
+                "use --imatrix FILE (imatrix in Python) with a file that llama-imatrix made for "
+                "this model, or choose another type for these tensors, such as IQ3_S or Q2_K"
+            )
         unheld = {
             item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
         }

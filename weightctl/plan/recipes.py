@@ -34,8 +34,8 @@ OTHERWISE = "otherwise"
 class TensorRole(NamedTuple):
     """A tensor and its place in the model, which the conditions of a recipe apply to.
 
-    `layer` is its number among the `layers` that are counted for its role. `weighted` is True if
-    the model has an importance matrix.
+    `layer` is its number among the `layers` that are counted for its role, and `place` its position
+    among the tensors of its role. `weighted` is True if the model has an importance matrix.
     """
 
     info: TensorInfo
@@ -44,13 +44,17 @@ class TensorRole(NamedTuple):
     layer: int
     layers: int
     weighted: bool
+    place: int
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether the layer is in the first or last eighth."""
+        return self.layer < self.layers // 8 or self.layer >= 7 * self.layers // 8
 
     @property
     def is_outer_or_third(self) -> bool:
         """Whether the layer is in the first or last eighth, or a third layer between them."""
-        first = self.layers // 8
-        is_outer = self.layer < first or self.layer >= 7 * self.layers // 8
-        return is_outer or (self.layer - first) % 3 == 2
+        return self.is_outer or (self.layer - self.layers // 8) % 3 == 2
 
     @property
     def is_stack_of_experts(self) -> bool:
@@ -64,6 +68,8 @@ class TensorRole(NamedTuple):
 CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
     "70B model": lambda at: at.model.is_70b,
     "8 experts": lambda at: at.model.experts == 8,
+    "4 or more experts": lambda at: at.model.experts >= 4,
+    "rows of whole blocks": lambda at: at.info.shape[-1] % 256 == 0,
     "stacked experts": lambda at: at.is_stack_of_experts,
     "falcon": lambda at: at.model.architecture == "falcon",
     "first 2 layers": lambda at: at.layer < 2,
@@ -71,6 +77,8 @@ CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
     "first eighth of the layers": lambda at: at.layer < at.layers // 8,
     "first sixteenth of the layers": lambda at: at.layer < at.layers // 16,
     "4 or more query heads for each KV head": lambda at: at.model.group >= 4,
+    "first tensors up to an eighth of the layers": lambda at: at.place < at.layers // 8,
+    "first and last eighth of the layers": lambda at: at.is_outer,
     "first and last eighth of the layers and every third layer between": lambda at: (
         at.is_outer_or_third
     ),
@@ -191,12 +199,12 @@ def _places(
         mine = roles[info.name]
         if mine == "token_embd" and not has_output:
             mine = "output"
-        number = seen.get(mine, 0)
-        seen[mine] = number + 1
+        number = place = seen.get(mine, 0)
+        seen[mine] = place + 1
         if mine.startswith("ffn_") and model.experts > 1:
             number = _layer(known[info.name])
         layers = values if mine == "attn_v" else model.layers
-        yield TensorRole(info, mine, model, number, layers, weighted)
+        yield TensorRole(info, mine, model, number, layers, weighted, place)
 
 
 def _layer(name: str) -> int:

@@ -70,6 +70,11 @@ def _require_codecs(info: TensorInfo, target: Encoding) -> None:
             f"`{info.name}` cannot be converted to {target}: weightctl can only read this type",
             hint="use another type, for example q4_k, q6_k or q8_0",
         )
+    if target.needs_importance:
+        raise EncodingError(
+            f"`{info.name}` cannot be converted to {target} without an importance matrix",
+            hint="`weightctl convert` uses one: --imatrix FILE (imatrix in Python)",
+        )
 
 
 def convert_bytes(info: TensorInfo, raw: memoryview, target: Encoding) -> memoryview:

@@ -122,11 +122,13 @@ class PairSide(NamedTuple):
     def through(self, numbers: F32) -> F32 | None:
         """Encode and decode values, [n], in whole blocks.
 
-        None if the encoding cannot be written, or cannot represent all of the values.
+        None if the encoding cannot be written without an importance matrix, or cannot represent all
+        of the values.
         """
         if self.keeps_all:
             return numbers
-        if self.is_apart or not can_encode(self.encoding):
+        kind = self.encoding
+        if self.is_apart or not can_encode(kind) or kind.needs_importance:
             return None
         raw = numbers.view(np.uint8).reshape(1, -1)
         try:

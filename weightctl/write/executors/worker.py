@@ -265,6 +265,7 @@ def digest_codecs(plan: Plan) -> str:
     for encoding in sorted(encodings, key=lambda each: each.name):
         if not encoding.is_real or not can_encode(encoding):
             continue
-        made = transcode(values.view(np.uint8), plain, encoding).raw
+        weights = np.ones(_GOLDEN_COLUMNS, np.float32) if encoding.needs_importance else None
+        made = transcode(values.view(np.uint8), plain, encoding, weights).raw
         found.update(made.tobytes() + transcode(made, encoding, plain).raw.tobytes())
     return found.hexdigest()

@@ -111,7 +111,8 @@ def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
     """Yield the encodings with fewer bits that can store rows of this width."""
     for encoding in ENCODINGS.values():
         is_meant = encoding.block >= _LEAST_BLOCK or encoding.name in _ROUNDED
-        if is_meant and width % encoding.block == 0 and can_encode(encoding):
+        is_made = can_encode(encoding) and not encoding.needs_importance
+        if is_meant and width % encoding.block == 0 and is_made:
             bits = encoding.size * 8 / encoding.block
             if bits < side.bits:
                 yield PairSide(encoding, bits)
