@@ -223,13 +223,12 @@ def main() -> None:
         patch.setenv("CHAOS_DELAY", str(given.delay))
         paths = [str(HERE / "chaos_patch"), str(HERE.parent.parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        model = folder / "model.gguf"
+        model, place = folder / "model.gguf", folder / "out.gguf"
         write_llama(model, "gguf", parse_size(given.size))
         weightctl.convert(model, folder / "single.gguf", quant="Q4_K_M")
         single = (folder / "single.gguf").read_bytes()
         ranges, tasks = count_tasks(model)
-        source, out = str(model), str(folder / "out.gguf")
-        place = folder / "out.gguf"
+        source, out = str(model), str(place)
         read: Callable[[], bytes] = place.read_bytes
         remove: Callable[[], object] = place.unlink
         has_output = place.exists
@@ -243,14 +242,13 @@ def main() -> None:
             read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
             remove = lambda: bucket.delete("out.gguf")  # noqa: E731
             has_output = lambda: "out.gguf" in bucket  # noqa: E731
-        on, variables, wanted = given.on, dict[str, str](), Killed(given.workers, given.drivers)
+        on, variables = given.on, dict[str, str]()
+        wanted = Killed(given.workers, 0 if given.on == "ranks" else given.drivers)
         if given.on in CLUSTERS:
             cluster = stack.enter_context(start_cluster(given.on))
             on, variables = cluster.on, cluster.variables
         elif given.on == "processes":
             on = "processes:2"
-        else:
-            wanted = wanted._replace(drivers=0)
         chaos = Chaos(on, source, out, variables, has_output)
         stack.callback(chaos.forget)
 

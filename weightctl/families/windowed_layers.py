@@ -95,7 +95,7 @@ class LayerPattern(NamedTuple):
 
     def write(self, value: int | Sequence[bool]) -> int | list[bool]:
         """Return the number, or the list of flags."""
-        return list(value) if is_sequence(value) else value
+        return value if isinstance(value, int) else list(value)
 
 
 WORDS = LayerWords()

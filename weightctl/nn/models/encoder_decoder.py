@@ -95,7 +95,7 @@ class ReadingBlock(Module):
             return Attention(
                 config.hidden,
                 config.heads,
-                kv_heads=config.kv_heads,
+                kv_heads=config.count_kv_heads(layer),
                 head_dim=config.head_dim,
                 causal=causal,
                 scale=config.attention_scale,

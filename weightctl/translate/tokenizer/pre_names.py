@@ -152,8 +152,8 @@ def find_nearest(rule: PreTokenizerRule) -> tuple[str, list[str], list[str]]:
 
     def likeness(pre: Pre) -> tuple[int, float]:
         shared = len({*pre.rule.steps} & {*rule.steps})
-        texts = ("\n".join(each.steps) for each in (pre.rule, rule))
-        return shared, SequenceMatcher(None, *texts, autojunk=False).ratio()
+        first, second = "\n".join(pre.rule.steps), "\n".join(rule.steps)
+        return shared, SequenceMatcher(None, first, second, autojunk=False).ratio()
 
     name = max(PRES, key=lambda each: likeness(PRES[each]))
     own, other = rule.steps, PRES[name].rule.steps
