@@ -33,7 +33,8 @@ MOST_DIFFERENCE = 2e-3
 REFUSALS = (
     "llama.cpp does not load this", "but llama.cpp would read", "its RoPE uses `llama3` scaling",
     "it must be one of `default`, `linear`, `yarn`", "which llama.cpp takes for granted",
-    "`lm_head.bias` is not a part of", "scaling in a model with sliding window layers",
+    "`lm_head.bias` is not a part of", "experts are not supported",
+    "scaling in a model with sliding window layers",
 )  # fmt: skip
 # What differs of models that are the same: a type without a window, and keys of a model in which
 # all queries share one head of keys.
