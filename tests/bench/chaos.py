@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,7 +38,7 @@ from weightctl.text.sizes import parse_size  # noqa: E402
 from weightctl.write.executors.batches import cut_batches, list_keyed_tasks  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 DRIVE = """
 import sys
@@ -198,6 +198,40 @@ def run(
     return killed, repeated, outputs
 
 
+class Place(NamedTuple):
+    """Where the input is, and the output will be; and what can be done with the output."""
+
+    source: str
+    out: str
+    has_output: Callable[[], bool]
+    read: Callable[[], bytes]
+    remove: Callable[[], object]
+
+
+@contextmanager
+def open_files(model: Path) -> Generator[Place, None, None]:
+    """Use the model, and an output beside it."""
+    out = model.with_name("out.gguf")
+    yield Place(str(model), str(out), out.exists, out.read_bytes, out.unlink)
+
+
+@contextmanager
+def open_store(patch: pytest.MonkeyPatch, model: Path) -> Generator[Place, None, None]:
+    """Put the model into an object store of which 5 % of the requests fail."""
+    with serve_s3(patch) as server:
+        patch.setenv("WEIGHTCTL_TIMEOUT", "20")
+        bucket = server.buckets[BUCKET]
+        bucket.put("model.gguf", model.read_bytes())
+        server.inject(Answer(503), probability=0.05)
+        yield Place(
+            f"s3://{BUCKET}/model.gguf",
+            f"s3://{BUCKET}/out.gguf",
+            lambda: "out.gguf" in bucket,
+            lambda: bytes(bucket["out.gguf"]),
+            lambda: bucket.delete("out.gguf"),
+        )
+
+
 def parse() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser()
@@ -223,39 +257,27 @@ def main() -> None:
         patch.setenv("CHAOS_DELAY", str(given.delay))
         paths = [str(HERE / "chaos_patch"), str(HERE.parent.parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        model, place = folder / "model.gguf", folder / "out.gguf"
+        model = folder / "model.gguf"
         write_llama(model, "gguf", parse_size(given.size))
         weightctl.convert(model, folder / "single.gguf", quant="Q4_K_M")
         single = (folder / "single.gguf").read_bytes()
         ranges, tasks = count_tasks(model)
-        source, out = str(model), str(place)
-        read: Callable[[], bytes] = place.read_bytes
-        remove: Callable[[], object] = place.unlink
-        has_output = place.exists
-        if given.store:
-            server = stack.enter_context(serve_s3(patch))
-            patch.setenv("WEIGHTCTL_TIMEOUT", "20")
-            bucket = server.buckets[BUCKET]
-            bucket.put("model.gguf", model.read_bytes())
-            server.inject(Answer(503), probability=0.05)
-            source, out = f"s3://{BUCKET}/model.gguf", f"s3://{BUCKET}/out.gguf"
-            read = lambda: bytes(bucket["out.gguf"])  # noqa: E731
-            remove = lambda: bucket.delete("out.gguf")  # noqa: E731
-            has_output = lambda: "out.gguf" in bucket  # noqa: E731
-        on, variables = given.on, dict[str, str]()
-        wanted = Killed(given.workers, 0 if given.on == "ranks" else given.drivers)
+        place = stack.enter_context(open_store(patch, model) if given.store else open_files(model))
+        on, variables, wanted = given.on, dict[str, str](), Killed(given.workers, given.drivers)
         if given.on in CLUSTERS:
             cluster = stack.enter_context(start_cluster(given.on))
             on, variables = cluster.on, cluster.variables
         elif given.on == "processes":
             on = "processes:2"
-        chaos = Chaos(on, source, out, variables, has_output)
+        else:
+            wanted = wanted._replace(drivers=0)
+        chaos = Chaos(on, place.source, place.out, variables, place.has_output)
         stack.callback(chaos.forget)
 
         def check() -> None:
-            if read() != single:
+            if place.read() != single:
                 raise SystemExit("the output differs from that of one process")
-            remove()
+            place.remove()
 
         is_cluster = given.on in CLUSTERS
         started = time.monotonic()

@@ -3,8 +3,9 @@
 Run with `python tests/bench/workers.py` (`--size 200MB` for less; `--dask` and `--ray` also start
 local clusters). All take turns, each once without being counted; medians are printed, with the
 ratio to one process. Seconds are those of the calls: for `processes:2` with the start of the
-processes, for processes that run already (`2 processes, started`) and for clusters without it. The
-outputs are compared byte for byte.
+processes, for processes that run already (`2 processes, started`) and for clusters without it.
+Seconds of the processor are of this process and of these processes, not of clusters; on a machine
+with other work they are the firmer ones. The outputs are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def measure(size: str, repeats: int, clusters: list[str]) -> None:
         "1 process, 2 threads": {"threads": 2},
         "processes:2": {"on": "processes:2"},
     }
+    # Installed packages have compiled modules, and so have these.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         model = folder / "model.gguf"
@@ -61,14 +64,18 @@ def measure(size: str, repeats: int, clusters: list[str]) -> None:
             ways[f"{kind}, 2 workers"] = {"on": stack.enter_context(start_cluster(kind)).on}
         for work, run in list_works(model).items():
             seconds: dict[str, list[float]] = {way: [] for way in ways}
+            processor: dict[str, list[float]] = {way: [] for way in ways}
             for number in range(repeats + 1):
                 outs: list[Path] = []
                 for way, options in ways.items():
                     out = folder / f"out-{len(outs)}"
-                    started = time.perf_counter()
+                    used, started = count_processor(executor), time.perf_counter()
                     run(out, **options)
                     took = time.perf_counter() - started
-                    seconds[way] += [took] if number else []
+                    used = count_processor(executor) - used
+                    if number:
+                        seconds[way].append(took)
+                        processor[way].append(used)
                     outs.append(out)
                 compare(outs)
                 for path in folder.glob("out-*"):
@@ -76,7 +83,23 @@ def measure(size: str, repeats: int, clusters: list[str]) -> None:
             first = statistics.median(seconds[next(iter(ways))])
             for way, taken in seconds.items():
                 median = statistics.median(taken)
-                print(f"{work:24} {way:24} {median:8.2f} s {median / first:8.2f}", flush=True)
+                used = statistics.median(processor[way])
+                print(
+                    f"{work:24} {way:24} {median:8.2f} s {median / first:6.2f}   processor "
+                    f"{used:6.2f} s",
+                    flush=True,
+                )
+
+
+def count_processor(executor: ProcessExecutor) -> float:
+    """Return the seconds of the processor of this process, those that ended, and an executor's."""
+    times = os.times()
+    found = times.user + times.system + times.children_user + times.children_system
+    for number in executor.process_ids():
+        with open(f"/proc/{number}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def compare(outs: list[Path]) -> None:

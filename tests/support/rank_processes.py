@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def start_rank(
     ranks: int | None = 4,
     kill_at: int | None = None,
     kill_in: str = "",
+    slow_at: int | None = None,
     beat: bool = True,
     part: int | None = None,
     **options: Any,
@@ -38,8 +40,9 @@ def start_rank(
 
     It kills itself when it begins its batch number `kill_at`, or where `kill_in` says: before it
     has completed the output (`finish`), or before others can see that (`published`). Without
-    `beat`, it seems to be on another machine, and gives no signs of life. `part` is the size of
-    parts of uploads.
+    `beat`, it seems to be on another machine, and gives no signs of life. It waits for the output
+    to be complete before it does its batch number `slow_at`. `part` is the size of parts of
+    uploads.
     """
     given = {
         "command": command,
@@ -47,6 +50,7 @@ def start_rank(
         "out": os.fspath(out),
         "kill_at": kill_at,
         "kill_in": kill_in,
+        "slow_at": slow_at,
         "beat": beat,
         "part": part,
         "options": options,
@@ -96,6 +100,7 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
     from weightctl.write.executors import members, ranks
 
     ranks._POLL, members.BEAT, members.LEASE = 0.02, 0.1, 1.0
+    ranks.PATIENCE = 0.5
     if given["part"]:
         from weightctl.storage.remote.s3_uploads import S3Uploads
 
@@ -112,6 +117,8 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
         count += 1
         if count == given["kill_at"]:
             os.kill(os.getpid(), signal.SIGKILL)
+        if count == given["slow_at"]:
+            _wait_for_output(given["out"])
         return do_batch(*arguments)
 
     ranks.do_batch = count_batches
@@ -126,6 +133,16 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
         "losses": losses,
         "kept": saved.kept_bytes,
     }
+
+
+def _wait_for_output(out: str) -> None:
+    from weightctl.storage.files import exists, refresh
+
+    end = time.monotonic() + 60
+    while not exists(out) and time.monotonic() < end:
+        time.sleep(0.05)
+        refresh(out)
+    time.sleep(0.5)  # until the others know of it
 
 
 def _kill_at_end(place: str) -> None:

