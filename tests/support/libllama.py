@@ -25,6 +25,7 @@ _POOLING, _FLASH, _YARN_BETAS, _KEY_TYPE, _VALUE_TYPE = 11, 13, (18, 19), 26, 27
 _DEFAULTS = {0: 512, 1: 2048, 2: 512, 7: 4, 8: 4, 11: -1, 13: -1, 26: 1, 27: 1}
 _F32 = 0
 _ONLY_VOCABULARY = 18
+_RANK = 4
 
 
 class _Record(ctypes.Structure):
@@ -194,6 +195,14 @@ class Model:
                 for place in range(len(tokens))
             ]
         )
+
+    def scores(self, tokens: list[int], labels: int) -> np.ndarray[Any, Any]:
+        """Return what a classifier says of a text, [labels], by the way to pool of the file."""
+        self._lib.llama_set_embeddings(self._context, True)
+        assert self._lib.llama_encode(self._context, self._batch(tokens, 0, every=True)) == 0
+        assert self._lib.llama_pooling_type(self._context) == _RANK
+        found = self._lib.llama_get_embeddings_seq(self._context, 0)
+        return np.ctypeslib.as_array(found, (labels,)).copy()
 
     def _forget(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)

@@ -2,6 +2,10 @@
 
 Names and keys: transformers' `modeling_bert.py` and `configuration_bert.py`; llama.cpp's
 `convert_hf_to_gguf.py`.
+
+A classifier of sequences reads what the pooler makes of the first token. llama.cpp's own script
+leaves the pooler out; weightctl writes it as the first projection of llama.cpp's head, which has
+its activation, so that llama.cpp computes what transformers does.
 """
 
 from __future__ import annotations
@@ -9,12 +13,20 @@ from __future__ import annotations
 from weightctl.families.decoder_keys import DECODER_KEYS, PLAIN_HEADS, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
+from weightctl.families.heads import (
+    HEAD_KEYS,
+    check_head,
+    complete_head,
+    head_lines,
+    reading_head,
+    with_prefix,
+)
 from weightctl.families.keys import Key, RowCount
 from weightctl.families.kinds import ACTIVATION, EPSILON, SIZE, Exactly
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "NAMES"]
 
 _DECODERS = "BERT decoders are not supported"
 
@@ -35,8 +47,36 @@ _KEYS = with_keys(
         hugging_face="is_decoder"),
     Key(field="is_causal", kind=Exactly(False, _DECODERS), gguf_default=False,
         gguf="{arch}.attention.causal", written=True),
+    *HEAD_KEYS,
     without=("experts", "value_dim", "tied", *(key.field for key in ROPE_KEYS)),
 )  # fmt: skip
+
+NAMES = (
+    line("embedding", hugging_face="embeddings.word_embeddings"),
+    line("position_embedding", hugging_face="embeddings.position_embeddings"),
+    line("token_type_embedding", hugging_face="embeddings.token_type_embeddings"),
+    line("embedding_norm", hugging_face="embeddings.LayerNorm", bias=True),
+    *layer_lines(
+        "encoder.layer.{}.",
+        {
+            "attention.q": "attention.self.query",
+            "attention.k": "attention.self.key",
+            "attention.v": "attention.self.value",
+            "attention.o": "attention.output.dense",
+            "attention_norm": {
+                "gguf": "blk.{}.attn_output_norm",
+                "hugging_face": "attention.output.LayerNorm",
+            },
+            "mlp.up": "intermediate.dense",
+            "mlp.down": "output.dense",
+            "mlp_norm": {
+                "gguf": "blk.{}.layer_output_norm",
+                "hugging_face": "output.LayerNorm",
+            },
+        },
+        bias=True,
+    ),
+)
 
 FAMILY = Family(
     name="bert",
@@ -66,36 +106,14 @@ FAMILY = Family(
         "mlp_bias": True,
     },
     prefix="bert.",
-    names=(
-        line("embedding", hugging_face="embeddings.word_embeddings"),
-        line("position_embedding", hugging_face="embeddings.position_embeddings"),
-        line("token_type_embedding", hugging_face="embeddings.token_type_embeddings"),
-        line("embedding_norm", hugging_face="embeddings.LayerNorm", bias=True),
-        *layer_lines(
-            "encoder.layer.{}.",
-            {
-                "attention.q": "attention.self.query",
-                "attention.k": "attention.self.key",
-                "attention.v": "attention.self.value",
-                "attention.o": "attention.output.dense",
-                "attention_norm": {
-                    "gguf": "blk.{}.attn_output_norm",
-                    "hugging_face": "attention.output.LayerNorm",
-                },
-                "mlp.up": "intermediate.dense",
-                "mlp.down": "output.dense",
-                "mlp_norm": {
-                    "gguf": "blk.{}.layer_output_norm",
-                    "hugging_face": "output.LayerNorm",
-                },
-            },
-            bias=True,
-        ),
-    ),
+    names=(*with_prefix(NAMES, "bert."), *head_lines("bert.pooler.dense", "classifier")),
     keys=_KEYS,
     fusions=(qkv_form(),),
     # Heads for the tasks that it was trained on.
     beside=(r"pooler\..*", r"cls\..*"),
     # As checkpoints call them that were TensorFlow's.
     spellings={"gamma": "weight", "beta": "bias"},
+    standard=reading_head(dict),
+    completed=complete_head,
+    checked=check_head,
 )

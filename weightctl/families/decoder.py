@@ -206,11 +206,19 @@ class EncoderConfig(DecoderConfig):
 
     Besides words and positions, there may be an embedding of `token_types`. It has no output but
     the states of its last layer. `padding` is the token that fills batches up. A `sliding_window`
-    is as wide as both sides of a position together.
+    is as wide as both sides of a position together. If there are `labels`, a head makes a number
+    for each of them: by a projection, with a bias if `head_bias`, its `head_activation`, a norm if
+    `head_norm`, and another projection. It reads the state of the first position, or the mean of
+    all (`head_pooling`).
     """
 
     token_types: int = 0
     padding: int = 0
+    labels: int = 0
+    head_activation: str = "tanh"
+    head_bias: bool = True
+    head_norm: bool = False
+    head_pooling: Literal["first", "mean"] = "first"
     tied: bool = True
     causal: bool = False
 

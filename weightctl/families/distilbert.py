@@ -1,7 +1,7 @@
 """DistilBERT: a BERT without types of tokens, by other names.
 
 Names and keys: transformers' `modeling_distilbert.py`; llama.cpp's `conversion/bert.py`, to which
-it is a bert without `token_types`.
+it is a bert without `token_types`. llama.cpp has no head with a ReLU, as its classifiers have.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weightctl.families.bert import FAMILY as BERT
 from weightctl.families.decoder_keys import rename_keys, with_keys
 from weightctl.families.family import ModelType
+from weightctl.families.heads import head_lines, with_prefix
 from weightctl.families.keys import Key
 from weightctl.families.kinds import EPSILON, Exactly
 from weightctl.families.lines import layer_lines, line
@@ -19,6 +20,7 @@ from weightctl.families.lines import layer_lines, line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["FAMILY"]
@@ -42,9 +44,39 @@ _KEYS = with_keys(
     without=("token_types", "positions", "is_decoder"),
 )  # fmt: skip
 
+_NAMES = (
+    line("embedding", hugging_face="embeddings.word_embeddings"),
+    line("position_embedding", hugging_face="embeddings.position_embeddings"),
+    line("embedding_norm", hugging_face="embeddings.LayerNorm", bias=True),
+    *layer_lines(
+        "transformer.layer.{}.",
+        {
+            "attention.q": "attention.q_lin",
+            "attention.k": "attention.k_lin",
+            "attention.v": "attention.v_lin",
+            "attention.o": "attention.out_lin",
+            "attention_norm": {
+                "gguf": "blk.{}.attn_output_norm",
+                "hugging_face": "sa_layer_norm",
+            },
+            "mlp.up": "ffn.lin1",
+            "mlp.down": "ffn.lin2",
+            "mlp_norm": {
+                "gguf": "blk.{}.layer_output_norm",
+                "hugging_face": "output_layer_norm",
+            },
+        },
+        bias=True,
+    ),
+)
+
 
 def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
     return _COUNT in metadata and metadata[_COUNT].content == 1
+
+
+def _find_head(fields: Fields) -> str | None:
+    return "its classifier has a ReLU, and llama.cpp a tanh" if fields["labels"] else None
 
 
 FAMILY = replace(
@@ -60,32 +92,10 @@ FAMILY = replace(
         )
     },
     prefix="distilbert.",
-    names=(
-        line("embedding", hugging_face="embeddings.word_embeddings"),
-        line("position_embedding", hugging_face="embeddings.position_embeddings"),
-        line("embedding_norm", hugging_face="embeddings.LayerNorm", bias=True),
-        *layer_lines(
-            "transformer.layer.{}.",
-            {
-                "attention.q": "attention.q_lin",
-                "attention.k": "attention.k_lin",
-                "attention.v": "attention.v_lin",
-                "attention.o": "attention.out_lin",
-                "attention_norm": {
-                    "gguf": "blk.{}.attn_output_norm",
-                    "hugging_face": "sa_layer_norm",
-                },
-                "mlp.up": "ffn.lin1",
-                "mlp.down": "ffn.lin2",
-                "mlp_norm": {
-                    "gguf": "blk.{}.layer_output_norm",
-                    "hugging_face": "output_layer_norm",
-                },
-            },
-            bias=True,
-        ),
-    ),
+    blocks={**BERT.blocks, "head_activation": "relu"},
+    names=(*with_prefix(_NAMES, "distilbert."), *head_lines("pre_classifier", "classifier")),
     keys=_KEYS,
+    unloaded=_find_head,
     beside=(r"vocab_\w+\..*",),
     spellings={},
 )

@@ -215,10 +215,10 @@ class Family:
     llama.cpp knows of sliding windows in this family, and `heads_fill_hidden` that it loads no
     models whose heads together are wider or narrower than the hidden size; `unloaded` returns why
     else it does not load a model with some fields, and `differs` says what it computes differently
-    from transformers. `older` is what older versions of transformers call keys of rotary
-    embeddings. `standard` brings config.json into the form that the keys are of. `checked` returns
-    the fields that the lines gave as the config has them; raises `ValueError` if they contradict
-    each other.
+    from transformers, for tied models alone if `differs_tied`. `older` is what older versions of
+    transformers call keys of rotary embeddings. `standard` brings config.json into the form that
+    the keys are of, and `completed` brings it back. `checked` returns the fields that the lines
+    gave as the config has them; raises `ValueError` if they contradict each other.
     """
 
     name: str
@@ -239,10 +239,12 @@ class Family:
     older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
     differs: str = ""
+    differs_tied: bool = False
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     lacks: str = ""
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
+    completed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     checked: Callable[[Fields], Fields] = _as_it_is
 
     @property

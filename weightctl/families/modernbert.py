@@ -17,6 +17,14 @@ from weightctl.families.decoder_keys import (
     with_keys,
 )
 from weightctl.families.family import Family, ModelType
+from weightctl.families.heads import (
+    HEAD_KEYS,
+    check_head,
+    complete_head,
+    head_lines,
+    reading_head,
+    with_prefix,
+)
 from weightctl.families.keys import Key
 from weightctl.families.kinds import EPSILON, SIZE, Choice, Exactly, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
@@ -47,12 +55,25 @@ _BIASES = {
 }
 
 
+# What config.json says of heads alone.
+_OF_HEADS = ("classifier_bias", "classifier_activation", "classifier_pooling")
+
+
 def _mark_windowed(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], _PERIOD, is_first_global=True)
 
 
 def _mark_normed(fields: Fields) -> tuple[bool, ...]:
     return tuple(layer > 0 for layer in range(fields["layers"]))
+
+
+def _find_pooling(fields: Fields) -> str:
+    """Return what llama.cpp's head reads, if there is one."""
+    return "mean" if fields["labels"] else "first"
+
+
+def _check(fields: Fields) -> Fields:
+    return check_decoder(check_head(fields))
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,6 +94,24 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         found[_TYPES] = WORDS.write([layer % period != 0 for layer in range(layers)])
     return found
 
+
+_NAMES = (
+    line("embedding", hugging_face="embeddings.tok_embeddings"),
+    line("embedding_norm", hugging_face="embeddings.norm"),
+    *layer_lines(
+        "layers.{}.",
+        {
+            "attention_norm": {"hugging_face": "attn_norm", "when": ("attention_norms",)},
+            "attention.qkv": "attn.Wqkv",
+            "attention.o": "attn.Wo",
+            "mlp_norm": "mlp_norm",
+            "mlp.gate_up": "mlp.Wi",
+            "mlp.down": "mlp.Wo",
+        },
+        bias=False,
+    ),
+    line("norm", hugging_face="final_norm"),
+)
 
 FAMILY = Family(
     name="modernbert",
@@ -98,24 +137,9 @@ FAMILY = Family(
         "embedding_norm": True,
         "fused_qkv": True,
         "fused_gate_up": True,
+        "head_norm": True,
     },
-    names=(
-        line("embedding", hugging_face="embeddings.tok_embeddings"),
-        line("embedding_norm", hugging_face="embeddings.norm"),
-        *layer_lines(
-            "layers.{}.",
-            {
-                "attention_norm": {"hugging_face": "attn_norm", "when": ("attention_norms",)},
-                "attention.qkv": "attn.Wqkv",
-                "attention.o": "attn.Wo",
-                "mlp_norm": "mlp_norm",
-                "mlp.gate_up": "mlp.Wi",
-                "mlp.down": "mlp.Wo",
-            },
-            bias=False,
-        ),
-        line("norm", hugging_face="final_norm"),
-    ),
+    names=(*with_prefix(_NAMES, "model."), *head_lines("head.dense", "classifier", "head.norm")),
     keys=(
         *keys_of_global_layers(
             with_keys(
@@ -145,11 +169,19 @@ FAMILY = Family(
         Key(field="windowed_layers", kind=WORDS, default=_mark_windowed, hugging_face=_TYPES,
             written=True),
         *pattern_keys(_PERIOD, is_first_global=True),
+        *HEAD_KEYS,
+        Key(field="head_bias", kind=Exactly(False, "llama.cpp does not load a bias of the head"),
+            default=False, gguf_default=False, hugging_face="head.classifier_bias"),
+        Key(field="head_activation", kind=Choice({"gelu": "gelu"}), default="gelu",
+            gguf_default="gelu", hugging_face="head.classifier_activation"),
+        Key(field="head_pooling", kind=Choice({"cls": "first", "mean": "mean"}), default="first",
+            gguf_default=_find_pooling, hugging_face="head.classifier_pooling"),
         Key(field="attention_norms", kind=ONES, default=_mark_normed, gguf_default=_mark_normed),
     ),
     beside=(r"head\..*", r"decoder\..*"),
     keeps_window=True,
     older={"rope_theta": "global_rope_theta", "rope_local_base_freq": "local_rope_theta"},
-    standard=_standard,
-    checked=check_decoder,
+    standard=reading_head(_standard, *_OF_HEADS),
+    completed=complete_head,
+    checked=_check,
 )  # fmt: skip

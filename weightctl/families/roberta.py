@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.bert import FAMILY as BERT
+from weightctl.families.bert import NAMES
 from weightctl.families.changes import LeadingRows
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.family import ModelType
+from weightctl.families.heads import head_lines, with_prefix
 from weightctl.families.keys import Key
 from weightctl.families.kinds import SIZE, WholeNumber
 from weightctl.families.lines import adapt
@@ -78,7 +80,12 @@ FAMILY = replace(
         )
     },
     prefix="roberta.",
-    names=adapt(BERT.names, {"position_embedding": {"change": LeadingRows(_count_rows)}}),
+    names=(
+        *with_prefix(
+            adapt(NAMES, {"position_embedding": {"change": LeadingRows(_count_rows)}}), "roberta."
+        ),
+        *head_lines("classifier.dense", "classifier.out_proj"),
+    ),
     keys=(*_POSITIONS, *with_keys(BERT.keys, without=("context",))),
     beside=(r"pooler\..*", r"lm_head\..*"),
     spellings={},

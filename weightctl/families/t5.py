@@ -183,6 +183,8 @@ FAMILY = Family(
         r"(encoder|decoder)\.embed_tokens\.weight",
         r"decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ),
+    differs="it does not multiply the logits by the inverse root of the hidden size",
+    differs_tied=True,
     standard=_standard,
     checked=_check,
 )  # fmt: skip

@@ -67,7 +67,7 @@ def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str
         document["architectures"] = [kind.class_name]
     for key, content in _contents(family, given, "hugging_face", kind):
         _put(document, key.hugging_face, content)
-    document = for_older(document, family.older)
+    document = dict(family.completed(for_older(document, family.older)))
     found = from_hugging_face(family, document, _WORDS["hugging_face"][0])
     _compare(family, given, found.fields, "hugging_face")
     return document

@@ -46,6 +46,7 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": ops.relu,
     "relu2": _relu_squared,
+    "tanh": ops.tanh,
 }
 
 

@@ -58,6 +58,10 @@ class Translation(NamedTuple):
         return replace(plan, documents=self.documents, translation=self.text, notes=notes)
 
 
+# llama.cpp's number for what a classifier head makes of the first token.
+_BY_HEAD = 4
+
+
 def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Translation:
     """Return a whole model in a naming convention; unchanged if it has this convention.
 
@@ -115,6 +119,8 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     metadata |= _read_card(checkpoint, directory, notes)
     metadata |= to_gguf(family, _add_tensor_fields(checkpoint))
     metadata |= pooling_keys(directory, family.gguf_name, notes.append)
+    if getattr(checkpoint.config, "labels", 0):
+        metadata |= {f"{family.gguf_name}.pooling_type": MetadataValue("u32", _BY_HEAD)}
     kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
     begin_phase("converting the tokenizer")
@@ -163,8 +169,10 @@ def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
             f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
             f"results for texts longer than {window} tokens differ from transformers"
         )
-    if differs := checkpoint.family.differs:
-        yield f"results of llama.cpp differ from transformers: {differs}"
+    family = checkpoint.family
+    is_tied = bool(checkpoint.fields.get("tied", False))
+    if family.differs and (is_tied or not family.differs_tied):
+        yield f"results of llama.cpp differ from transformers: {family.differs}"
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow
@@ -191,7 +199,7 @@ def _to_hugging_face(
     config |= ids.config
     documents: dict[str, bytes] = {}
     notes: tuple[str, ...] = ()
-    if f"{family.gguf_name}.pooling_type" in metadata:
+    if f"{family.gguf_name}.pooling_type" in metadata and not fields.get("labels"):
         notes += ("the pooling of sentence embeddings is not written: add it as `1_Pooling`",)
     if words is None:
         notes += ("the GGUF has no tokenizer, so no tokenizer files are written",)

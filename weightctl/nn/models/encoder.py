@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
 from weightctl.graph import ops
+from weightctl.nn.cuts import replicate_weights
+from weightctl.nn.linear import Linear
+from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
+from weightctl.nn.module import Divisible
+from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
     from weightctl.families.decoder import EncoderConfig
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Beside
 
 __all__ = ["TextEncoder"]
@@ -20,7 +27,9 @@ __all__ = ["TextEncoder"]
 class TextEncoder(BlockNetwork):
     """An encoder: from token ids and a mask to the last layer's states [batch, seq, hidden].
 
-    The mask is 1 where there is a token and 0 where there is padding.
+    The mask is 1 where there is a token and 0 where there is padding. With a classifier head, the
+    output is [batch, seq, labels], and what stands at the first position is that of the text. If
+    the head reads the mean of all positions, that is what the last layer gives each of them.
     """
 
     INPUTS = ("tokens", "mask")
@@ -29,6 +38,10 @@ class TextEncoder(BlockNetwork):
         super().__init__(config, dtype, token_types=config.token_types)
         if config.pre_norms:
             self.norm = make_norm(config, dtype)
+        self.has_head = config.labels > 0
+        self.has_mean = self.has_head and config.head_pooling == "mean"
+        if self.has_head:
+            self.head = ClassifierHead(config, dtype)
 
     def begin(
         self, tokens: Value, mask: Value, token_types: Value | None = None
@@ -56,8 +69,42 @@ class TextEncoder(BlockNetwork):
             made: Value = layer(x, mask=mask)
         else:
             made = layer(x, *rotations[2 * layer.rotation :][:2], mask)
-        return made
+        is_last = layer is self.layers[len(self.layers) - 1]
+        return self._average(made, is_token) if self.has_mean and is_last else made
 
     def end(self, x: Value) -> Value:
-        """Return the last layer's states, normed if the layers norm what they read."""
-        return self.norm(x) if self.config.pre_norms else x
+        """Return the last layer's states, normed if the layers norm what they read.
+
+        With a head, return what it makes of them.
+        """
+        x = self.norm(x) if self.config.pre_norms and not self.has_mean else x
+        return self.head(x) if self.has_head else x
+
+    def _average(self, x: Value, is_token: Value) -> Value:
+        """Return the mean of the normed states of all tokens, at each position."""
+        x = self.norm(x) if self.config.pre_norms else x
+        batch, seq, hidden = x.shape
+        counted = is_token.reshape((batch, seq, 1)).cast(x.dtype)
+        total = ops.sum(x * counted, 1, keepdims=True) / ops.sum(counted, 1, keepdims=True)
+        return total.broadcast_to((batch, seq, hidden))
+
+
+class ClassifierHead(Divisible):
+    """`output(norm(activation(dense(x))))`; the norm is optional. Every rank has all of it."""
+
+    def __init__(self, config: EncoderConfig, dtype: DType) -> None:
+        self.activation = ACTIVATIONS[config.head_activation]
+        self.dense = Linear(config.hidden, config.hidden, bias=config.head_bias, dtype=dtype)
+        self.has_norm = config.head_norm
+        if self.has_norm:
+            self.norm = make_norm(config, dtype)
+        self.output = Linear(config.hidden, config.labels, bias=True, dtype=dtype)
+
+    def __call__(self, x: Value) -> Value:
+        """Return a number for each label, `(..., labels)`."""
+        y = self.activation(self.dense(x))
+        return self.output(self.norm(y) if self.has_norm else y)
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return strategies with which each shard is the whole head."""
+        return replicate_weights(devices, *all_weights(self))

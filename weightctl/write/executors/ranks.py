@@ -341,7 +341,8 @@ class _RankProcess:
         try:
             result = do_batch(self._run.planned, place, job, number, keys)
         except OutputError:
-            # A process that is slow can find that others have done its tasks, and completed the output.
+            # A process that is slow can find that others have done its tasks, and completed the
+            # output.
             names = self._markers.list_names()
             if f"{DONE}{_key(number)}" in names or _has_published(names):
                 return
