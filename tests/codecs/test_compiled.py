@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from rows import BLOCKS, ROWS
+from rows import BLOCKS, ROWS, required
 from weightctl.codecs import definition, transcode
 from weightctl.codecs.compiled import transcode_in_one_pass
 from weightctl.codecs.scalar import convert, numpy_dtype
@@ -150,7 +150,8 @@ def test_rows_of_any_length_become_blocks_and_come_from_them(
 @each_level
 @pytest.mark.parametrize("target", BLOCKS)
 def test_every_block_type_is_made_and_measured(target: str, level: int) -> None:
-    assert_as_defined(Case(numbers_as("BF16", weights(3, 1792)), "BF16", target), level)
+    importance = required(target, weights(3, 1792), None)
+    assert_as_defined(Case(numbers_as("BF16", weights(3, 1792)), "BF16", target, importance), level)
 
 
 @each_level

@@ -156,6 +156,10 @@ def test_zeros_do_not_displace_what_follows_in_iq3_s() -> None:
     assert np.square(theirs - rows).sum() > np.square(rows).sum()
 
 
+# The gguf package does not decode the others.
+KNOWN = [name for name in BLOCKS if name not in {"Q1_0", "Q2_0"}]
+
+
 def assert_decodes_as_gguf(encoding: str, blocks: U8) -> None:
     with np.errstate(all="ignore"):
         theirs = dequantize(blocks, GGMLQuantizationType[encoding])
@@ -165,7 +169,7 @@ def assert_decodes_as_gguf(encoding: str, blocks: U8) -> None:
     assert not np.isfinite(ours[~held]).any()
 
 
-@pytest.mark.parametrize("encoding", BLOCKS)
+@pytest.mark.parametrize("encoding", KNOWN)
 @pytest.mark.parametrize("rows", ["normal", "negative", "1e-8", "both-zeros"])
 def test_encoded_blocks_decode_as_in_the_gguf_package(encoding: str, rows: str) -> None:
     numbers = ROWS[rows](np.random.default_rng(24))
@@ -173,7 +177,7 @@ def test_encoded_blocks_decode_as_in_the_gguf_package(encoding: str, rows: str) 
     assert_decodes_as_gguf(encoding, encoded(codec, encoding, numbers, None))
 
 
-@pytest.mark.parametrize("encoding", BLOCKS)
+@pytest.mark.parametrize("encoding", KNOWN)
 def test_any_blocks_decode_as_in_the_gguf_package(encoding: str) -> None:
     rng = np.random.default_rng(25)
     assert_decodes_as_gguf(

@@ -1,7 +1,8 @@
 """Encoded bytes, pinned where ggml is not at hand to compare with.
 
 The digests are of what `ggml_quantize_chunk` of xllamacpp 2026.10.11549 (x86-64) makes of `ROWS`
-and `IMPORTANCE`, which are integer arithmetic, so that they are the same everywhere.
+and `IMPORTANCE`, which are integer arithmetic, so that they are the same everywhere. Those of IQ3_S
+are of weightctl's own bytes: ggml's differ in the one block that begins with zeros.
 """
 
 from __future__ import annotations
@@ -66,6 +67,21 @@ DIGESTS = {
     ("Q5_K", True): "d6fdc613cb55bc3df8dcb978861220ffdaeffdce4eb98dd60d99512deb34742f",
     ("Q6_K", False): "d91e1196f1679db81331205bcfa08139342421e36f6019f9277dfc996c09e034",
     ("Q6_K", True): "bbcb59ea74a885a616d271176b4ba9b42338b746878859f66b5a9a59c0377563",
+    ("Q1_0", False): "e9008c734e17331966ab2ff463fd1bd1016f497cb8d129d1ef4ee9cab6d45472",
+    ("Q1_0", True): "e9008c734e17331966ab2ff463fd1bd1016f497cb8d129d1ef4ee9cab6d45472",
+    ("Q2_0", False): "759465ed1696f9ff0d569ddb95a386c6cb2ceb8f0636438e122c5029d3c91a7b",
+    ("Q2_0", True): "759465ed1696f9ff0d569ddb95a386c6cb2ceb8f0636438e122c5029d3c91a7b",
+    ("IQ1_S", True): "665282fc21ef9c312d009fcd625ac53ec54a36114d925625e4c50c5f09804d31",
+    ("IQ1_M", False): "ab5704f9499ac6ca623e50a63e5626c15db3984d775367d9a17b74925196b6f4",
+    ("IQ1_M", True): "a85825d8f7261a70ba08207f8c5d294df12cc70ef58b91d778655bb9c0237d5d",
+    ("IQ2_XXS", True): "8cf2e64d9d1aacab1e3abc6f1cf1adc6af1321817023656cbd40ed700bdcd117",
+    ("IQ2_XS", True): "b4d2ebde2b832ff0389dc9605acb49b24d7c7e28928c46f24e062833d4b07452",
+    ("IQ2_S", False): "f20ca046c98ad701cd4189056e6d9bd1b78713e4dff05139adaf353b3d37826b",
+    ("IQ2_S", True): "f4bb5a53f4c0e699e779a3ed5c574c700ed44ee861818cdd095023ae5b49df6b",
+    ("IQ3_XXS", False): "e890d3feacb84af6a41e58bfbd712cab15a92c14c2c62e6e24fd1711427a82bd",
+    ("IQ3_XXS", True): "37217ff11fd4543b95de214f3286fc444115d564f9b193b0ac2097ce121a3aed",
+    ("IQ3_S", False): "727236fa33e45cfbb0413db895b38c409eb91c2d2fcb0fca189f135b9e1af1d4",
+    ("IQ3_S", True): "fa743526872f029d18a9f90b2d454606c4b0152bbf9ed207a0dbcbc270377752",
     ("IQ4_NL", False): "fbf2563b44e229ef9d65d95c0a3015c88b530257a4db18210b32f9feeee24c41",
     ("IQ4_NL", True): "1f576c010319d39202a5ee42793dac0e0d37459b86df29298fcd078475b91cab",
     ("IQ4_XS", False): "aac06fa8554911e9b61a74fe98a2b4f7b5bcea65020d05197ebcd2139eb0a7d6",

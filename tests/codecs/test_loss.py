@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from weightctl.codecs import Loss, codec, is_exact, transcode
+from rows import required
+from weightctl.codecs import Loss, Transcoded, codec, is_exact, transcode
 from weightctl.codecs.recasting import recast
 from weightctl.codecs.scalar import convert, numpy_dtype, overflow, pack, unpack
 from weightctl.dtype import ENCODINGS, DType, Encoding
@@ -33,6 +34,12 @@ COUNT = 2 * 256 * 263  # more than a tile, and no whole number of chunks
 F32_ = ENCODINGS["F32"]
 
 
+def transcoded(raw: U8, source: Encoding, target: Encoding, *, measure: bool = False) -> Transcoded:
+    """Transcode rows, with equal importance of all columns where a type needs some."""
+    columns = np.empty((0, raw.shape[1] // source.size * source.block), np.float32)
+    return transcode(raw, source, target, required(target.name, columns, None), measure=measure)
+
+
 def rows_of(encoding: Encoding, numbers: NDArray[np.floating]) -> U8:
     """Return numbers encoded, as two rows."""
     rows = numbers.reshape(2, -1)
@@ -41,7 +48,7 @@ def rows_of(encoding: Encoding, numbers: NDArray[np.floating]) -> U8:
     if encoding.dtype is DType.float4_e2m1fn:
         rows = rows * 100
     if encoding.dtype is None:
-        return transcode(rows.astype(np.float32).view(np.uint8), F32_, encoding).raw
+        return transcoded(rows.astype(np.float32).view(np.uint8), F32_, encoding).raw
     if encoding.dtype.is_integer:
         rows = rows.astype(np.int64)
     return pack(convert(rows, encoding.dtype))
@@ -58,7 +65,7 @@ def numbers_of(raw: U8, encoding: Encoding) -> NDArray[np.float64]:
 
 def defined(raw: U8, source: Encoding, target: Encoding) -> Loss:
     """Measure in the plainest way, all in float64."""
-    made = transcode(raw, source, target).raw
+    made = transcoded(raw, source, target).raw
     x, held = numbers_of(raw, source), numbers_of(made, target)
     overflows = 0
     if target.dtype is not None:
@@ -71,7 +78,7 @@ def defined(raw: U8, source: Encoding, target: Encoding) -> Loss:
 
 
 def measured(raw: U8, source: Encoding, target: Encoding) -> Loss:
-    loss = transcode(raw, source, target, measure=True).loss
+    loss = transcoded(raw, source, target, measure=True).loss
     assert loss is not None
     return loss
 
@@ -99,8 +106,8 @@ def test_weights_are_measured_as_defined(source: Encoding, target: Encoding) -> 
 @each_lossy
 def test_measuring_changes_no_bytes(source: Encoding, target: Encoding) -> None:
     raw = rows_of(source, weights())
-    made = transcode(raw, source, target, measure=True).raw
-    assert np.array_equal(made, transcode(raw, source, target).raw)
+    made = transcoded(raw, source, target, measure=True).raw
+    assert np.array_equal(made, transcoded(raw, source, target).raw)
 
 
 PLAIN = [(source, target) for source, target in LOSSY if source.dtype and target.dtype]
@@ -120,7 +127,7 @@ def test_what_is_not_finite_or_too_large_is_measured_as_defined(
     loss = measured(raw, source, target)
     assert_same(loss, defined(raw, source, target))
     assert np.isfinite(loss.relative_rmse)
-    unmeasured = transcode(raw, source, target).loss
+    unmeasured = transcoded(raw, source, target).loss
     assert unmeasured is not None
     assert unmeasured.overflows == loss.overflows
     assert unmeasured.count == loss.count
@@ -209,7 +216,7 @@ def test_integers_too_wide_for_float64_are_measured(source: str, target: str) ->
     numbers[0, :9] = 2**53 + np.arange(9)
     if source == "I64":
         numbers[0, 20:] *= -1
-    made, loss = transcode(
+    made, loss = transcoded(
         numbers.view(np.uint8), ENCODINGS[source], ENCODINGS[target], measure=True
     )
     held = made.view(numpy_dtype(DType(ENCODINGS[target].dtype))).astype(np.float64)[0]
@@ -227,7 +234,7 @@ def test_integers_that_become_truth_values_are_measured() -> None:
 
 @each_lossy
 def test_only_overflows_are_counted_unless_asked(source: Encoding, target: Encoding) -> None:
-    loss = transcode(rows_of(source, weights()), source, target).loss
+    loss = transcoded(rows_of(source, weights()), source, target).loss
     assert loss is not None
     assert isnan(loss.relative_rmse)
 
@@ -238,7 +245,7 @@ def test_what_is_exact_has_no_loss(measure: bool) -> None:
         raw = rows_of(source, weights())
         for target in FLOATS:
             if is_exact(source, target):
-                assert transcode(raw, source, target, measure=measure).loss is None
+                assert transcoded(raw, source, target, measure=measure).loss is None
 
 
 @pytest.mark.parametrize("target", ["F16", "BF16", "Q8_0"])

@@ -30,13 +30,13 @@ _COMPARED = 1 << 18
 class Grid(NamedTuple):
     """A grid, with levels of shape (count, coordinates).
 
-    `index` has the index of the grid point for each code, -1 if it is not one. The list of near
+    `index_of` has the index of the grid point for each code, -1 if it is not one. The list of near
     grid points of code c is `near[first[c] : first[c] + length[c]]`.
     """
 
     levels: U8
     bits: int
-    index: NDArray[np.int32]
+    index_of: NDArray[np.int32]
     first: NDArray[np.int64]
     length: NDArray[np.int64]
     near: NDArray[np.uint16]
@@ -51,7 +51,7 @@ def find_nearest(
     error. `x` and `weights` have shape (coordinates, n); `values` has the values of the levels,
     shape (levels, n). Of equal points, the first is used; errors that are not finite are equal.
     """
-    found = grid.index[code]
+    found = grid.index_of[code]
     lanes = np.flatnonzero(found < 0)
     ends = np.cumsum(grid.length[code[lanes]])
     if not len(ends):
@@ -76,7 +76,8 @@ def _search(
     error[~(error < _LARGEST)] = _LARGEST
     places = np.flatnonzero(error == np.minimum.reduceat(error, starts)[lane])
     _, which = np.unique(lane[places], return_index=True)
-    return near[places[which]]
+    found: NDArray[np.uint16] = near[places[which]]
+    return found
 
 
 @cache
@@ -115,7 +116,7 @@ def _list_near(
 
 def pack_codes(levels: NDArray[np.int32], bits: int) -> NDArray[np.int32]:
     """Return the codes (...) of levels (coordinates, ...)."""
-    code = levels[0].copy()
+    code: NDArray[np.int32] = levels[0].copy()
     for i, level in enumerate(levels[1:], start=1):
         code |= level << bits * i
     return code

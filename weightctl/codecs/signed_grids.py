@@ -15,7 +15,7 @@ by other values: ggml stores the levels and signs of what follows in the wrong p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from weightctl.errors import EncodingError
 from weightctl.kernels.grids import load_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +42,7 @@ __all__ = ["IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"]
 # Values at a time.
 _AREA = 1 << 15
 _ONE = np.float32(1)
+_Value = TypeVar("_Value", np.int32, np.float32)
 
 
 class _Type(NamedTuple):
@@ -78,7 +79,7 @@ class _Type(NamedTuple):
 class _Levels(NamedTuple):
     """Indices of grid points (n, groups), signs as bits (n, 32), and scales (n, sub-blocks)."""
 
-    index: NDArray[np.int32]
+    points: NDArray[np.int32]
     signs: U8
     scale: NDArray[np.int32]
 
@@ -214,12 +215,12 @@ class _Groups:
         self._coordinates = self._grid.levels.shape[1]
         self._x, self._weights = magnitude, weights
         self._weighted = weights * magnitude
-        self.shape = (len(magnitude) // self._coordinates, magnitude.shape[1])
+        self.shape: tuple[int, int] = len(magnitude) // self._coordinates, magnitude.shape[1]
         self._points = self._by_coordinate(magnitude)
         self._roots = self._by_coordinate(np.sqrt(weights))
         self._odd = (2 * self._grid.levels + 1).astype(np.float32)
 
-    def _by_coordinate(self, values: F32) -> F32:
+    def _by_coordinate(self, values: NDArray[_Value]) -> NDArray[_Value]:
         grouped = values.reshape(self.shape[0], self._coordinates, -1).transpose(1, 0, 2)
         return grouped.reshape(self._coordinates, -1)
 
@@ -231,12 +232,12 @@ class _Groups:
         values = np.arange(1, 2 * self._most + 2, 2, dtype=np.float32)[:, None] * scale
         values = np.tile(values, (1, self.shape[0]))
         found = find_nearest(self._grid, code, self._points, self._roots, values)
-        return found.reshape(self.shape), (self._grid.index[code] >= 0).reshape(self.shape)
+        return found.reshape(self.shape), (self._grid.index_of[code] >= 0).reshape(self.shape)
 
     def correlate(self, index: NDArray[np.int32]) -> tuple[F32, F32]:
         """Return the weighted sums of odd levels times values, and of odd levels squared."""
         odd = self._odd[index].transpose(0, 2, 1).reshape(self._x.shape)
-        sum_xl = np.zeros(odd.shape[1], np.float32)
+        sum_xl = np.zeros(self.shape[1], np.float32)
         sum_l2 = sum_xl.copy()
         for weighted, weight, level in zip(self._weighted, self._weights, odd, strict=True):
             sum_xl += weighted * level
@@ -246,7 +247,7 @@ class _Groups:
 
 def _build_codec(
     name: str,
-    fields: list[tuple[str, str] | tuple[str, str, int]],
+    fields: Sequence[tuple[str, str, int] | tuple[str, np.dtype[np.void], int]],
     pack: Callable[[_Levels, NDArray[np.void]], None],
     unpack: Callable[[NDArray[np.void]], _Levels],
 ) -> BlockCodec:
@@ -267,10 +268,9 @@ def _build_codec(
     def decode(block: NDArray[np.void], out: F32) -> None:
         index, signs, whole = unpack(block.reshape(-1))
         if not kind.has_all_signs:
-            signs = signs & 127
-            signs |= (
-                np.bitwise_xor.reduce(signs[..., None] >> np.arange(7, dtype=np.uint8), -1) << 7
-            )
+            bits = (signs & 127)[..., None] >> np.arange(7, dtype=np.uint8) & 1
+            eighth = np.bitwise_xor.reduce(bits, axis=2) << 7
+            signs = ((signs & 127) | eighth).astype(np.uint8)
         negative = np.unpackbits(signs, axis=1, bitorder="little")
         values = np.array(kind.values, np.float32)[load_levels(name)][index].reshape(-1, 256)
         np.negative(values, out=values, where=negative.view(np.bool_))
@@ -288,7 +288,9 @@ _SEVENS = np.array([0, 7, 14, 21], np.uint32)
 def _pack_sevens(levels: _Levels) -> NDArray[np.uint32]:
     """Return words (n, 8) with seven signs of each of four eights, and the scale above them."""
     signs = levels.signs.reshape(-1, 8, 4).astype(np.uint32) << _SEVENS
-    return np.bitwise_or.reduce(signs, axis=2) | levels.scale.astype(np.uint32) << 28
+    words: NDArray[np.uint32] = np.bitwise_or.reduce(signs, axis=2)
+    words |= levels.scale.astype(np.uint32) << 28
+    return words
 
 
 def _unpack_sevens(index: NDArray[np.int32], words: NDArray[np.uint32]) -> _Levels:
@@ -309,7 +311,8 @@ def _unpack_scales(stored: U8) -> NDArray[np.int32]:
 def _pack_high(index: NDArray[np.int32], bits: int) -> U8:
     """Return bytes that have the bits of indices above the eighth, the first lowest."""
     each = (index >> 8).reshape(len(index), -1, 8 // bits) << np.arange(0, 8, bits)
-    return np.bitwise_or.reduce(each, axis=2).astype(np.uint8)
+    high: U8 = np.bitwise_or.reduce(each, axis=2).astype(np.uint8)
+    return high
 
 
 def _unpack_high(low: U8, high: U8, bits: int) -> NDArray[np.int32]:
@@ -318,7 +321,7 @@ def _unpack_high(low: U8, high: U8, bits: int) -> NDArray[np.int32]:
 
 
 def _pack_iq2_xxs(levels: _Levels, block: NDArray[np.void]) -> None:
-    block["words"]["index"] = levels.index.reshape(-1, 8, 4)
+    block["words"]["index"] = levels.points.reshape(-1, 8, 4)
     block["words"]["signs"] = _pack_sevens(levels)
 
 
@@ -328,7 +331,7 @@ def _unpack_iq2_xxs(block: NDArray[np.void]) -> _Levels:
 
 
 def _pack_iq2_xs(levels: _Levels, block: NDArray[np.void]) -> None:
-    block["words"] = levels.index | levels.signs.astype(np.int32) << 9
+    block["words"] = levels.points | levels.signs.astype(np.int32) << 9
     block["scales"] = _pack_scales(levels)
 
 
@@ -338,7 +341,7 @@ def _unpack_iq2_xs(block: NDArray[np.void]) -> _Levels:
 
 
 def _pack_iq3_xxs(levels: _Levels, block: NDArray[np.void]) -> None:
-    block["index"], block["signs"] = levels.index, _pack_sevens(levels)
+    block["index"], block["signs"] = levels.points, _pack_sevens(levels)
 
 
 def _unpack_iq3_xxs(block: NDArray[np.void]) -> _Levels:
@@ -349,8 +352,8 @@ def _pack_with_high(bits: int) -> Callable[[_Levels, NDArray[np.void]], None]:
     """Return a function that packs levels whose indices have `bits` more than eight bits."""
 
     def pack(levels: _Levels, block: NDArray[np.void]) -> None:
-        block["index"] = levels.index & 255
-        block["high"] = _pack_high(levels.index, bits)
+        block["index"] = levels.points & 255
+        block["high"] = _pack_high(levels.points, bits)
         block["signs"], block["scales"] = levels.signs, _pack_scales(levels)
 
     return pack

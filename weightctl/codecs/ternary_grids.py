@@ -11,7 +11,7 @@ scale is not a number, for which ggml ends the process, becomes zeros.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["IQ1_M", "IQ1_S"]
 
 _AREA = 1 << 15
+_Value = TypeVar("_Value", np.int32, np.float32)
 _GRID = "IQ1_S"
 _ONE = np.float32(1)
 _SHIFT = np.float32(0.125)
@@ -75,8 +76,10 @@ class _Best:
         better = (sum_l2 > 0) & (sum_xl * sum_xl > self._score * sum_l2)
         scale = sum_xl / sum_l2
         np.copyto(self._score, scale * sum_xl, where=better)
-        for kept, new in zip(self.split, (first, second, scale, shifts), strict=True):
-            np.copyto(kept, new, where=better)
+        np.copyto(self.split.first, first, where=better)
+        np.copyto(self.split.second, second, where=better)
+        np.copyto(self.split.scale, scale, where=better)
+        np.copyto(self.split.shifts, shifts, where=better)
 
 
 def _split_whole(order: NDArray[np.intp], x: F32, weights: F32) -> _Split:
@@ -103,18 +106,18 @@ def _split_halves(order: NDArray[np.intp], x: F32, weights: F32) -> _Split:
     best = _Best(x.shape[1])
     is_second = np.arange(len(x))[:, None] >= len(x) // 2
     halves = [
-        tuple(_accumulate(np.where(half, terms, 0), order) for terms in (weights * x, weights))
+        (_accumulate(np.where(half, weights * x, 0), order),
+         _accumulate(np.where(half, weights, 0), order))
         for half in (~is_second, is_second)
-    ]
+    ]  # fmt: skip
     for first in range(len(x) + 1):
         for second in range(first, len(x) + 1):
-            sums_xl, sums_l2 = zip(
-                *(_correlate_half(*sums, first, second) for sums in halves), strict=True
+            (first_xl, first_l2), (second_xl, second_l2) = (
+                _correlate_half(sum_x, sum_w, first, second) for sum_x, sum_w in halves
             )
             for shifts in range(4):
-                in_first, in_second = shifts >> 1, shifts & 1
-                sum_xl = sums_xl[0][in_first] + sums_xl[1][in_second]
-                sum_l2 = sums_l2[0][in_first] + sums_l2[1][in_second]
+                sum_xl = first_xl[shifts >> 1] + second_xl[shifts & 1]
+                sum_l2 = first_l2[shifts >> 1] + second_l2[shifts & 1]
                 best.consider(first, second, shifts, sum_xl, sum_l2)
     return best.split
 
@@ -143,7 +146,7 @@ def _accumulate(terms: F32, order: NDArray[np.intp]) -> F32:
 class _Fit(NamedTuple):
     """Indices of grid points (n, groups), scales and shifts (n, sub-blocks)."""
 
-    index: NDArray[np.int32]
+    points: NDArray[np.int32]
     scale: F32
     shifts: NDArray[np.intp]
 
@@ -176,7 +179,7 @@ def _place(
     grid = load_grid(_GRID)
     groups = len(x) // 8
 
-    def by_coordinate(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def by_coordinate(values: NDArray[_Value]) -> NDArray[_Value]:
         return values.reshape(groups, 8, -1).transpose(1, 0, 2).reshape(8, -1)
 
     code = pack_codes(by_coordinate(level), grid.bits)
@@ -187,7 +190,7 @@ def _place(
     stored = np.take_along_axis(values, grid.levels[index].astype(np.intp), axis=2)
     stored = stored.transpose(0, 2, 1).reshape(x.shape)
     sum_xl, sum_l2 = _correlate(x, weights, stored)
-    off_grid = (grid.index[code] < 0).reshape(groups, -1).any(axis=0)
+    off_grid = (grid.index_of[code] < 0).reshape(groups, -1).any(axis=0)
     again = off_grid & (sum_xl > 0) & (sum_l2 > 0)
     return index, np.where(again, sum_xl / sum_l2, scale)
 

@@ -110,10 +110,11 @@ struct group_tables {
 
 INLINE void fill_group(const float *x, const float *weights, int bits, struct group_tables *tables)
 {
-    u32v place;
-    for (size_t i = 0; i < LANES; i++)
-        place[i] = (uint32_t)i >> bits;
-    for (size_t i = 0; i < GROUP_TABLES; i += LANES, place += (uint32_t)LANES >> bits) {
+    u32v entry;
+    for (uint32_t i = 0; i < LANES; i++)
+        entry[i] = i;
+    for (size_t i = 0; i < GROUP_TABLES; i += LANES, entry += LANES) {
+        u32v place = entry >> (uint32_t)bits;
         f32v_store(tables->x + i, look_up_levels(x, place, 3));
         f32v_store(tables->weights + i, look_up_levels(weights, place, 3));
     }

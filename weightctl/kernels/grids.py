@@ -28,4 +28,5 @@ def load_levels(name: str) -> NDArray[np.uint8]:
     stored = getattr(gguf.quants, name)
     stored.init_grid()
     values = stored.grid.reshape(stored.grid_shape)
-    return np.searchsorted(stored.grid_map, values).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.searchsorted(stored.grid_map, values).astype(np.uint8)
+    return levels
