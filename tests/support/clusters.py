@@ -93,7 +93,7 @@ def _start_ray() -> Generator[Cluster, None, None]:
 
     found: Any = ray
     context = found.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error"
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error"
     )
     try:
         address = context.address_info["gcs_address"]

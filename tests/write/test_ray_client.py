@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,10 +44,11 @@ def find_port() -> int:
 def head(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Head, None, None]:
-    # Sockets of Ray are below this directory, and their paths are short.
     home, port = tmp_path_factory.mktemp("ray"), find_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    own |= {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Paths of sockets are short; and nothing says to others that this cluster is the current one.
+    folder = tempfile.mkdtemp(prefix="ray")
+    own |= {"HOME": str(home), "RAY_TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
     if request.param == "with a token":
         (home / ".ray").mkdir()
         (home / ".ray" / "auth_token").write_text("0f8b3c1de7a94c55b6d2a1f09e8d7c6b")
@@ -63,6 +66,7 @@ def head(
     finally:
         process.terminate()
         process.communicate(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

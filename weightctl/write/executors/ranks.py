@@ -3,7 +3,7 @@
 Every process makes the same plan, and numbers the same batches of tasks. Markers beside the output
 say which are claimed and which are done (see `markers` and `members`). The process that has the
 first claim creates the files; the one that claims the end gives them their names. The markers of a
-complete output stay: a process that is started again sees that there is nothing to do.
+complete output stay: a process that is started again sees that nothing is left to do.
 """
 
 from __future__ import annotations

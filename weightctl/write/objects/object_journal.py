@@ -21,12 +21,15 @@ __all__ = ["PUBLISHING", "ObjectJournal"]
 
 # The line by which a run begins to publish.
 PUBLISHING = b'{"publishing": true}'
-# Records are written this often, in seconds.
+# Records are written this often, in seconds; those of workers, whose tasks are long, at once.
 _FLUSH_AFTER = 3.0
 
 
 class ObjectJournal:
-    """A journal of several objects; each is written once and has further lines."""
+    """A journal of several objects; each is written once and has further lines.
+
+    With `is_immediate`, records are written when they are added.
+    """
 
     def __init__(self, uploads: Uploads, prefix: str, objects: Sequence[str]) -> None:
         self._uploads = uploads
@@ -35,6 +38,7 @@ class ObjectJournal:
         self._lines: list[str] = []
         self._begun = bool(objects)
         self._lock = RLock()
+        self.is_immediate = False
         self._flushed = time.monotonic()
 
     def add_lines(self, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -64,7 +68,7 @@ class ObjectJournal:
         """Add records, and write them at times; raises `OutputError`."""
         with self._lock:
             self._lines += map(format_record, records)
-        if time.monotonic() - self._flushed > _FLUSH_AFTER:
+        if self.is_immediate or time.monotonic() - self._flushed > _FLUSH_AFTER:
             self.flush()
 
     def flush(self) -> None:

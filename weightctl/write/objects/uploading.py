@@ -136,6 +136,7 @@ class UploadRun:
 
     def accept(self, delivered: Delivered) -> None:
         """Take what a worker has sent; its records are to be added after this."""
+        self._journal.is_immediate = True
         for number, parts in delivered.parts.items():
             self.files[number].add_sent(parts)
         if delivered.rest is not None:
