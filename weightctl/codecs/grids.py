@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Grid", "find_nearest", "load_grid", "pack_codes"]
+__all__ = ["CodeGrid", "find_nearest", "load_grid", "pack_codes"]
 
 _LARGEST = np.finfo(np.float32).max
 # Points that are listed, and near points that are compared, at a time.
@@ -27,7 +27,7 @@ _LISTED = 512
 _COMPARED = 1 << 18
 
 
-class Grid(NamedTuple):
+class CodeGrid(NamedTuple):
     """A grid, with levels of shape (count, coordinates).
 
     `index_of` has the index of the grid point for each code, -1 if it is not one. The list of near
@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 
 
 def find_nearest(
-    grid: Grid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
+    grid: CodeGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
 ) -> NDArray[np.int32]:
     """Return the index of the grid point for each code, shape (n,).
 
@@ -62,7 +62,7 @@ def find_nearest(
 
 
 def _search(
-    grid: Grid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
+    grid: CodeGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
 ) -> NDArray[np.uint16]:
     difference: F32 = values - x[:, None]
     terms = weights[:, None] * difference * difference  # (coordinates, levels, n)
@@ -81,7 +81,7 @@ def _search(
 
 
 @cache
-def load_grid(name: str) -> Grid:
+def load_grid(name: str) -> CodeGrid:
     """Return the grid of a type."""
     levels = load_levels(name)
     count, coordinates = levels.shape
@@ -97,7 +97,9 @@ def load_grid(name: str) -> Grid:
     codes = pack_codes(others, bits)
     first, length = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
     first[codes], length[codes] = np.cumsum(lengths) - lengths, lengths
-    return Grid(levels, bits, index, first, length, np.concatenate([near for _, near in listed]))
+    return CodeGrid(
+        levels, bits, index, first, length, np.concatenate([near for _, near in listed])
+    )
 
 
 def _list_near(

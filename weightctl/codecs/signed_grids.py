@@ -1,7 +1,7 @@
 """IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: magnitudes at points of a grid, signs, and scales.
 
 256 values are in sub-blocks of 16 or 32, each with a 4-bit scale. The magnitudes of a sub-block are
-groups of 8 (IQ2) or 4 (IQ3) levels, each of which is a point of the type's grid. IQ2_XXS, IQ2_XS
+groups of 8 (IQ2) or 4 (IQ3) levels; each group is a point of the type's grid. IQ2_XXS, IQ2_XS
 and IQ3_XXS store seven of eight signs, because the number of negative values among eight is always
 even: if it is odd for the numbers, the sign of the least important one is changed.
 
@@ -45,7 +45,7 @@ _ONE = np.float32(1)
 _Value = TypeVar("_Value", np.int32, np.float32)
 
 
-class _Type(NamedTuple):
+class _GridType(NamedTuple):
     """A type, and how ggml searches for its blocks.
 
     Sub-blocks have `length` values. The search tries the inverse scales `(most + step * i) / peak`
@@ -88,20 +88,20 @@ _MAGNITUDES = (8, 25, 43)
 _TYPES = {
     kind.name: kind
     for kind in (
-        _Type("IQ2_XXS", 32, 0.1, 6, _MAGNITUDES, 0.25, "always", 1.0,
+        _GridType("IQ2_XXS", 32, 0.1, 6, _MAGNITUDES, 0.25, "always", 1.0,
               fits_first=True, needs_importance=True),
-        _Type("IQ2_XS", 16, 0.1, 9, _MAGNITUDES, 0.25, share=1.0, needs_importance=True),
-        _Type("IQ2_S", 16, 0.1, 9, _MAGNITUDES, 0.25, unweighted=0.25, fudge=0.9875,
+        _GridType("IQ2_XS", 16, 0.1, 9, _MAGNITUDES, 0.25, share=1.0, needs_importance=True),
+        _GridType("IQ2_S", 16, 0.1, 9, _MAGNITUDES, 0.25, unweighted=0.25, fudge=0.9875,
               negligible=np.float32(1e-8), has_all_signs=True),
-        _Type("IQ3_XXS", 32, 0.2, 15, (4, 12, 20, 28, 36, 44, 52, 62), 0.5,
+        _GridType("IQ3_XXS", 32, 0.2, 15, (4, 12, 20, 28, 36, 44, 52, 62), 0.5,
               negligible=np.float32(1e-8), fudge=1.0125),
-        _Type("IQ3_S", 32, 0.2, 9, tuple(range(1, 16, 2)), 2.0, "all",
+        _GridType("IQ3_S", 32, 0.2, 9, tuple(range(1, 16, 2)), 2.0, "all",
               negligible=np.float32(1e-45), fudge=1.033, has_all_signs=True),
     )
 }  # fmt: skip
 
 
-def _fit(kind: _Type, rows: F32, importance: F32 | None, block: NDArray[np.void]) -> _Levels:
+def _fit(kind: _GridType, rows: F32, importance: F32 | None, block: NDArray[np.void]) -> _Levels:
     """Store the scales of blocks (n,) of values (n, 256), and return what else they contain."""
     if importance is None and kind.needs_importance:
         raise EncodingError(
@@ -131,12 +131,12 @@ def _fit(kind: _Type, rows: F32, importance: F32 | None, block: NDArray[np.void]
     return _Levels(index, signs, np.clip(whole, 0, 15))
 
 
-def _arrange(rows: F32, kind: _Type) -> F32:
+def _arrange(rows: F32, kind: _GridType) -> F32:
     """Return values (n, 256) with a sub-block in each lane; those of a block are adjacent."""
     return np.ascontiguousarray(rows.reshape(-1, kind.length).T)
 
 
-def _search(kind: _Type, x: F32, weights: F32) -> tuple[NDArray[np.int32], U8, F32]:
+def _search(kind: _GridType, x: F32, weights: F32) -> tuple[NDArray[np.int32], U8, F32]:
     """Return grid points (groups, lanes), signs (eights, lanes), and scales (lanes,)."""
     signed = _split_signs(x, weights, flips=not kind.has_all_signs)
     group = _Groups(kind, signed.magnitude, weights)
@@ -209,7 +209,7 @@ def _split_signs(x: F32, weights: F32, *, flips: bool) -> _Signed:
 class _Groups:
     """The groups of levels of sub-blocks, and their grid."""
 
-    def __init__(self, kind: _Type, magnitude: F32, weights: F32) -> None:
+    def __init__(self, kind: _GridType, magnitude: F32, weights: F32) -> None:
         self._grid = load_grid(kind.name)
         self._most = len(kind.values) - 1
         self._coordinates = self._grid.levels.shape[1]

@@ -38,7 +38,7 @@ _VALUES = np.array([[-1, 0, 1], [-1, 0, 1]], np.float32) + np.array([[_SHIFT], [
 _LARGEST = np.finfo(np.float32).max
 
 
-def _weigh(rows: F32, importance: F32 | None) -> F32:
+def _compute_weights(rows: F32, importance: F32 | None) -> F32:
     """Return ggml's weights of values (n, 256)."""
     squares = rows * rows
     if importance is None:
@@ -143,7 +143,7 @@ def _accumulate(terms: F32, order: NDArray[np.intp]) -> F32:
     return sums
 
 
-class _Fit(NamedTuple):
+class _SubBlockFit(NamedTuple):
     """Indices of grid points (n, groups), scales and shifts (n, sub-blocks)."""
 
     points: NDArray[np.int32]
@@ -151,7 +151,7 @@ class _Fit(NamedTuple):
     shifts: NDArray[np.intp]
 
 
-def _fit(rows: F32, weights: F32, length: int, negligible: float) -> _Fit:
+def _fit(rows: F32, weights: F32, length: int, negligible: float) -> _SubBlockFit:
     """Find what to store of blocks of values (n, 256) in sub-blocks of a length."""
     x = np.ascontiguousarray(rows.reshape(-1, length).T)
     lane_weights = np.ascontiguousarray(weights.reshape(-1, length).T)
@@ -169,7 +169,9 @@ def _fit(rows: F32, weights: F32, length: int, negligible: float) -> _Fit:
     nothing |= np.isnan(scale)
     index[:, nothing], scale[nothing], shifts[nothing] = 0, 0, 0
     count = len(rows)
-    return _Fit(index.T.reshape(count, 32), scale.reshape(count, -1), shifts.reshape(count, -1))
+    return _SubBlockFit(
+        index.T.reshape(count, 32), scale.reshape(count, -1), shifts.reshape(count, -1)
+    )
 
 
 def _place(
@@ -225,7 +227,7 @@ def _encode_s(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
             "IQ1_S needs an importance matrix", hint="llama-imatrix makes one from a text"
         )
     rows = x.reshape(-1, 256)
-    weights = _weigh(rows, np.broadcast_to(importance, x.shape).reshape(-1, 256))
+    weights = _compute_weights(rows, np.broadcast_to(importance, x.shape).reshape(-1, 256))
     index, scale, shifts = _fit(rows, weights, 32, 1e-12)
     of_scales, whole = _round_scales(scale)
     high = np.bitwise_or.reduce((index >> 8).reshape(-1, 8, 4) << _THREES, axis=2)
@@ -267,7 +269,7 @@ def _encode_m(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
     rows = x.reshape(-1, 256)
     if importance is not None:
         importance = np.broadcast_to(importance, x.shape).reshape(-1, 256)
-    weights = _weigh(rows, importance)
+    weights = _compute_weights(rows, importance)
     index, scale, shifts = _fit(rows, weights, 16, 1e-7)
     of_scales, whole = _round_scales(scale)
     shifted_down = _find_shifts(shifts, 2)  # (2, n, sub-blocks)

@@ -47,7 +47,6 @@ _KEYS = with_keys(
         hugging_face="is_decoder"),
     Key(field="is_causal", kind=Exactly(False, _DECODERS), gguf_default=False,
         gguf="{arch}.attention.causal", written=True),
-    *HEAD_KEYS,
     without=("experts", "value_dim", "tied", *(key.field for key in ROPE_KEYS)),
 )  # fmt: skip
 
@@ -107,7 +106,7 @@ FAMILY = Family(
     },
     prefix="bert.",
     names=(*with_prefix(NAMES, "bert."), *head_lines("bert.pooler.dense", "classifier")),
-    keys=_KEYS,
+    keys=(*_KEYS, *HEAD_KEYS),
     fusions=(qkv_form(),),
     # Heads for the tasks that it was trained on.
     beside=(r"pooler\..*", r"cls\..*"),

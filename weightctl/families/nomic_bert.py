@@ -85,7 +85,7 @@ FAMILY = replace(
             BERT.keys,
             *(key for key in SIZES if key.field in ("head_dim", "value_dim")),
             activation("silu"),
-            without=("positions", "is_decoder"),
+            without=("positions", "is_decoder", "labels", "label_names"),
         ),
         *ROPE_KEYS,
     ),

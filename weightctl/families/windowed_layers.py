@@ -120,7 +120,7 @@ def pattern_keys(
     """Return GGUF's keys of the layers with a window, where llama.cpp takes a period or flags.
 
     `usual` is the period that it takes if there is neither, which is written if `is_stated`. Other
-    periods are written as numbers, and flags only for what is no period. These keys stand before
+    periods are written as numbers, and flags only for other patterns. These keys stand before
     that of config.json.
     """
 

@@ -93,7 +93,7 @@ def state_surroundings(
 
     llama.cpp adds `bos` and `eos`, and if a file lacks their ids, two of its own. So the tokens
     that tokenizer.json adds get these roles, such as `cls` and `seperator` of an encoder. A flag
-    for which there is no token is false.
+    whose token is missing is false.
     """
     around = read_surroundings(files.tokenizer or {}) or Surroundings()
     roles, stated = dict(special), dict(flags)
