@@ -56,7 +56,8 @@ def find_nearest(
     ends = np.cumsum(grid.length[code[lanes]])
     if not len(ends):
         return found
-    for part in np.split(lanes, np.searchsorted(ends, np.arange(_COMPARED, ends[-1], _COMPARED))):
+    limits = np.arange(_COMPARED, int(ends[-1]), _COMPARED)
+    for part in np.split(lanes, np.searchsorted(ends, limits)):
         found[part] = _search(grid, code[part], x[:, part], weights[:, part], values[:, part])
     return found
 

@@ -124,7 +124,8 @@ def _split_halves(order: NDArray[np.intp], x: F32, weights: F32) -> _Split:
 
 def _correlate_half(sum_x: F32, sum_w: F32, first: int, second: int) -> tuple[list[F32], list[F32]]:
     """Return the sums of a half, shifted up and shifted down, for a split of the sorted values."""
-    sums_xl, sums_l2 = [], []
+    sums_xl: list[F32] = []
+    sums_l2: list[F32] = []
     outside = sum_x[first] + sum_x[second]
     for low, middle, high in _VALUES:
         sums_xl.append(sum_x[-1] * high - outside)

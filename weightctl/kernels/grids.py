@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +25,8 @@ def load_levels(name: str) -> NDArray[np.uint8]:
     import gguf.quants
     import numpy as np
 
-    stored = getattr(gguf.quants, name)
+    stored: Any = getattr(gguf.quants, name)  # a class of gguf, which has no types
     stored.init_grid()
-    values = stored.grid.reshape(stored.grid_shape)
-    levels: NDArray[np.uint8] = np.searchsorted(stored.grid_map, values).astype(np.uint8)
-    return levels
+    values: NDArray[np.float32] = stored.grid.reshape(stored.grid_shape)
+    levels: NDArray[np.intp] = np.searchsorted(stored.grid_map, values)
+    return levels.astype(np.uint8)
