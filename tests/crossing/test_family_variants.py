@@ -26,7 +26,7 @@ USUAL = (
     "llama", "bert", "gemma3", "mixtral", "deepseek_v2", "falcon", "gpt_oss", "granitemoe", "mpt",
     "stablelm",
 )  # fmt: skip
-SEEDS = 5
+SEEDS = 1
 MOST_DRAWS = 20
 MOST_DIFFERENCE = 2e-3
 # Why a variant is not converted: llama.cpp does not run it, or it is no model of the family.
@@ -113,7 +113,7 @@ def test_a_variant_comes_back_from_gguf_and_computes_the_same_in_both_forms(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-@pytest.mark.parametrize("family", DRAWN)
+@pytest.mark.parametrize("family", USUAL)
 def test_many_variants_come_back_from_gguf_and_compute_the_same_in_both_forms(
     family: str, seed: int, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ HOSTILE = (
     "long." * 60 + "weight",
 )
 
-PAIRING = "by the tensor names of the family llama"
+PAIRING = "by the tensor names of llama"
 
 
 def tensor(name: str, layer: int | None, part: str, error: float = 0.06) -> TensorError:

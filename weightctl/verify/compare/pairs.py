@@ -270,11 +270,10 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
     ]
     missing += [rest[each] for each in rest if each not in left]
     unexpected += [left[each] for each in left if each not in rest]
-    how = f"by the tensor names of the family {other.family.name}"
+    how = f"by the tensor names of {other.family.name}"
     if own.convention != other.convention:
         how += (
-            f", in the conventions of {_CONVENTION_NAMES[own.convention]} and "
-            f"{_CONVENTION_NAMES[other.convention]}"
+            f" in {_CONVENTION_NAMES[own.convention]} and in {_CONVENTION_NAMES[other.convention]}"
         )
     return Pairing(
         pairs=pairs,
