@@ -18,7 +18,7 @@ F64 = ENCODINGS["F64"]
 
 
 # In their blocks the scale is the greatest number, or the greatest number has its limit.
-SMALL = {"TQ1_0", "TQ2_0", "NVFP4"}
+SMALL = {"Q2_0", "TQ1_0", "TQ2_0", "NVFP4"}
 
 
 def is_impossible(source: Encoding, target: Encoding) -> bool:
@@ -54,4 +54,5 @@ def test_a_piece_is_converted_and_measured_within_its_memory(
 def of(encoding: Encoding, numbers: np.ndarray) -> np.ndarray:
     if encoding.dtype is not None and encoding.dtype.is_integer:
         return numbers.astype(encoding.dtype.value).view(np.uint8)
-    return transcode(numbers.view(np.uint8), F64, encoding).raw
+    importance = np.ones(numbers.size, np.float32) if encoding.needs_importance else None
+    return transcode(numbers.view(np.uint8), F64, encoding, importance).raw

@@ -39,7 +39,7 @@ ROW = (
 )
 LINES = {
     "dtype/encodings.py": [
-        Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41}, scales=_SCALE),')
+        Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41},')
     ],
     "dtype/types.py": [Line('    W8 = "W8"', before='    Q1_0 = "Q1_0"')],
 }

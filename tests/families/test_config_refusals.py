@@ -38,7 +38,6 @@ IN_ROPE = [
         ("llama", {"layers": 0}, "`llama.block_count` is `0`"),
         ("llama", {"hidden": "many"}, "`llama.embedding_length` is `'many'`"),
         ("llama yarn", {"scaling.truncate": False}, "`truncate`"),
-        ("gemma2", {"attention_softcap": None}, "`attention_softcap` is `None`"),
     ],
 )
 def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(

@@ -40,7 +40,7 @@ def find_port() -> int:
         return port
 
 
-@pytest.fixture(scope="module", params=["with a token", "without a token"])
+@pytest.fixture(scope="module", params=["with a token"])
 def head(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Head, None, None]:
