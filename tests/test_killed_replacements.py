@@ -208,7 +208,7 @@ def test_a_waiting_set_is_an_input_that_its_own_names_do_not_replace(stopped: Pl
 
 def test_a_file_that_somebody_put_there_since_is_not_taken_for_the_set(stopped: Place) -> None:
     (stopped.path / "m-00001-of-00003.gguf").write_bytes(b"mine")
-    with pytest.raises(FormatError, match="was changed after the run") as read:
+    with pytest.raises(FormatError, match="this file was changed afterwards") as read:
         open_weights(stopped.path / "m-00002-of-00003.gguf")
     assert "--force" in read.value.hint
     plan = Plan.copy(random_weights(1, 8), "gguf")

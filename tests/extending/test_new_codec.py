@@ -38,9 +38,7 @@ ROW = (
     ' scales=(BlockScale("scale", 0, "f32", is_positive=True),)),'
 )
 LINES = {
-    "dtype/encodings.py": [
-        Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41},')
-    ],
+    "dtype/encodings.py": [Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41},')],
     "dtype/types.py": [Line('    W8 = "W8"', before='    Q1_0 = "Q1_0"')],
 }
 PROGRAM = """

@@ -128,7 +128,10 @@ def test_a_llama_of_no_experts_is_not_a_mixtral() -> None:
             "5 experts per token are not possible with 4 experts",
         ),
         ({"expert_count": 1025, "expert_used_count": 1}, r"`llama\.expert_count` is `1025`"),
-        ({"expert_count": 1024, "expert_used_count": 1, "block_count": 129}, "are more than"),
+        (
+            {"expert_count": 1024, "expert_used_count": 1, "block_count": 129},
+            "more than the limit of",
+        ),
     ],
 )
 def test_counts_of_experts_that_cannot_be_are_refused(

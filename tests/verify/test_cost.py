@@ -31,7 +31,9 @@ NUMBERS = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
 KINDS = [
     encoding
     for encoding in ENCODINGS.values()
-    if can_encode(encoding) and (encoding.quantization or encoding.name in {"F16", "BF16"})
+    if can_encode(encoding)
+    and not encoding.needs_importance
+    and (encoding.quantization or encoding.name in {"F16", "BF16"})
 ]
 
 

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = 40, 512
 BLOCKS = [name for name, encoding in ENCODINGS.items() if encoding.quantization is not None]
-ENCODED = [name for name in BLOCKS if can_encode(ENCODINGS[name])]
+# IQ1_M has the bits of its scale in those of others.
+ENCODED = [
+    name
+    for name in BLOCKS
+    if can_encode(ENCODINGS[name]) and not ENCODINGS[name].needs_importance and name != "IQ1_M"
+]
 # The field at the beginning of a block is a float16 scale that is never below zero.
 POSITIVE = ["Q8_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"]
 
