@@ -107,8 +107,8 @@ def tasks(**given: Any) -> None:
         show_lines(summarize(found))
 
 
-# Typer reads the parameters of a function from its signature.
-tasks.__signature__ = Signature([*_list_parameters()])  # type: ignore[attr-defined]
+# Typer reads the parameters of a function from its signature, an attribute that mypy does not know.
+tasks.__signature__ = Signature([*_list_parameters()])  # type: ignore[attr-defined]  # see above
 tasks.__annotations__ = {each.name: each.annotation for each in _list_parameters()}
 app.command(
     epilog="\n\n".join(
