@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -107,6 +106,8 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
 
 def make_portable(error: Exception) -> Exception:
     """Return an error that another process can receive: the same, or one with the same text."""
+    import pickle  # `ls` loads this module
+
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 # made here
     except Exception:  # noqa: BLE001 # an error of any library can be one that cannot be pickled
