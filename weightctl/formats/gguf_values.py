@@ -26,6 +26,8 @@ _CODES = {
 }  # fmt: skip
 _DEPTH = 16
 _FIRST_READ, _LARGEST_READ = 1 << 14, 1 << 18
+# The strings of a vocabulary are read in one step as far as this; most are smaller.
+_LARGEST_ARRAY_READ = 4 << 20
 _FAULTY = "the file is damaged or a faulty tool wrote it"
 
 
@@ -213,7 +215,8 @@ class Cursor:
         unpack, width = self._length.unpack_from, self._length.size
         start, left = self.offset, count
         while left and self.offset + width <= self.file.size:
-            at, window = self._place(width, "a length"), self._window
+            likely = (self.offset - start) * left // (count - left) if left < count else 0
+            at, window = self._place(width, "a length", likely), self._window
             rest = left
             try:
                 for rest in range(left, 0, -1):  # noqa: B007  # the final value is used below
@@ -226,14 +229,18 @@ class Cursor:
             self.offset = start
             raise self.fail(f"the strings of `{key}` extend past the end of the file")
 
-    def _place(self, nbytes: int, what: str) -> int:
-        """Return the index of the next bytes in the window; read a new window if necessary."""
+    def _place(self, nbytes: int, what: str, likely: int = 0) -> int:
+        """Return the index of the next bytes in the window; read a new window if necessary.
+
+        `likely` is how many bytes will probably be needed in all, including those that follow.
+        """
         place = self.offset - self._base
         if place + nbytes <= len(self._window):
             return place
         if nbytes > self.file.size - self.offset:
             raise self.fail(f"the file ends where {what} is expected")
-        self._window = self.file.read(self.offset, max(nbytes, self._reads))
+        wanted = max(self._reads, min(likely, _LARGEST_ARRAY_READ))
+        self._window = self.file.read(self.offset, max(nbytes, wanted))
         self._base = self.offset
         self._reads = min(2 * self._reads, _LARGEST_READ)
         return 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_BLOCK", "Fetch", "RemoteObject", "RemoteReader"]
 
 # Headers are read in small steps; each request brings more than the one before.
-FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 21
+FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 20
 _END_BLOCK = 1 << 16
 _BLOCKS = 8
 # Values that are left out between two reads, and requested with the second.
