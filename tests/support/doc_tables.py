@@ -57,6 +57,9 @@ _RARE = {"falcon", "8 experts", "70B model"}
 _CONDITIONS = {
     "with importance matrix": "only with an importance matrix",
     "not with importance matrix": "only without an importance matrix",
+    "not rows of whole blocks": "only if the row length is not a multiple of 256",
+    "not first and last eighth of the layers": "not in the first and last eighth of the layers",
+    "first tensors up to an eighth of the layers": "the first N; N is an eighth of the layers",
 }
 _MARKUP = re.compile(r"([\\*_\[\]<>])")
 

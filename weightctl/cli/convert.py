@@ -94,8 +94,12 @@ app = typer.Typer(add_completion=False)
                 "always means the type."
             ),
             (
-                "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize they mean the "
+                "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize, they mean the "
                 "recipes Q3_K_M, Q4_K_M and Q5_K_M."
+            ),
+            (
+                "For a model directory, options can follow the type, as in W4A16:group=64. "
+                "docs/quantization.md lists them."
             ),
             exit_codes("success"),
             examples(
@@ -140,10 +144,10 @@ def convert(
         str | None,
         typer.Option(
             metavar="RECIPE",
-            help="Quantize matrices with a llama.cpp recipe (such as Q4_K_M), to a single type "
-            "(such as Q4_K), or with your own recipe in a .toml file. For a model directory, use "
-            "a type of serving engines (such as W4A16). `weightctl help convert` lists recipes and "
-            "types.",
+            help="Quantize matrices. For a GGUF file, RECIPE is a llama.cpp recipe (such as "
+            "Q4_K_M), a single type (such as Q4_K), or a .toml file with your own recipe. For a "
+            "model directory, it is a type that vLLM, transformers or MLX can load (such as "
+            "W4A16), or a .toml file. `weightctl help convert` lists recipes and types.",
             rich_help_panel=_TYPES,
             autocompletion=complete_quant_types,
         ),

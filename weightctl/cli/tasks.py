@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = {
     "private", "pull_request", "force", "dry_run", "threads", "memory", "on", "report",
 }  # fmt: skip
 _HELP = {
-    "out": "The path that the command would write.",
+    "out": "The output path of the conversion or sharding.",
     "task_size": "Divide the work into tasks of at most SIZE. A tensor that cannot be divided may "
     "be larger.",
     "tensor": "Tensor parallelism: split the tensors of each layer across N ranks.",
@@ -86,7 +86,7 @@ def tasks(**given: Any) -> None:
     """List the tasks into which a conversion or sharding is divided, with their expected times.
 
     Use this before a run with --on, to choose the number of workers and their time limits. Take the
-    `convert` or `shard` command that you want to run, and replace its name by `tasks`. With --tp,
+    `convert` or `shard` command that you want to run, and replace its name with `tasks`. With --tp,
     --ep, --pp or --gather, the tasks are those of `weightctl shard`. Only headers are read, and
     nothing is written.
 

@@ -1,4 +1,4 @@
-"""AWQ: `[in, out]`, packed along the outputs, as written by AutoAWQ; `[out, in]` for GEMV."""
+"""AWQ, as written by AutoAWQ: `[in, out]`, packed along the outputs; `[out, in]` for GEMV."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _describe(options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
 
 AWQ = WrittenScheme(
     name="AWQ",
-    summary="4-bit integers with zero points, in AutoAWQ's GEMM layout",
+    summary="4-bit integers with a scale and a zero point per group, in AutoAWQ's GEMM layout",
     encode=_encode,
     settings=_describe,
     refuse=_refuse,

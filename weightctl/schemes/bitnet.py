@@ -1,4 +1,4 @@
-"""BitNet: values -1, 0 and 1, four rows per row of bytes, with one scale per tensor."""
+"""BitNet: values -1, 0 and 1, with one scale per tensor; each byte has elements of four rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bitsandbytes' NF4 and FP4: two codes per byte; a tensor with JSON states the shape."""
+"""bitsandbytes' NF4 and FP4: two codes per byte; another tensor states the shape, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compressed-tensors' `pack-quantized`: rows packed into I32; a tensor states the shape."""
+"""compressed-tensors' `pack-quantized`: rows packed into I32; a second tensor states the shape."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict
 W4A16, W8A16 = (
     WrittenScheme(
         name=f"W{bits}A16",
-        summary=f"{bits}-bit integers in groups, as compressed-tensors packs them",
+        summary=f"{bits}-bit integers with a scale per group, as compressed-tensors packs them",
         encode=partial(_encode, bits),
         settings=partial(_describe, bits),
         refuse=refuse_groups,

@@ -1,4 +1,4 @@
-"""ExLlamaV2: packed columns; the bit width varies between groups of inputs."""
+"""ExLlamaV2: packed columns; groups of input features have different bit widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ExLlamaV3: 16x16 tiles, each stored in 16 I16 words per bit of the bit width."""
+"""ExLlamaV3: tiles of 16 x 16 elements; a tile of K-bit codes is stored in 16 * K I16 words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ: `[in, out]`, packed along the input dimension, as written by AutoGPTQ and GPTQModel."""
+"""GPTQ, as written by AutoGPTQ and GPTQModel: `[in, out]`, packed along the input dimension."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict
 GPTQ, GPTQ_8BIT = (
     WrittenScheme(
         name=name,
-        summary=f"{bits}-bit integers in GPTQ's layout",
+        summary=f"{bits}-bit integers with a scale per group, in GPTQ's layout",
         encode=partial(_encode, bits),
         settings=partial(_describe, bits),
         refuse=partial(_refuse, bits),

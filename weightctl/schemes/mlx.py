@@ -116,7 +116,7 @@ MLX_4BIT, MLX_8BIT = (
 )
 MLX_MXFP4 = WrittenScheme(
     name="MLX-mxfp4",
-    summary="MLX's 4-bit floats, with a power of two per 32 elements",
+    summary="MLX's 4-bit floats, with a power-of-two scale per 32 elements",
     encode=_encode_floats,
     settings=partial(_describe, 4, "mxfp4"),
     refuse=refuse_groups,

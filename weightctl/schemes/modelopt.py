@@ -1,4 +1,4 @@
-"""ModelOpt's INT4: two rows of signed integers per row of bytes, with a scale per group."""
+"""ModelOpt's INT4: signed integers, with a scale per group; each byte has elements of two rows."""
 
 from __future__ import annotations
 

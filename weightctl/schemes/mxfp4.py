@@ -94,7 +94,7 @@ def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
 
 MXFP4 = WrittenScheme(
     name="MXFP4",
-    summary="4-bit floats (E2M1) with a power of two per 32 elements",
+    summary="4-bit floats (E2M1), with a power-of-two scale per 32 elements",
     encode=_encode,
     settings=_describe,
     refuse=refuse_groups,

@@ -84,7 +84,8 @@ def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
 
 MXFP8 = WrittenScheme(
     name="MXFP8",
-    summary="8-bit floats (E4M3) with a power of two per 32 elements; activations too",
+    summary="8-bit floats (E4M3), with a power-of-two scale per 32 elements; "
+    "activations are rounded in the same way",
     encode=_encode,
     settings=_describe,
     refuse=refuse_groups,

@@ -116,10 +116,14 @@ NVFP4A16, NVFP4 = (
         note=note,
     )
     for name, summary, note in (
-        ("NVFP4A16", "4-bit floats (E2M1) with an 8-bit scale per 16 elements", ""),
+        (
+            "NVFP4A16",
+            "4-bit floats (E2M1), with an FP8 scale per 16 elements and one for the weight",
+            "",
+        ),
         (
             "NVFP4",
-            "the same weights as NVFP4A16",
+            "the same as NVFP4A16: activations keep 16 bits",
             (
                 "NVFP4 weights are written, and activations keep 16 bits (as in NVFP4A16): scales "
                 "of activations need calibration data"

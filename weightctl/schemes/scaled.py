@@ -171,7 +171,7 @@ def _describe_blocks(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]
 
 FP8 = WrittenScheme(
     name="FP8",
-    summary="8-bit floats (E4M3), with a scale per weight; activations are scaled per tensor",
+    summary="8-bit floats (E4M3), with one scale for the weight; activations are scaled per tensor",
     encode=_encode_tensor,
     settings=lambda _, ignored: _describe_floats("tensor", "tensor", ignored),
     refuse=accept_any,
@@ -186,7 +186,8 @@ FP8_DYNAMIC = WrittenScheme(
 )
 FP8_BLOCK = WrittenScheme(
     name="FP8_BLOCK",
-    summary="8-bit floats (E4M3), with a scale per block of 128 x 128, as DeepSeek and Qwen have",
+    summary="8-bit floats (E4M3), with a scale per block of 128 x 128 elements, "
+    "as in the FP8 models of DeepSeek and Qwen",
     encode=_encode_blocks,
     settings=_describe_blocks,
     refuse=accept_any,
