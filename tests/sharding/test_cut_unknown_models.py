@@ -285,7 +285,10 @@ def test_blocks_are_in_the_way_before_heads_are() -> None:
     assert two.refusal is None
     assert four.refusal is not None
     assert "`blk.0.attn_output.weight`" in four.refusal.message
-    assert "8 query heads (head size 64), in blocks of 256 elements" in four.refusal.message
+    assert (
+        "8 query heads (head size 64), and the weight has blocks of 256 elements"
+        in four.refusal.message
+    )
     assert four.refusal.hint == "1 or 2 ranks work"
 
 
@@ -323,7 +326,9 @@ def test_scales_of_blocks_are_cut_with_their_numbers_and_heads_stay_whole(tmp_pa
     assert sizes == [512, 128, 128]
     refusal = possible(weights, [3])[0].refusal
     assert refusal is not None
-    assert "12 query heads and 3 KV heads (head size 64), in blocks of 128" in str(refusal)
+    assert "12 query heads and 3 KV heads (head size 64), and the weight has blocks of 128" in str(
+        refusal
+    )
 
 
 def test_nothing_of_numpy_is_loaded_where_nothing_is_quantized_in_parts(tmp_path: Path) -> None:

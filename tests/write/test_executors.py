@@ -298,7 +298,7 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": "0.0.1"}, "but the run was started by 0.0.1"),
+        ({"version": "0.0.1"}, "but weightctl 0.0.1 started the run"),
         ({"codecs": "another"}, "a worker would write other bytes than this machine"),
         ({"purpose": Purpose("", "")}, "the input that a worker reads differs"),
     ],

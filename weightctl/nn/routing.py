@@ -53,8 +53,8 @@ class Routing:
             )
         if self.count % self.groups or not 0 < self.groups_used <= self.groups:
             raise GraphError(
-                f"{self.count} experts cannot be divided into {self.groups} groups if "
-                f"{self.groups_used} of them are used"
+                f"{self.count} experts cannot be divided into {self.groups} equal groups, of "
+                f"which {self.groups_used} are used"
             )
 
     def shares(self, values: Value, correction: Value | None = None) -> Value:

@@ -103,8 +103,9 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
     yield Problem(
         where="tokenizer",
-        text=f"makes other tokens of {given.source} than that of the reference: token {place + 1} "
-        f"is {at[0]} here and {at[1]} there (both models ran on those of the reference)",
+        text=f"splits {given.source} differently from the tokenizer of the reference: token "
+        f"{place + 1} is {at[0]} here and {at[1]} there (both models ran on the tokens of the "
+        "reference)",
     )
 
 
