@@ -50,7 +50,7 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
             "an importance matrix only applies to block types, but no tensor is quantized to one",
-            hint="choose one, for example --quant Q4_K (quant in Python)",
+            hint="choose a block type, for example --quant Q4_K (quant in Python)",
         )
     values, path = importance.values, importance.path
     names = {item.info.name for item in plan.items}

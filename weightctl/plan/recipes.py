@@ -131,7 +131,7 @@ def choose(
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
     if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):
         remedy = (
-            "use `default` instead of `base`: it does not need them"
+            "write `default` instead of `base`: `default` does not depend on names or metadata"
             if recipe.path
             else "if weightctl supports the model family, put the model's config.json beside the "
             f"input; for a single type, use --quant {recipe.otherwise} (quant in Python); to "

@@ -76,7 +76,7 @@ def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -
     known = min(own.config.vocabulary, other.config.vocabulary)
     if int(given.ids.max()) >= known:
         return (
-            f"the text has tokens that one of the models does not have: its vocabulary has {known}"
+            f"the text has tokens that one model does not have: the smaller vocabulary has {known}"
         )
     if given.ids.shape[1] > own.config.context:
         return f"the text is longer than the model's context of {own.config.context} tokens"
@@ -186,7 +186,8 @@ class _Comparison:
         count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
         differ = "differs" if len(self._beyond) == 1 else "differ"
         text = (
-            f"{count} of the model {differ}, most of all {most.name}, by {percent(most.found.all)}"
+            f"{count} of the model {differ} from the reference, most of all {most.name}, by "
+            f"{percent(most.found.all)}"
         )
         divergence = figures.divergence
         if divergence is not None and divergence.mean is not None:
