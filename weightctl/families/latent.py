@@ -159,11 +159,11 @@ def check_latent(fields: Fields) -> Fields:
 def find_unlike_latent(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model of its `deepseek2`, or computes something else."""
     if fields["scaling.kind"] == "linear":
-        return "it scales attention scores differently in models with `linear` RoPE scaling"
+        return "llama.cpp scales attention scores differently in models with `linear` RoPE scaling"
     # It tells by the layers, and in one case the vocabulary, whether queries have latent vectors.
     layers = fields["layers"]
     is_lite = layers in {26, 27} or (layers == 48 and fields["vocabulary"] == 128256)
     if is_lite == (fields["query_rank"] is None):
         return None
     queries = "without" if is_lite else "with"
-    return f"it supports {layers} layers only {queries} latent queries (`q_lora_rank`)"
+    return f"llama.cpp supports {layers} layers only {queries} latent queries (`q_lora_rank`)"
