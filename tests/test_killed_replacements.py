@@ -188,11 +188,11 @@ def test_ls_reads_the_new_set_and_says_what_finishes_it(weightctl: Run, stopped:
     done = weightctl("ls", stopped.path / "m-00001-of-00003.gguf")
     assert done.returncode == 0
     assert (
-        "the run that replaced m.gguf has not finished: its new files are read under their "
-        "temporary names; if it was stopped, run the same command again to finish it"
+        "the run that is replacing m.gguf has not finished: the new files are read under their "
+        "temporary names; if the run was stopped, run the same command again to finish it"
     ) in done.stderr
     assert (
-        "has not finished: its new files are read under their temporary names; if it was "
+        "has not finished: the new files are read under their temporary names; if the run was "
         "stopped, run the same command again to finish it"
     ) in done.stderr
 
@@ -328,7 +328,8 @@ def test_parts_that_an_earlier_version_left_aside_are_named_with_what_brings_the
     with pytest.raises(FormatError, match="2 of 3 parts are missing") as caught:
         open_weights(min(path for path in tmp_path.iterdir() if path.name in old))
     assert (
-        "the run that replaced them was stopped; run the same `weightctl convert` command again"
+        "the run that was replacing these files was stopped; run the same `weightctl convert` "
+        "command again"
     ) in caught.value.hint
     with pytest.raises(OutputError, match="exists"):
         save(split(Plan.copy(random_weights(3, 8), "gguf"), 1), tmp_path / "m.gguf")

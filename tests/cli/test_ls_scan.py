@@ -184,8 +184,8 @@ def test_ls_warns_of_a_dangerous_global(
     )
     assert (
         "loading this file in other programs can run code, because its pickle names "
-        "os.system; weightctl runs no code of it, and `weightctl ls --scan` lists what it "
-        "names"
+        "os.system; weightctl does not run this code, and `weightctl ls --scan` lists all that "
+        "the pickle names"
     ) in done.stderr
 
 

@@ -55,7 +55,7 @@ KINDS = {
 }  # fmt: skip
 # llama.cpp has no head with a ReLU, and that of a ModernBERT reads the mean of all tokens.
 NOT_IN_GGUF = {
-    "distilbert": "its classifier has a ReLU, and llama.cpp a tanh",
+    "distilbert": "its classifier uses ReLU, but llama.cpp uses tanh",
     "modernbert-first": "`head_pooling` is `'first'`, but llama.cpp would read `'mean'`",
 }
 IN_GGUF = [name for name in KINDS if name not in NOT_IN_GGUF]

@@ -219,7 +219,7 @@ def test_a_process_that_does_not_come_is_not_waited_for(waited: list[dict[str, A
     for rank, error in enumerate(errors(waited, "not_coming")):
         assert error.startswith(f"process {rank} could not join the group of 2 processes: ")
         assert "[/" not in error
-        assert "check that all of them were started and that each calls `processes()`" in error
+        assert "check that all processes were started and that each calls `processes()`" in error
 
 
 # Without the others

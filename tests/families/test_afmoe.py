@@ -18,7 +18,7 @@ from weightctl.families.written import to_gguf
         ({"mup_enabled": False}, "`embedding_by_root` is `False`, but llama.cpp would read"),
         (
             {"layer_types": ["sliding_attention", "full_attention"] * 16},
-            "its layers with attention to all positions are not every fourth",
+            "its layers with full attention are not exactly every fourth layer",
         ),
         ({"attention_bias": True}, "its attention has biases"),
     ],

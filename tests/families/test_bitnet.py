@@ -16,7 +16,7 @@ from weightctl.families.written import to_gguf
     ("changes", "message"),
     [
         ({"hidden_act": "relu2"}, "`activation` is `'relu2'`, but llama.cpp would read `'silu'`"),
-        ({"tie_word_embeddings": False}, "it has an output of its own"),
+        ({"tie_word_embeddings": False}, "its output matrix is not tied to the embedding"),
         ({"attention_bias": True}, "its attention has biases"),
         (
             {"quantization_config": {"quantization_mode": "online"}},

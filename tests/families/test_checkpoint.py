@@ -161,7 +161,7 @@ def test_integers_are_not_weights(tensors: dict[str, Any]) -> None:
     changed = tensors | {"model.norm.weight": np.ones(32, np.int32)}
     with pytest.raises(
         ArchitectureError,
-        match=r"`model\.norm\.weight` is stored as I32, which model weights cannot have",
+        match=r"`model\.norm\.weight` is stored as I32, a type that model weights cannot have",
     ):
         build_network(recognize(weights_of(changed), LLAMA))
 

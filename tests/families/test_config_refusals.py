@@ -58,7 +58,7 @@ def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
         (
             "llama",
             {"activation": "tanh"},
-            ("`hidden_act` is `'tanh'`, which the key does not support"),
+            ("`hidden_act` is `'tanh'`, a value that the key does not support"),
         ),
         (
             "phi3 long",

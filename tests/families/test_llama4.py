@@ -62,8 +62,11 @@ def test_positions_see_their_own_chunk_and_queries_far_into_a_text_are_multiplie
         ({"attn_temperature_tuning": False}, "`has_temperature` is `False`"),
         ({"use_qk_norm": False}, "`has_qk_norm` is `False`"),
         ({"num_local_experts": 128}, "`has_qk_norm` is `True`"),
-        ({"moe_layers": [1]}, "layers with experts are not those of `interleave_moe_layer_step`"),
-        ({"no_rope_layers": [1, 1, 0, 1]}, "without chunks and positions are not every fourth"),
+        (
+            {"moe_layers": [1]},
+            "layers with experts are not those that `interleave_moe_layer_step` selects",
+        ),
+        ({"no_rope_layers": [1, 1, 0, 1]}, "layers without RoPE and chunked attention are not"),
         ({"num_hidden_layers": 3}, "fewer than 4 layers"),
         ({"attention_bias": True}, "its attention has biases"),
     ],

@@ -56,7 +56,7 @@ def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_
     fill(tmp_path, {"model.safetensors.index.json": index_of({names[0]: names[0]})})
     for path in (tmp_path, *(tmp_path / name for name in names)):
         assert (
-            "1 file named like parts but not in the index (`model-00002-of-00002.safetensors`)"
+            "1 file is named like parts, but not in the index (`model-00002-of-00002.safetensors`)"
         ) in error_of(path).message
 
 

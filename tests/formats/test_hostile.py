@@ -88,12 +88,10 @@ UNSOUND = Case("the entry of tensor 'a' is invalid", 8)
 NO_STRINGS = Case("`__metadata__` is not a mapping from strings to strings", 8)
 SAFETENSORS = {
     "too-short": Case(
-        "length of the header is 8 bytes; the file ends before that, and at least 7 bytes "
-            "are missing", 0
+        "length of the header is 8 bytes; at least 7 bytes of the file are missing", 0
     ),
     "length-past-end": Case(
-        "of the header is 5000 bytes; the file ends before that, and at least 4922 bytes are "
-        "missing", 0),
+        "of the header is 5000 bytes; at least 4922 bytes of the file are missing", 0),
     "length-over-limit": Case(
         "the stated length of the header is 100000001 bytes; the format allows at most 100 MB", 0),
     "no-utf8": Case("the header is not UTF-8", 11),
@@ -169,12 +167,12 @@ DIRECTORIES = {
         "GB) has not been downloaded\n"
         "  model-00003-of-00004.safetensors, byte 70: `c` ends 9 bytes after the end of the "
         "file: the file has 77 bytes instead of 86 (9 B of 86 B are missing)\n"
-        "  1 file named like parts but not in the index (`model-00004-of-00004.safetensors`)\n"
+        "  1 file is named like parts, but not in the index (`model-00004-of-00004.safetensors`)\n"
         "  1 tensor not in the part that the index names (`d`)\n"
         "  1 tensor in a part but not in the index (`x`)"
     ),
     "index-extra-part": Case(
-        "1 file named like parts but not in the index (`model-00002-of-00004.safetensors`)"
+        "1 file is named like parts, but not in the index (`model-00002-of-00004.safetensors`)"
     ),
     "no-checkpoint": Case(
         "the directory has no checkpoint that weightctl can read: it contains `readme.txt`"
@@ -186,7 +184,7 @@ DIRECTORIES = {
         "`pytorch_model.bin` is a Git LFS pointer, and the actual file (4.92 GB) has not been "
         "downloaded"
     ),
-    "all-pointers": Case("... are 4 files: each is a Git LFS pointer"),
+    "all-pointers": Case("...: each of these 4 files is a Git LFS pointer"),
     "deeper": Case("its directories `unet`, `vae` contain checkpoints"),
     "models--a--b": Case("its directories `snapshots/2222`, `snapshots/1111` contain checkpoints"),
     "several": Case("the directory contains several gguf checkpoints: one.gguf, two.gguf"),
@@ -210,7 +208,9 @@ OTHERS = {
     "config.json": Case("it is a model's config, not its weights"),
     "tokenizer.json": Case("it is a tokenizer, not weights"),
     "tfjs-model.json": Case("it is a TensorFlow.js model"),
-    "index-renamed.json": Case("it is an index of parts whose name is not that of an index"),
+    "index-renamed.json": Case(
+        "it is the index of a split checkpoint, but not named NAME.safetensors.index.json"
+    ),
     "json-deep.json": Case("it is text, not weights: `[[[["),
     "json-cut.json": Case("it is only 8 bytes long, too short for a checkpoint"),
     "text.txt": Case("it is text, not weights: `Call me Ishmael. Some years ago, never mind"),

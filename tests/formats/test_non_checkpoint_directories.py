@@ -26,7 +26,7 @@ DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
     ),
     "pointers": (
         {f"model-0000{number}-of-00002.safetensors": POINTER for number in (1, 2)},
-        *(" are 2 files: each is a Git LFS pointer", "git lfs pull"),
+        *(": each of these 2 files is a Git LFS pointer", "git lfs pull"),
     ),
     "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
     "mlx": ({"weights.npz": zipped("a.npy")}, "`weights.npz` is arrays of NumPy or MLX", "numpy"),
@@ -121,7 +121,7 @@ def test_a_directory_of_many_non_checkpoint_files_is_looked_at_in_part(tmp_path:
         (tmp_path / f"{number}.gguf").write_bytes(bytes(1 << 20))
     before = time.process_time()
     assert (
-        "`0.gguf`, `1.gguf`, `10.gguf`, ... are 50 files: each is nothing but zeros"
+        "`0.gguf`, `1.gguf`, `10.gguf`, ...: each of these 50 files is nothing but zeros"
         in error_of(tmp_path).message
     )
     assert time.process_time() - before < 2

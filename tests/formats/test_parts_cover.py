@@ -31,7 +31,7 @@ def test_parts_that_are_entangled_are_refused_before_they_take_long() -> None:
     ]
     with pytest.raises(
         ValueError,
-        match="its shards have more, and more irregular, ranges than any sharding produces",
+        match="its shards have too many or too irregular ranges; no sharding produces them",
     ):
         first_gap((4000, 4000, 4000), parts)
 

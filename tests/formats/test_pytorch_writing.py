@@ -351,7 +351,7 @@ def test_what_cannot_be_held_is_reported() -> None:
         "`f6_e2m3` is stored as F6_E2M3, which PyTorch does not support",
         "`qint8` is stored as quantized values with a scale, which weightctl cannot write",
         "`quint2x4` is stored as quantized values with a scale, which weightctl cannot write",
-        "`f4` is stored as F4 with rows of 3 elements; PyTorch stores pairs",
+        "`f4` is stored as F4 with rows of 3 elements; PyTorch stores these elements in pairs",
         "`new` is stored as gguf type 99, which weightctl cannot write",
     ]
 

@@ -136,7 +136,7 @@ def test_a_matrix_whose_importance_is_0_is_quantized_without_and_told_of(idle: f
     )
     assert [item.importance is None for item in plan.items] == [True, False]
     assert plan.notes == (
-        "the importance in i.dat is 0 for 2 of 4 matrices of 2 tensors, which are quantized "  # noqa: ISC004
+        "2 of 4 matrices in 2 tensors have importance 0 in i.dat, and are quantized "  # noqa: ISC004
         f"without it: `{MATRIX}`, `{EXPERTS}`",
     )
     made = {info.name: b"" for info in (item.info for item in plan.items)}
@@ -174,7 +174,7 @@ def test_importance_that_overflows_a_scale_is_reported_with_what_holds_the_tenso
              "--imatrix", imatrix)  # fmt: skip
     done = weightctl(*asked)
     assert done.returncode == 2
-    assert "overflows the scale of its Q4_K block, with the importance" in done.stderr
+    assert "overflows the scale of its Q4_K block if the importance" in done.stderr
     rule = r"^blk\.0\.attn_q\.weight$=bf16"
     assert f"--tensor-type '{rule}'" in done.stderr
     assert weightctl(*asked, "--tensor-type", rule).returncode == 0

@@ -127,7 +127,7 @@ def test_what_the_layout_is_not_built_for_is_refused(
 def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     arrays, config = model("mixtral")
     problem = refused(saved(tmp_path, arrays, config), Grid(1, ep=2))
-    assert problem == "the vLLM layout does not support experts that vLLM divides among ranks"
+    assert problem == "the vLLM layout does not support expert parallelism"
 
 
 @pytest.mark.parametrize(

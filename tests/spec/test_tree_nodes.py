@@ -126,7 +126,7 @@ def test_an_index_below_0_counts_from_the_last_layer() -> None:
 def test_no_weight_is_declared_under_an_index_below_0() -> None:
     with pytest.raises(
         IndexError,
-        match="only numbers of at least 0, such as 0, name a layer that is only declared",
+        match="use an index of at least 0: a tree that only declares weights has no end",
     ):
         Graph("g").weights().layers[-1]
 

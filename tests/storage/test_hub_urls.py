@@ -35,14 +35,14 @@ def test_a_url_is_parsed_as_huggingface_hub_does(url: str) -> None:
     [
         ("hf://", "the URL does not contain both an owner and a model name"),
         ("hf://gpt2", "the URL does not contain both an owner and a model name"),
-        ("hf://gpt2@main/a.bin", "`gpt2@main/a.bin` is not a name of a model"),
+        ("hf://gpt2@main/a.bin", "`gpt2@main/a.bin` is not a valid model name"),
         ("hf://datasets/org/a", "it is not a model: weightctl does not open datasets of the Hub"),
         ("hf://spaces/org/name/a", "it is not a model: weightctl does not open spaces of the Hub"),
-        ("hf://org/a--b", "`org/a--b` is not a name of a model"),
-        ("hf://org/name.git", "`org/name.git` is not a name of a model"),
-        ("hf://org/-name", "`org/-name` is not a name of a model"),
-        ("hf://org/name@", "`` is not a name of a revision"),
-        ("hf://org/name@..%2Fx", "`../x` is not a name of a revision"),
+        ("hf://org/a--b", "`org/a--b` is not a valid model name"),
+        ("hf://org/name.git", "`org/name.git` is not a valid model name"),
+        ("hf://org/-name", "`org/-name` is not a valid model name"),
+        ("hf://org/name@", "`` is not a valid revision name"),
+        ("hf://org/name@..%2Fx", "`../x` is not a valid revision name"),
     ],
 )  # fmt: skip
 def test_what_is_not_the_url_of_a_model_is_an_error(url: str, reason: str) -> None:

@@ -89,7 +89,7 @@ def test_a_model_file_gives_the_ids_of_sentencepiece_everywhere_but_where_it_is_
     expected = read_fixture()["ids"][name]
     assert otherwise(ids_of(tokenizer, TEXTS, tmp_path / "v.gguf"), expected) == in_llama_cpp
     assert otherwise(ids(back(tokenizer)), expected) == in_transformers
-    noted = [note for note in tokenizer.notes if "text of spaces only" in note]
+    noted = [note for note in tokenizer.notes if "consists only of spaces" in note]
     assert bool(noted) == bool(in_llama_cpp)
 
 
@@ -114,8 +114,9 @@ def test_spaces_that_a_bpe_removes_and_llama_cpp_keeps_are_noted(tmp_path: Path)
             "unigram identity removed",
             {"add_dummy_prefix": False},
             (
-                "it removes extra spaces and adds none before a text, but llama.cpp adds one "
-                "before each word when it removes them: text would be tokenized differently"
+                "the tokenizer removes extra spaces and adds no space before a text, but llama.cpp "
+                "adds a space before each word when it removes extra spaces: text would be "
+                "tokenized differently"
             ),
         ),
         ("unigram nmt_nfkc kept", {"charsmap": charsmap()[:-1]}, "damaged"),
@@ -214,8 +215,9 @@ def test_the_normalizer_is_stored_once_and_comes_back(tmp_path: Path) -> None:
             RUNS,
             pre_tokenizers.Metaspace(prepend_scheme="never"),
             (
-                "it removes extra spaces and adds none before a text, but llama.cpp adds one "
-                "before each word when it removes them: text would be tokenized differently"
+                "the tokenizer removes extra spaces and adds no space before a text, but llama.cpp "
+                "adds a space before each word when it removes extra spaces: text would be "
+                "tokenized differently"
             ),
         ),
         (None, WORDS, "WhitespaceSplit"),

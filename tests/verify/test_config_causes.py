@@ -147,7 +147,7 @@ def test_a_share_of_a_head_is_told_by_its_key() -> None:
 def test_a_share_and_the_number_that_it_makes_are_told_as_each_says_it() -> None:
     checkpoint = of_family("phi3")
     half = half_turned(checkpoint)
-    share = f"`{SHARE}` makes the rope dimensions 8"
+    share = f"`{SHARE}` sets the rope dimensions to 8"
     count = "`phi3.rope.dimension_count` is 16"
     gguf = as_gguf(checkpoint)
     assert compare(half, gguf) == {SHARE: f"{share}, and {count} in the reference"}
@@ -166,7 +166,7 @@ def test_what_no_key_of_gguf_says_is_told_by_the_architecture() -> None:
     checkpoint = of_family("llama")
     differences = compare(as_gguf(checkpoint), changed(checkpoint, hidden_act="relu"))
     assert differences == {
-        "general.architecture": "`general.architecture` makes the activation 'silu', "
+        "general.architecture": "`general.architecture` sets the activation to 'silu', "
         "and `hidden_act` is 'relu' in the reference"
     }
 

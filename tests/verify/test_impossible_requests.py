@@ -33,7 +33,7 @@ def with_tokenizer(tmp_path: Path) -> Subject:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"tokens": (1, 700)}, "the tokens 700 are not tokens of the model"),
+        ({"tokens": (1, 700)}, "the model does not have all of the given tokens: "),
         ({"tokens": ()}, "--tokens is empty"),
         ({"text": "hello"}, "no tokenizer for the text"),
     ],

@@ -187,7 +187,8 @@ def test_rules_that_make_other_text_of_tokens_are_a_problem(
     (problem,) = report_on(wrong, tiny_llama).problems
     assert problem.where.endswith("tokenizer.json")
     assert problem.text == (
-        "tokenizer.json differs from the reference in `decoder`, and a test text has other tokens"
+        "tokenizer.json differs from the reference in `decoder`, and a test text gives "
+        "different tokens"
     )
 
 
@@ -204,7 +205,7 @@ def test_flags_of_added_tokens_that_change_no_text_are_a_note(
     assert not report.problems
     (note,) = report.notes
     assert note.startswith("tokenizer.json differs from the reference in flags of added tokens 1")
-    assert note.endswith("a test text has the same tokens")
+    assert note.endswith("a test text gives the same tokens")
 
 
 def test_a_tokenizer_that_is_missing_is_named(healthy: Models, tmp_path: Path) -> None:

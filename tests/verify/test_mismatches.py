@@ -133,7 +133,7 @@ def test_other_names_and_other_encodings_are_told_by_the_shapes(
     out = renamed(tiny_llama, tmp_path / "renamed", lambda _: f"p{next(names)}")
     report = report_on(out, tmp_path / "tiny.gguf", ("names", "values"))
     assert finding(report, "renamed") == (
-        "A and B have tensors of the same shapes under other names: 0 of 30 names are in both"
+        "A and B have tensors of the same shapes under different names: 0 of 30 names are in both"
     )
 
 

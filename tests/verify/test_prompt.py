@@ -131,7 +131,7 @@ def test_a_text_of_nothing_is_refused(llama: Subject) -> None:
 
 def test_a_tokenizer_of_another_model_is_found_out(tmp_path: Path) -> None:
     subject = saved(tmp_path, small_models.llama(num_hidden_layers=1), tokenizer("llama2"))
-    with pytest.raises(TokenizerError, match="not tokens of the model"):
+    with pytest.raises(TokenizerError, match="does not have all tokens of the tokenizer"):
         made(subject)
 
 

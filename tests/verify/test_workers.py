@@ -184,5 +184,5 @@ def test_a_worker_with_other_files_or_another_version_refuses(
 
 
 def test_an_executor_that_does_not_exist_is_refused(model: Path) -> None:
-    with pytest.raises(ConversionError, match="does not name a kind of executor"):
+    with pytest.raises(ConversionError, match="is not an executor"):
         verify(Request(subject=Subject(model)), ["finite"], on="nowhere:2")

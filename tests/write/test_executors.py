@@ -246,11 +246,11 @@ def test_a_dask_cluster_that_is_not_there_is_named(model: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("on", "message"),
     [
-        ("cluster:3", "`cluster:3` does not name a kind of executor"),
+        ("cluster:3", "`cluster:3` is not an executor"),
         ("processes", "the number of processes in `processes:` must be from 1 to 1024"),
         ("dask", "`dask:` has no address of a scheduler"),
         ("ray://", "`ray://` has no address of a cluster"),
-        ("ranks:3", "`ranks:3` does not name a kind of executor"),
+        ("ranks:3", "`ranks:3` is not an executor"),
         ("processes:0", "the number of processes in `processes:0` must be"),
         ("processes:-1", "the number of processes in `processes:-1` must be"),
     ],
@@ -298,7 +298,7 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": "0.0.1"}, "but the run was started by 0.0.1"),
+        ({"version": "0.0.1"}, "but weightctl 0.0.1 started the run"),
         ({"codecs": "another"}, "a worker would write other bytes than this machine"),
         ({"purpose": Purpose("", "")}, "the input that a worker reads differs"),
     ],

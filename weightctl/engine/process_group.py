@@ -129,7 +129,7 @@ def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
         raise EngineError(
             f"process {started.rank} could not join the group of {started.count} "
             f"processes: {explain(error)}",
-            hint="check that all of them were started and that each calls `processes()`",
+            hint="check that all processes were started and that each calls `processes()`",
         ) from error
 
 

@@ -49,7 +49,7 @@ def _find_difference(fields: Fields) -> str | None:
     if fields["attention_bias"]:
         return "its attention has biases"
     if fields["rotated_layers"] != every_but(_PERIOD)(fields):
-        return "its layers with attention to all positions are not every fourth"
+        return "its layers with full attention are not exactly every fourth layer"
     return None
 
 

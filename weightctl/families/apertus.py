@@ -41,7 +41,7 @@ _ROPE = {
     "high_freq_factor": 4.0,
 }
 _NUMBERS = LayerValues(Real(-1e9, 1e9, is_closed=True))
-_ACTIVATION = "other activations are not supported, because llama.cpp has none for apertus"
+_ACTIVATION = "llama.cpp supports only `xielu` in apertus models"
 # Of each number of xIELU, whether its tensor has a dimension.
 _XIELU = {"alpha_n": True, "alpha_p": True, "beta": False, "eps": False}
 
@@ -96,7 +96,7 @@ def _check(fields: Fields) -> Fields:
 
 def _find_no_output(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model whose output is its embedding."""
-    return "it has no output of its own" if fields["tied"] else None
+    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 _LINES = adapt(

@@ -43,8 +43,8 @@ __all__ = ["FAMILY"]
 
 _FIRST = "model.layers.{}.attention."
 _REFUSED = {
-    "norm_head": "an output whose weights are normed when it is computed is not supported",
-    "multi_gate": "routers of several kinds of tokens are not supported",
+    "norm_head": "normalizing the weights of the output matrix is not supported",
+    "multi_gate": "several routers for different kinds of tokens are not supported",
     "use_sliding_window": "llama.cpp has no sliding windows for bailingmoe",
 }
 
@@ -59,10 +59,10 @@ def _find_missing(fields: Fields) -> str | None:
     if fields["attention_output_bias"]:
         return "its attention output has a bias"
     if fields["tied"]:
-        return "its output is its embedding"
+        return "its output matrix is tied to the embedding"
     if fields["dense_first"]:
         return "its first layers have no experts"
-    return None if fields["shared_count"] else "it has no MLP beside the experts"
+    return None if fields["shared_count"] else "it has no shared experts"
 
 
 FAMILY = Family(

@@ -27,7 +27,7 @@ _ONLINE = "weights that are quantized when they are loaded are not supported"
 def _find_difference(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model."""
     if not fields["tied"]:
-        return "it has an output of its own"
+        return "its output matrix is not tied to the embedding"
     return "its attention has biases" if fields["attention_bias"] else None
 
 

@@ -106,7 +106,7 @@ class RecognizedModel:
         return ArchitectureError(
             "\n  ".join(
                 [
-                    f"the checkpoint does not match the {self.family.name} of its config:",
+                    f"the checkpoint does not match its config (model family {self.family.name}):",
                     *list_first(folded, _MOST_NAMED),
                 ]
             ),
@@ -131,5 +131,5 @@ def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     if shape != info.shape:
         return f"`{name}` has shape {list(info.shape)} instead of {list(shape)}"
     if not info.encoding.is_real:
-        return f"`{name}` is stored as {info.encoding}, which model weights cannot have"
+        return f"`{name}` is stored as {info.encoding}, a type that model weights cannot have"
     return ""

@@ -149,7 +149,8 @@ def _one(value: MetadataValue, place: str) -> object:
         ):
             raise ArchitectureError(
                 f"{place} differs between layers, which is not supported",
-                hint="weightctl can still list and convert the tensors",
+                hint="weightctl can still list the tensors, and convert them with --names keep "
+                '(names="keep" in Python)',
             )
         content = content[0]
     return shortest(content) if value.type == "f32" and isinstance(content, float) else content

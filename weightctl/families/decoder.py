@@ -14,9 +14,9 @@ __all__ = ["DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "check_laye
 # How messages call fields with a value for each layer.
 _LISTED = {
     "windowed_layers": "attention types",
-    "rotated_layers": "whether RoPE is used",
-    "sparse_layers": "whether there are experts",
-    "chunked_layers": "whether there are chunks",
+    "rotated_layers": "the use of RoPE",
+    "sparse_layers": "the use of experts",
+    "chunked_layers": "the use of chunks",
 }
 
 # Of what queries and keys are normed: each head alike, or all heads together; or each head after

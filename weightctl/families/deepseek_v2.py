@@ -84,7 +84,10 @@ def _is_softmax(metadata: Mapping[str, MetadataValue]) -> bool:
 def _find_unlike(fields: Fields) -> str | None:
     """Return why llama.cpp does not compute what the model does."""
     if fields["expert_method"] == "groups":
-        return "it ranks groups of experts by their best two experts, DeepSeek-V2 by their best"
+        return (
+            "llama.cpp ranks a group of experts by its best two experts, but DeepSeek-V2 by its "
+            "best one"
+        )
     return find_unlike_latent(fields)
 
 

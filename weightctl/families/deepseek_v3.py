@@ -41,7 +41,7 @@ __all__ = ["FAMILY", "ONLY_NEIGHBORS"]
 
 ONLY_NEIGHBORS = Key(
     field="interleaved",
-    kind=Exactly(True, "only neighbors are rotated here"),
+    kind=Exactly(True, "only interleaved RoPE is supported in this family"),
     default=True,
     hugging_face="rope_interleave",
 )

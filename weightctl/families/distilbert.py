@@ -35,7 +35,7 @@ _KEYS = with_keys(
          "activation": "activation"},
     ),
     # transformers has it for all models.
-    Key(field="norm_epsilon", kind=Exactly(_EPSILON, "transformers has another in all models"),
+    Key(field="norm_epsilon", kind=Exactly(_EPSILON, f"transformers always uses {_EPSILON:g}"),
         default=_EPSILON),
     Key(field="norm_epsilon", kind=EPSILON, gguf="{arch}.attention.layer_norm_epsilon"),
     # llama.cpp asks for a count.
@@ -76,7 +76,7 @@ def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
 
 
 def _find_head(fields: Fields) -> str | None:
-    return "its classifier has a ReLU, and llama.cpp a tanh" if fields["labels"] else None
+    return "its classifier uses ReLU, but llama.cpp uses tanh" if fields["labels"] else None
 
 
 FAMILY = replace(

@@ -124,7 +124,7 @@ FAMILY = Family(
             written=True),
         Key(field="sparse_layers", kind=ONES, default=_mark_sparse, gguf_default=_mark_sparse),
         Key(field="least_sum", default=1e-12, hugging_face="moe_norm_min",
-            kind=Exactly(1e-12, "other bounds of the sum of shares are not supported")),
+            kind=Exactly(1e-12, "other lower limits of the sum of shares are not supported")),
         experts=64,
         used=6,
     ),

@@ -37,10 +37,10 @@ FAMILY = Family(
         DECODER_KEYS,
         *(
             Key(field=key.field, default=False, gguf_default=False, hugging_face=key.hugging_face,
-                kind=Exactly(False, "llama.cpp does not load biases of a EuroBERT"))
+                kind=Exactly(False, "llama.cpp does not load biases in EuroBERT"))
             for key in BIASES
         ),
-        Key(field="is_causal", kind=Exactly(False, "EuroBERT sees later tokens"),
+        Key(field="is_causal", kind=Exactly(False, "EuroBERT attends to later tokens"),
             gguf_default=False, gguf="{arch}.attention.causal", written=True),
         without=("tied",),
     ),

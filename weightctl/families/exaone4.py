@@ -79,7 +79,10 @@ def _find_other_windows(fields: Fields) -> str | None:
     has_window, layers = fields["sliding_window"] is not None, fields["layers"]
     if has_window != (layers == _LAYERS_OF_32B):
         found = "has a sliding window" if has_window else "has no sliding window"
-        return f"a model of {layers} layers {found}, but llama.cpp uses one for 64 layers alone"
+        return (
+            f"the model of {layers} layers {found}, but llama.cpp uses a sliding window in models "
+            f"of {_LAYERS_OF_32B} layers and in no others"
+        )
     return None
 
 

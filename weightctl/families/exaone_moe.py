@@ -54,7 +54,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _find_no_output(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model whose output is its embedding."""
-    return "it has no output of its own" if fields["tied"] else None
+    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 _DENSE_FIRST = from_layer("dense_first")

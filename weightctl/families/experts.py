@@ -221,7 +221,10 @@ def find_shared_heads(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model that has fewer KV heads than query heads."""
     if fields["kv_heads"] == fields["heads"]:
         return None
-    return f"{fields['heads']} query heads share {fields['kv_heads']} KV heads"
+    return (
+        f"it has {fields['heads']} query heads and {fields['kv_heads']} KV heads; the numbers must "
+        "be equal"
+    )
 
 
 def checking_experts(checked: Callable[[Fields], Fields]) -> Callable[[Fields], Fields]:

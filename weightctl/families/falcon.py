@@ -79,7 +79,7 @@ _KEYS = with_keys(
     Key(field="has_alibi", kind=Exactly(False, "ALiBi is not supported"), default=False,
         hugging_face="alibi"),
     Key(field="is_parallel", default=True, hugging_face="parallel_attn", written=True,
-        kind=Exactly(True, "attention and MLP one by one are not supported")),
+        kind=Exactly(True, "only parallel attention and MLP are supported")),
     Key(field="has_biases", kind=Exactly(False, "biases are not supported"), default=False,
         hugging_face="bias"),
 )  # fmt: skip

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 _MLP, _EXPERT = "model.layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
-_CLAMPED = "llama.cpp and weightctl compute the activation of gpt-oss with 1.702 and 7 alone"
+_CLAMPED = "llama.cpp and weightctl support only alpha 1.702 and limit 7 in gpt-oss"
 # What `GptOssConfig` takes where config.json says nothing of it.
 _ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -55,7 +55,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _find_missing(fields: Fields) -> str | None:
     if not fields["attention_bias"]:
         return "it has no attention biases"
-    return "its output is its embedding" if fields["tied"] else None
+    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 FAMILY = Family(

@@ -70,7 +70,7 @@ FAMILY = Family(
         *(replace(key, written=True) for key in DECODER_KEYS if key.field == "head_dim"),
         *BIASES[:2],
         Key(field="normed_heads", default=True, hugging_face="use_qk_norm",
-            kind=Exactly(True, "transformers norms queries and keys of all models")),
+            kind=Exactly(True, "transformers always normalizes queries and keys")),
         Key(field="shared_keys", default=False, hugging_face="use_cla",
             kind=Exactly(False, "layers that share keys and values are not supported")),
     ),

@@ -218,7 +218,7 @@ class Choice(NamedTuple):
         for word, meaning in self.meanings.items():
             if type(meaning) is type(value) and meaning == value:
                 return word
-        raise ValueError(f"is {show_value(value)}, which the key does not support")
+        raise ValueError(f"is {show_value(value)}, a value that the key does not support")
 
     def preferring(self, *words: str) -> Choice:
         """Return the same choice, in which these words are written before others."""

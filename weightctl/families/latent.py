@@ -52,8 +52,8 @@ def _find_latent_key(fields: Fields) -> int:
 
 
 _JOINED_HEADS = (
-    "GGUF files of models with latent vectors that have keys and values of all heads in one tensor "
-    "are not supported; convert the original checkpoint again"
+    "GGUF files with `attn_kv_b` tensors instead of `attn_k_b` and `attn_v_b` are not supported; "
+    "convert the original checkpoint again"
 )
 
 # Those of a head are in GGUF its key and the rotated part, elsewhere the two parts of a key. All
@@ -138,8 +138,8 @@ def check_latent(fields: Fields) -> Fields:
     rotated, plain = fields["rope_dimensions"], fields["plain_dimensions"]
     if rotated % 2 or plain < 1:
         raise ValueError(
-            f"a head of {rotated + plain} elements with {rotated} rotary dimensions is not valid; "
-            "their number must be even and less"
+            f"{rotated} rotary dimensions are not valid for a head of {rotated + plain} elements; "
+            f"the number must be even and less than {rotated + plain}"
         )
     stretched = scaling(fields)
     share = 1.0
@@ -159,11 +159,11 @@ def check_latent(fields: Fields) -> Fields:
 def find_unlike_latent(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model of its `deepseek2`, or computes something else."""
     if fields["scaling.kind"] == "linear":
-        return "it multiplies the scores of models with `linear` RoPE scaling by another number"
+        return "llama.cpp scales attention scores differently in models with `linear` RoPE scaling"
     # It tells by the layers, and in one case the vocabulary, whether queries have latent vectors.
     layers = fields["layers"]
     is_lite = layers in {26, 27} or (layers == 48 and fields["vocabulary"] == 128256)
     if is_lite == (fields["query_rank"] is None):
         return None
-    queries = "with" if is_lite else "without"
-    return f"it does not support {layers} layers {queries} latent vectors of queries"
+    queries = "without" if is_lite else "with"
+    return f"llama.cpp supports {layers} layers only {queries} latent queries (`q_lora_rank`)"

@@ -79,12 +79,12 @@ def _find_difference(fields: Fields) -> str | None:
     if fields["attention_bias"]:
         return "its attention has biases"
     if fields["sparse_layers"] != _by_step(fields):
-        return "its layers with experts are not those of `interleave_moe_layer_step`"
+        return "its layers with experts are not those that `interleave_moe_layer_step` selects"
     if fields["layers"] < _PERIOD:
         return f"it has fewer than {_PERIOD} layers"
     regular = _EVERY_FOURTH(fields)
     if fields["rotated_layers"] != regular or fields["chunked_layers"] != regular:
-        return "its layers without chunks and positions are not every fourth"
+        return "its layers without RoPE and chunked attention are not exactly every fourth layer"
     return None
 
 

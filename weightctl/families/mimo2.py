@@ -149,7 +149,7 @@ _WINDOWS = (
 
 
 def _find_missing(fields: Fields) -> str | None:
-    return "its output is its embedding" if fields["tied"] else None
+    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 _DECODER_KEYS = with_keys(

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILY"]
 
-_SCALED = "llama.cpp multiplies by the numbers of the published model alone"
 _SCALES = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 _WIDTH = quotient("hidden", "heads")
 # llama.cpp has keys and values of all heads, and a name for their sizes.
@@ -102,7 +101,8 @@ FAMILY = Family(
         NO_BIASES,
         NO_MLP_BIASES,
         *(
-            Key(field=name, kind=Exactly(value, _SCALED), default=value, hugging_face=name)
+            Key(field=name, kind=Exactly(value, f"llama.cpp always uses {value}"), default=value,
+                hugging_face=name)
             for name, value in _SCALES.items()
         ),
         sizes=(_KV_HEADS, *_SIZES),

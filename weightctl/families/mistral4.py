@@ -86,7 +86,7 @@ def _find_share(fields: Fields) -> float:
 def _find_unlike(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model, or computes something else."""
     if fields["scaling.kind"] == "yarn" and fields["scaling.mscale_all_dim"] != 1:
-        return "it takes for granted that `mscale` and `mscale_all_dim` are 1"
+        return "llama.cpp always uses 1 for `mscale` and `mscale_all_dim`"
     return find_unlike_latent(fields)
 
 

@@ -150,7 +150,7 @@ FAMILY = Family(
                 Key(field="activation", kind=Choice({"gelu": "gelu", "silu": "silu"}),
                     default="gelu", gguf_default="gelu", gguf="{arch}.hidden_activation",
                     hugging_face="hidden_activation"),
-                Key(field="is_causal", kind=Exactly(False, "ModernBERT sees later tokens"),
+                Key(field="is_causal", kind=Exactly(False, "ModernBERT attends to later tokens"),
                     gguf_default=False, gguf="{arch}.attention.causal", written=True),
                 without=("tied", "experts", "value_dim"),
             ),
@@ -158,7 +158,7 @@ FAMILY = Family(
         ),
         *(
             Key(field=field, default=False, hugging_face=name,
-                kind=Exactly(False, "llama.cpp does not load biases of a ModernBERT"))
+                kind=Exactly(False, "llama.cpp does not load biases in ModernBERT"))
             for field, name in _BIASES.items()
         ),
         Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,

@@ -43,7 +43,7 @@ def _find_missing(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model that lacks some tensors."""
     if not (fields["attention_bias"] and fields["output_bias"]):
         return "its attention or its output has no biases"
-    return "it has no output of its own" if fields["tied"] else None
+    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 def _check(fields: Fields) -> Fields:

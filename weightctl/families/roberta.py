@@ -39,8 +39,9 @@ def _find_context(fields: Fields) -> int:
     found: int = fields["table_rows"] - fields["padding"] - 1
     if found < 1:
         raise ValueError(
-            f"(the number of positions) would be {found}: `max_position_embeddings` also "
-            f"counts the {fields['padding'] + 1} reserved rows, up to that of `pad_token_id`"
+            f"(the number of positions) would be {found}: `max_position_embeddings` is "
+            f"{fields['table_rows']}, and the first {fields['padding'] + 1} rows (up to row "
+            "`pad_token_id`) are reserved"
         )
     return found
 

@@ -190,8 +190,8 @@ def _find_multiplier(stretched: RopeScaling) -> float:
     multiplier = stretched.mscale_all_dim
     if not multiplier or stretched.mscale != multiplier or stretched.attention_factor is not None:
         raise ValueError(
-            "`mscale` and `mscale_all_dim` of its `yarn` scaling are not the same number, which "
-            "llama.cpp takes for granted in this family"
+            "`mscale` and `mscale_all_dim` of its `yarn` scaling differ, but llama.cpp assumes "
+            "that they are equal in this family"
         )
     return multiplier
 

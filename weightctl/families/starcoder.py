@@ -15,7 +15,7 @@ from weightctl.families.kinds import HEADS, Exactly
 
 __all__ = ["FAMILY"]
 
-_SHARED = "models with a key for each query head are not supported"
+_SHARED = "models with one KV head for each query head are not supported"
 
 FAMILY = replace(
     GPT2,

@@ -136,7 +136,8 @@ class Cursor:
         if length > self.file.size - self.offset:
             self.offset = start
             raise self.fail(
-                f"{what} has a stated length of {length} bytes; the file ends before that"
+                f"{what} has a stated length of {length} bytes, which do not fit into the rest "
+                "of the file"
             )
         place = self._place(length, what)
         decoded = str(self._window[place : place + length], "utf-8", "surrogateescape")
@@ -189,7 +190,8 @@ class Cursor:
         count = self.count()
         if count * self._smallest(kind) > self.file.size - self.offset:
             raise self.fail(
-                f"`{key}` has a stated length of {count} elements; the file ends before that"
+                f"`{key}` has a stated length of {count} elements, which do not fit into the rest "
+                "of the file"
             )
         return kind, count
 

@@ -101,7 +101,7 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
         limit = (
             "the format allows at most 100 MB"
             if length > _MAX_HEADER
-            else f"the file ends before that, and at least {missing} bytes are missing"
+            else f"at least {missing} bytes of the file are missing"
         )
         raise FormatError(
             file.path,

@@ -107,8 +107,8 @@ class Switch(NamedTuple):
             listed = read._replace(weight_map=weight_map)
         first = next(iter(paths.values()))
         note = (
-            f"the run that replaced {_set_name(self.leading)} has not finished: its new "
-            "files are read under their temporary names; if it was stopped, run the same "
+            f"the run that is replacing {_set_name(self.leading)} has not finished: the new "
+            "files are read under their temporary names; if the run was stopped, run the same "
             "command again to finish it"
         )
         return PartSet(recognize_format(open_reader(first)), tuple(paths.values()), listed, (note,))
@@ -172,8 +172,8 @@ def read_switch(path: str) -> Switch:
     raise FormatError(
         path,
         None,
-        "this file has the name of a journal of a weightctl run that replaces a checkpoint, but "
-        "it is not a valid one",
+        "this file has the name of the journal that weightctl writes while it replaces a "
+        "checkpoint, but it is not a valid journal",
         hint="move the file to another directory, then run the command again",
     )
 

@@ -313,7 +313,10 @@ class Attention(Divisible):
 
     def _projections(self, x: Value, source: Value | None) -> tuple[Value, ...]:
         if self.fused and source is not None:
-            raise GraphError("one projection of queries, keys and values has one input")
+            raise GraphError(
+                "a fused projection of queries, keys and values cannot read keys and values from "
+                "another input"
+            )
         if self.fused:
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
         read = x if source is None else source

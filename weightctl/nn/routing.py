@@ -53,8 +53,10 @@ class Routing:
             )
         if self.count % self.groups or not 0 < self.groups_used <= self.groups:
             raise GraphError(
-                f"{self.count} experts cannot be divided into {self.groups} groups if "
-                f"{self.groups_used} of them are used"
+                f"{self.count} experts in {self.groups} groups are not possible, with "
+                f"{self.groups_used} groups in use",
+                hint="`count` must be a multiple of `groups`, and `groups_used` at least 1 and at "
+                "most `groups`",
             )
 
     def shares(self, values: Value, correction: Value | None = None) -> Value:

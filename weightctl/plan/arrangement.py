@@ -39,7 +39,7 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
         if not select_names(names, [pattern]):
             raise ConversionError(
                 f"no tensor matches `{pattern}`",
-                hint=f"`*{pattern}` does: a pattern must match the whole name"
+                hint=f"a pattern must match the whole name: use `*{pattern}`"
                 if select_names(names, [f"*{pattern}"])
                 else f"{plan.names_hint}; `*` matches anything",
             )

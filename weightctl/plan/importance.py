@@ -50,7 +50,7 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
             "an importance matrix only applies to block types, but no tensor is quantized to one",
-            hint="choose one, for example --quant Q4_K (quant in Python)",
+            hint="choose a block type, for example --quant Q4_K (quant in Python)",
         )
     values, path = importance.values, importance.path
     names = {item.info.name for item in plan.items}
@@ -132,9 +132,9 @@ def _notes(
     if idle:
         total = sum(prod(item.info.shape[:-2]) for item in weighted if item.info.name in idle)
         yield (
-            f"the importance in {path} is 0 for {sum(idle.values())} of {total} matrices of "
-            f"{len(idle)} tensor{'s' * (len(idle) > 1)}, which are quantized without it: "
-            f"{few(idle)}"
+            f"{sum(idle.values())} of {total} matrices in {len(idle)} tensor"
+            f"{'s' * (len(idle) > 1)} have importance 0 in {path}, and are quantized without "
+            f"it: {few(idle)}"
         )
     # Entries for tensors that are not part of the plan are not reported.
     known = {*plan.source.header.tensors, *(item.info.name for item in items)}

@@ -131,11 +131,11 @@ def choose(
     known = {info.name: (names or {}).get(info.name, info.name) for info in tensors}
     if not goes_by_role(recipe, [_rename_tensor(info, known) for info in tensors], metadata):
         remedy = (
-            "use `default` instead of `base`: it does not need them"
+            "write `default` instead of `base`: `default` does not depend on names or metadata"
             if recipe.path
-            else "a model of a supported family has them if its config.json is beside it; for one "
-            f"type, use --quant {recipe.otherwise} (quant in Python); for types by name, use "
-            "--tensor-type (tensor_types in Python) or a TOML file"
+            else "if weightctl supports the model family, put the model's config.json beside the "
+            f"input; for a single type, use --quant {recipe.otherwise} (quant in Python); to "
+            "choose types by name, use --tensor-type (tensor_types in Python) or a TOML file"
         )
         raise ConversionError(
             f"the recipe {recipe.name} needs GGUF's names and metadata, which this model does not "

@@ -142,7 +142,7 @@ def _read_lines(
         if not isinstance(kind, str) or _fold(kind) not in {"KEEP", _fold(str(choice))}:
             raise ConversionError(
                 f"{path}: the type of `{pattern}` is {kind!r}",
-                hint=f"a weight is stored as '{choice}', the default, or left as it is: 'keep'",
+                hint=f"write '{choice}', the default, or 'keep', which leaves weights unchanged",
             )
         try:
             yield regular_expression(pattern), _fold(kind) != "KEEP"

@@ -186,7 +186,8 @@ def _refuse(
     if not quantized:
         raise ConversionError(
             f"no weight can be stored as {recipe.choice}: the model has no matrices in layers",
-            hint="a recipe file names further weights, by patterns",
+            hint="to choose weights by name, use a recipe file: --quant FILE.toml (quant in "
+            "Python)",
         )
     keeps = recipe.choice.scheme.keeps
     twice = [

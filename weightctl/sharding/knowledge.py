@@ -95,9 +95,8 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
     if rest:
         are = "is" if len(rest) == 1 else "are"
         yield (
-            f"{pluralize(len(rest), 'tensor')} {are} not split, because "
-            f"{'it is' if len(rest) == 1 else 'they are'} not a part of {family}, for example "
-            f"`{rest[0]}`"
+            f"{pluralize(len(rest), 'tensor')} (for example `{rest[0]}`) {are} not split, because "
+            f"{'it is' if len(rest) == 1 else 'they are'} not a part of {family}"
         )
 
 

@@ -57,7 +57,8 @@ def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
     block = weight.blocks[place.axis]
     if any(run.start % block for run in place.runs):
         reason = (
-            f"it consists of several matrices, which do not start on blocks of {block} elements"
+            "it consists of several matrices, and not all of them start at a multiple of the block "
+            f"size, {block} elements"
         )
         raise _cannot_cut(
             place,
@@ -84,7 +85,7 @@ def _too_few_heads(
     place, reason = group[0], f"the model has {heads}"
     if heads.ranges(ranks) is not None:
         place = max(group, key=_block)
-        reason += f", in blocks of {_block(place)} elements"
+        reason += f", and the weight has blocks of {_block(place)} elements"
     return _cannot_cut(place, ranks, reason, ranks_that_work(works))
 
 

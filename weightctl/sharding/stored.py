@@ -65,7 +65,7 @@ def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
     if axes is None:
         whole = tuple(Footprint(each.info, (None,) * len(shape)) for each in stored.tensors)
         refusal = (
-            f"it is stored as {stored.weight.label}, whose tensors cannot be split in the same way"
+            f"it is stored as {stored.weight.label}, and weightctl cannot split its stored tensors"
         )
         return WeightFootprint(name, shape, whole, refusal)
     footprints = (

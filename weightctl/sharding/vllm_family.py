@@ -56,7 +56,7 @@ def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
 
 def _refuse_grid(plan: ShardPlan) -> None:
     for name, size, what in (
-        ("ep", plan.grid.ep, "experts that vLLM divides among ranks"),
+        ("ep", plan.grid.ep, "expert parallelism"),
         ("pp", plan.grid.pp, "pipeline stages"),
     ):
         if size > 1:

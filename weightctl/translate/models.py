@@ -35,6 +35,10 @@ __all__ = ["Translation", "translate"]
 
 _NO_TOKENIZER = "none"
 _MOST_NAMED = 4
+_POOLING = (
+    "the pooling of sentence embeddings is not written: copy `modules.json` and the directory "
+    "`1_Pooling` from the original model"
+)
 _YARN_BETAS = (32.0, 1.0)
 _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging Face"}
 
@@ -200,7 +204,7 @@ def _to_hugging_face(
     documents: dict[str, bytes] = {}
     notes: tuple[str, ...] = ()
     if f"{family.gguf_name}.pooling_type" in metadata and not fields.get("labels"):
-        notes += ("the pooling of sentence embeddings is not written: add it as `1_Pooling`",)
+        notes += (_POOLING,)
     if words is None:
         notes += ("the GGUF has no tokenizer, so no tokenizer files are written",)
     else:

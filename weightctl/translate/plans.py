@@ -242,7 +242,7 @@ def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
         return {CONFIG: json_document(document)}
     except RecursionError as error:
         raise ConversionError(
-            f"{CONFIG} is nested too deeply to be written without the quantization",
+            f"{CONFIG} is nested too deeply, so its quantization settings cannot be removed",
             hint="check that the config belongs to this checkpoint",
         ) from error
 

@@ -169,7 +169,7 @@ def _open_for(job: CheckJob) -> Request:
     _OPENED.clear()
     if job.version != __version__:
         raise ConversionError(
-            f"a worker has weightctl {__version__}, but the run was started by {job.version}",
+            f"a worker has weightctl {__version__}, but weightctl {job.version} started the run",
             hint="install the same version on all machines",
         )
     subjects = [Subject(path, format_name) for path, format_name in job.paths]

@@ -198,7 +198,7 @@ def _is_ours(given: Sequence[Any]) -> bool:
 def _unwritable(function: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"{function} cannot write into a weight: its data is read-only",
-        hint="`data.to_numpy()` is an array of the same memory, if NumPy has the dtype",
+        hint="use `data.to_numpy()` instead, an array of the same memory, if it is writable",
     )
 
 

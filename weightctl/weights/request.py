@@ -77,8 +77,7 @@ def make_request(
         )
         raise GraphError(
             f"`{name}` cannot be declared without {lacking}",
-            hint="no checkpoint is open that defines it: pass it here, or open a checkpoint with "
-            "`open_weights`",
+            hint=f"pass {lacking}, or use `open_weights` to open a checkpoint that has this tensor",
         )
     if quantization is not None and dtype is DType.uint8:
         dtype, shape = DType.float32, in_elements(name, shape, quantization.encoding)

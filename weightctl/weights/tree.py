@@ -269,7 +269,7 @@ class Checkpoint(ArrayOperators, Weights):
             raise MissingIndexError(
                 f"{where} has {len(numbers)} numbered children, so index {place} is before "
                 "the first",
-                hint="only numbers of at least 0, such as 0, name a layer that is only declared"
+                hint="use an index of at least 0: a tree that only declares weights has no end"
                 if _is_declaring(self)
                 else "`keys()` lists the children",
             )

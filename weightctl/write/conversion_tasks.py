@@ -345,8 +345,8 @@ def _refusal(chunk: Chunk, error: NonFiniteError) -> ConversionError:
             f"{what} {made.encoding} cannot hold", hint=f"to keep the value, use {kept}"
         )
     return ConversionError(
-        f"{what} overflows the scale of its {made.encoding} block, with the importance of its "
-        "columns",
+        f"{what} overflows the scale of its {made.encoding} block if the importance of the "
+        "columns is used",
         hint="check the importance matrix; without --imatrix (imatrix in Python) the value may "
         f"fit; to keep it in any case, use {kept}",
     )

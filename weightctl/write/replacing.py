@@ -86,8 +86,8 @@ def complete(path: str, *, force: bool) -> None:
     wrong = [*missing, *switch.list_changed()]
     if wrong and not force:
         raise OutputError(
-            f"{switch.path_of(wrong[0])} was changed or removed after the run that was replacing "
-            "its checkpoint was stopped",
+            "a run that was replacing this checkpoint was stopped, and "
+            f"{switch.path_of(wrong[0])} was changed or removed afterwards",
             hint="to replace the checkpoint, use --force (force=True in Python); to keep the "
             f"files, remove {record}",
         )

@@ -115,7 +115,7 @@ def _files(directory: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     lines = [
         f"{few(group)} is {found.what}{found.more}"
         if len(group) == 1
-        else f"{few(group)} are {len(group)} files: each is {found.what}"
+        else f"{few(group)}: each of these {len(group)} files is {found.what}"
         for group, found in groups.values()
     ]
     return list_first(lines, _MOST_LINES, "kinds of files"), [

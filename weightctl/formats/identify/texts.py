@@ -26,12 +26,13 @@ _KEY = re.compile(r'"([^"\\]{1,40})"\s{0,9}:')
 _REASONS = ("error", "message", "detail", "msg", "errors")
 
 _DIRECTORY = "use the directory that contains it"
+_INDEX = FORMATS["safetensors"].suffix + INDEX_SUFFIX
 # Keys of a JSON file, what a file with these keys is, and what to do.
 _JSON: tuple[tuple[frozenset[str], str, str], ...] = (
     (frozenset({"weightsManifest"}), "a TensorFlow.js model", ELSEWHERE),
     (frozenset({"modelTopology"}), "a TensorFlow.js model", ELSEWHERE),
-    (frozenset({"weight_map"}), "an index of parts whose name is not that of an index",
-     f"copy it to NAME{FORMATS['safetensors'].suffix}{INDEX_SUFFIX}, with the NAME of its parts"),
+    (frozenset({"weight_map"}), f"the index of a split checkpoint, but not named NAME{_INDEX}",
+     f"copy it to NAME{_INDEX}; its parts are named NAME-00001-of-..."),
     (frozenset({"added_tokens"}), "a tokenizer, not weights", _DIRECTORY),
     (frozenset({"model_type"}), "a model's config, not its weights", _DIRECTORY),
     (frozenset({"architectures"}), "a model's config, not its weights", _DIRECTORY),

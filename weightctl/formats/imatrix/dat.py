@@ -62,7 +62,7 @@ def read(file: Reader) -> Recorded:
         raise FormatError(
             file.path,
             0,
-            f"the file states {count} entries, which is more than any model has matrices",
+            f"the file states {count} entries, more than the limit of {_MOST}",
             hint=_DAMAGED,
         )
     entries: dict[str, ImportanceEntry] = {}

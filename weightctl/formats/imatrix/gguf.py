@@ -40,7 +40,7 @@ def read(path: str) -> Recorded:
     for name in header.tensors:
         if name.endswith(_COUNTS) and name.removesuffix(_COUNTS) not in names:
             raise _error(
-                header, name, f"the tensor `{name.removesuffix(_COUNTS)}{_SUMS}` for it is missing"
+                header, name, f"the matching `{name.removesuffix(_COUNTS)}{_SUMS}` is missing"
             )
     entries = [entry for name in names if (entry := _entry(source, name)) is not None]
     if not entries:
@@ -68,7 +68,7 @@ def _entry(source: FileSource, name: str) -> ImportanceEntry | None:
     """Return an entry; None if it is empty, because llama.cpp skips empty entries."""
     header = source.header
     if name + _COUNTS not in header.tensors:
-        raise _error(header, name + _SUMS, f"the tensor `{name}{_COUNTS}` for it is missing")
+        raise _error(header, name + _SUMS, f"the matching `{name}{_COUNTS}` is missing")
     sums, counts = _open_values(source, name + _SUMS), _open_values(source, name + _COUNTS)
     if not sums.size or not counts.size:
         return None

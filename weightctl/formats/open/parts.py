@@ -47,8 +47,8 @@ _MANY = 1000
 _MOST_REASONS = 3
 _LONGEST_REASON = 200
 _ASIDE = (
-    "the run that replaced {} was stopped: the old files are read; run the same command again "
-    "to replace them"
+    "the run that was replacing {} was stopped, so the old files are read; run the same command "
+    "again to replace them"
 )
 _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Python)"
 _VERSIONS = "check that the download is complete and that all parts belong to the same version"
@@ -199,8 +199,8 @@ def _read(
     if parts.listed is not None:
         extra = extra_parts(parts.listed)
         if extra:
-            files = f"{len(extra)} file{'s' * (len(extra) > 1)}"
-            problems.append(f"{files} named like parts but not in the index ({few(extra)})")
+            are = "1 file is" if len(extra) == 1 else f"{len(extra)} files are"
+            problems.append(f"{are} named like parts, but not in the index ({few(extra)})")
         problems += disagreements(parts.listed, headers)
     if problems:
         raise _error(path, parts, problems, failures, missing)
@@ -239,7 +239,8 @@ def _error(
         hint = f"{_VERSIONS}. {_PARTIAL}"
     if any(map(asides_of, missing[:_MOST_REASONS])):
         hint = (
-            "the run that replaced them was stopped; run the same `weightctl convert` command again"
+            "the run that was replacing these files was stopped; run the same `weightctl convert` "
+            "command again"
         )
     return FormatError(where, None, message, hint=hint)
 

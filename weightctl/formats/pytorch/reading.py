@@ -254,8 +254,8 @@ def _warnings(file: Reader, stream: Stream) -> Iterator[str]:
     if dangerous:
         yield (
             f"{file.path}: loading this file in other programs can run code, because its "
-            f"pickle names {_few(dangerous)}; weightctl runs no code of it, and "
-            "`weightctl ls --scan` lists what it names"
+            f"pickle names {_few(dangerous)}; weightctl does not run this code, "
+            "and `weightctl ls --scan` lists all that the pickle names"
         )
 
 

@@ -175,7 +175,10 @@ def _problem(info: TensorInfo) -> str:
     if str(name).startswith(("qint", "quint")):
         return "quantized values with a scale, which weightctl cannot write"
     if encoding.block > 1 and info.row % encoding.block:
-        return f"{encoding.name} with rows of {info.row} elements; PyTorch stores pairs"
+        return (
+            f"{encoding.name} with rows of {info.row} elements; PyTorch stores these elements in "
+            "pairs"
+        )
     return ""
 
 

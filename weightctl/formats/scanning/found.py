@@ -102,7 +102,7 @@ def read_allow_file(path: str) -> list[str]:
         raw = read_start(path, _LARGEST_FILE + 1)
         text = raw.decode()
     except UnicodeDecodeError:
-        raise WeightctlError(f"{path} is not a text file", hint=hint) from None
+        raise WeightctlError(f"{path} is not UTF-8 text", hint=hint) from None
     except OSError as error:
         raise WeightctlError(f"{path}: {error.strerror}", hint=hint) from error
     if len(raw) > _LARGEST_FILE:

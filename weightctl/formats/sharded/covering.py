@@ -87,7 +87,7 @@ class _Search:
             self._left -= 1 + len(there)
             if self._left < 0:
                 raise ValueError(
-                    "its shards have more, and more irregular, ranges than any sharding produces"
+                    "its shards have too many or too irregular ranges; no sharding produces them"
                 )
             inner = self.gap(place + 1, tuple(sorted(there)))
             if inner is not None:

@@ -25,8 +25,8 @@ __all__ = ["read_ranks"]
 
 _MOST_NAMED = 5
 _HINT = (
-    "check that all ranks are from one run and that the copy is complete; `weightctl "
-    "shard` writes them again"
+    "check that the files of all ranks are from one run and that the copy is complete; "
+    "`weightctl shard` writes these files again"
 )
 
 

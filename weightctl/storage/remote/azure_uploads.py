@@ -304,8 +304,8 @@ def _translate(error: AzureError | FormatError, path: str) -> OutputError:
     elif isinstance(error, ClientAuthenticationError):
         reason, hint = ": no credentials were found", LOGIN_HINTS["az"]
     elif code in {"InvalidBlobOrBlock", "InvalidBlockId"}:
-        reason = " cannot be written: another tool has left blocks that do not fit"
-        hint = "use another name; the store removes the blocks after a week"
+        reason = " cannot be written: another tool has begun to upload an object of this name"
+        hint = "use another name; the store removes the unfinished upload after a week"
     # Messages of other errors may have a URL with a signature.
     return kind(f"{path}{reason}", hint=hint)
 

@@ -253,8 +253,8 @@ def ask(
         reason = getattr(error, "reason", None) or error
         raise FormatError(
             url, None, f"the Hugging Face Hub cannot be reached: {reason}",
-            hint="check the network connection, and HF_ENDPOINT if it is set; HF_HUB_OFFLINE=1 "
-            "reads what is in the cache",
+            hint="check the network connection, and HF_ENDPOINT if it is set; to read "
+            "only from the cache, set HF_HUB_OFFLINE=1",
         ) from error  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def _explain(error: HubError, place: HubPath, url: str) -> OutputError:
     if error.status in {400, 422} and error.text:
         return OutputError(
             f"{url}: the Hugging Face Hub refused the commit: {printable(error.text)[:_LONGEST]}",
-            hint="change what it names, and run the command again",
+            hint="correct the cause that the Hub states, and run the command again",
         )
     if error.status == 403 and error.code != "GatedRepo":
         return OutputError(

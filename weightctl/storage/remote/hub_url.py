@@ -48,7 +48,7 @@ def parse_hub_url(url: str) -> HubPath:
         )
     repository = f"{owner}/{name}"
     if not _is_repository(owner, name):
-        raise FormatError(url, None, f"`{repository}` is not a name of a model", hint=_USE)
+        raise FormatError(url, None, f"`{repository}` is not a valid model name", hint=_USE)
     revision = MAIN
     if below.startswith("@"):
         reference = _REFERENCE.match(below, 1)
@@ -56,7 +56,7 @@ def parse_hub_url(url: str) -> HubPath:
         revision, below = unquote(below[1:end]), below[end:]
         if not is_safe_path(revision):
             raise FormatError(
-                url, None, f"`{revision}` is not a name of a revision",
+                url, None, f"`{revision}` is not a valid revision name",
                 hint="use a branch, a tag or a commit after @, such as hf://OWNER/NAME@main",
             )  # fmt: skip
     return HubPath(repository, revision, below.strip("/"))

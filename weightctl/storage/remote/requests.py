@@ -44,8 +44,8 @@ NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=
 # Statuses of requests that are refused, as obstore writes them; they fail again if repeated.
 _REFUSED = (400, 405, 409, 410, 411, 413, 414, 416)
 LOGIN_HINTS = {
-    "hf": "set HF_TOKEN, or log in with `hf auth login`; the model may need access to be granted "
-    "on its page",
+    "hf": "set HF_TOKEN, or log in with `hf auth login`; for some models, you must also ask for "
+    "access on their page",
     "s3": "check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN "
     "for temporary credentials; for a public bucket, use --anonymous",
     "gs": "check GOOGLE_APPLICATION_CREDENTIALS, or log in with `gcloud auth application-default "

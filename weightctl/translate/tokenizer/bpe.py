@@ -249,7 +249,7 @@ def _unknown(document: Mapping[str, Any], rule: PreTokenizerRule, where: str) ->
         f"{where}: GGUF has no name for this pre-tokenizer (SHA-256 of its rule: "
         f"{hash_rule(rule)}): {show_rule_parts(document)}. The nearest that llama.cpp has is "
         f"`{nearest}`, which splits text in other places: {text}",
-        hint="it needs support in llama.cpp and a line in "
+        hint="this pre-tokenizer needs support in llama.cpp, and a line in "
         f"weightctl/translate/tokenizer/pre_names.py; {KEEP_HINT}",
     )
 

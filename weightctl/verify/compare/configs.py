@@ -118,10 +118,10 @@ def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> st
     if windows[0] == windows[1] or not _is_no_window(subject, reference):
         return ""
     here, there = map(_show, windows)
-    return (
-        f"the sliding window is {here} here and {there} in the reference; this has no effect "
-        f"on texts that fit, or llama.cpp has no window for {subject.family.name}"
-    )
+    why = f"llama.cpp does not use a sliding window for {subject.family.name}"
+    if _covers_context(subject, reference):
+        why = "a window that is not smaller than the context has no effect"
+    return f"the sliding window is {here} here and {there} in the reference; {why}"
 
 
 def _list_unequal(
@@ -163,11 +163,17 @@ def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
     """Whether GGUF may leave out a sliding window, since llama.cpp ignores it."""
     pair = {each.convention: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
-    windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     may_lack = len(pair) == 2 and in_gguf is None and not subject.family.keeps_window
-    contexts = [each.config.context for each in (subject, reference)]
-    is_wide = all(w is None or w >= c for w, c in zip(windows, contexts, strict=True))
-    return may_lack or is_wide
+    return may_lack or _covers_context(subject, reference)
+
+
+def _covers_context(subject: RecognizedModel, reference: RecognizedModel) -> bool:
+    """Whether neither model has a sliding window that is smaller than its context."""
+    for each in (subject, reference):
+        window = getattr(each.config, "sliding_window", None)
+        if window is not None and window < each.config.context:
+            return False
+    return True
 
 
 def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
@@ -219,7 +225,7 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
 def _say_value(where: Spelling, name: str, value: Any) -> str:
     """Return a value with its key, or with the key that it follows from."""
     if where.follows:
-        return f"`{where.key}` makes the {name} {_show(value)}"
+        return f"`{where.key}` sets the {name} to {_show(value)}"
     return f"`{where.key}` is {_show(value)}"
 
 

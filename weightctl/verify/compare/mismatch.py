@@ -212,8 +212,8 @@ def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Misma
     common = len({*own} & {*other})
     counts = f"{number(common)} of {number(fewest)} names {'is' if common == 1 else 'are'} in both"
     if _count_shapes(own) == _count_shapes(other):
-        text = f"A and B have tensors of the same shapes under other names: {counts}"
-        return Mismatch(_OTHER_NAMES, text, "A and B have other names", pairing)
+        text = f"A and B have tensors of the same shapes under different names: {counts}"
+        return Mismatch(_OTHER_NAMES, text, "A and B have different tensor names", pairing)
     return _make_different(
         f"A and B are probably different models: {counts}, and fewer than half of the tensors "
         "have equal values under other names"
@@ -229,7 +229,7 @@ def _make_renamed(
     changed = sum(name != new for name, new in names.items())
     text = f"A has {changed} of {fewest} tensors of B under other names: {detail}"
     pairing = pair_renamed(subject, reference, names)
-    return Mismatch(_OTHER_NAMES, text, "A and B have other names", pairing)
+    return Mismatch(_OTHER_NAMES, text, "A and B have different tensor names", pairing)
 
 
 def _list_names(reference: Subject) -> Iterable[str]:

@@ -115,7 +115,7 @@ def name_layer(number: int) -> str:
 
 def explain_unbuilt(error: WeightctlError) -> str:
     """Return in one line why a checkpoint is not a model that can run."""
-    return f"the model cannot be built: {error.headline} (see `names`)"
+    return f"the model cannot be built: {error.headline} (see the check `names`)"
 
 
 class Flow(NamedTuple):

@@ -101,7 +101,9 @@ def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Pro
     if not tokens:
         raise ConversionError("--tokens is empty (tokens in Python)", hint=_TOKENS_HINT)
     if strange := _name_unknown(tokens, checkpoint):
-        raise ConversionError(f"the tokens {strange}", hint=_TOKENS_HINT)
+        raise ConversionError(
+            f"the model does not have all of the given tokens: {strange}", hint=_TOKENS_HINT
+        )
     try:
         encoder = None if find_spec("tokenizers") is None else _find_encoder(subjects)[1]
     except TokenizerError:  # the texts of tokens are optional
@@ -118,7 +120,7 @@ def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Enc
         raise ConversionError("the text has no tokens", hint="give a longer text")
     if strange := _name_unknown([*encoder.first, *ids, *encoder.last], checkpoint):
         raise TokenizerError(
-            f"the tokenizer's tokens {strange}",
+            f"the model does not have all tokens of the tokenizer: {strange}",
             hint="check that the tokenizer belongs to this model",
         )
     source = "the built-in text" if given is None else "the text"
@@ -177,8 +179,8 @@ def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
     if not strange:
         return ""
     return (
-        f"{join_names(strange, _SHOWN)} are not tokens of the model, which has 0 to "
-        f"{vocabulary - 1}"
+        f"its token ids are 0 to {vocabulary - 1}, which do not include "
+        f"{join_names(strange, _SHOWN)}"
     )
 
 

@@ -77,7 +77,7 @@ class SplitHeads:
         """Return the shape with a dimension for the heads."""
         (info,) = inputs
         if len(info.shape) != 2 or info.shape[0] % self.heads:
-            raise _cannot_reshape(info, f"its rows are not those of {self.heads} heads")
+            raise _cannot_reshape(info, f"it is not a matrix of {self.heads} heads")
         rows, columns = info.shape[0] // self.heads, info.shape[1]
         if not self.is_transposed:
             return (self.heads, rows, columns), info.encoding

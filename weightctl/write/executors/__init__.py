@@ -88,13 +88,13 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
     if line is None or (address and not line.address):
         forms = [f"{name}:{each.address}".rstrip(":") for name, each in EXECUTORS.items()]
         raise ConversionError(
-            f"`{on}` does not name a kind of executor",
+            f"`{on}` is not an executor",
             hint=f"choices: {', '.join(forms)}",
         )
     if not line.start:
         raise ConversionError(
-            f"`{on}` has no workers that a command can use: it shares an output between processes",
-            hint="use it to convert or to shard; here, use another kind, such as processes:4",
+            f"`{on}` cannot be used here: it only divides the writing of an output among processes",
+            hint=f"use another executor, such as processes:4; `{on}` works with convert and shard",
         )
     # The table has no other functions.
     executor = cast("Callable[[str], Executor]", load(line.start))(address)

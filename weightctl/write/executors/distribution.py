@@ -92,8 +92,9 @@ def refuse_seams(outcome: Outcome) -> None:
     """
     if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
         raise ConversionError(
-            f"workers cannot write {outcome.where.format} files to {outcome.path}: the checksum of "
-            "each tensor follows it, and belongs to the same part of the upload",
+            f"workers cannot write {outcome.where.format} files to {outcome.path}: a "
+            "checksum follows each tensor, and no single worker has all bytes of the part of the "
+            "upload that contains it",
             hint="write safetensors or GGUF, or remove --on (on in Python)",
         )
 

@@ -90,7 +90,7 @@ def _read_number(name: str, environment: Mapping[str, str]) -> int | None:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise ConversionError(
             f"the environment variable {name} is not a number: {text!r}",
-            hint="set it to the number that this process has, from 0",
+            hint="set it to the number of this process, counted from 0",
         )
     return int(text)
 

@@ -221,7 +221,7 @@ def _prepare(job: Job) -> _Prepared:
 
     if job.version != __version__:
         raise ConversionError(
-            f"a worker has weightctl {__version__}, but the run was started by {job.version}",
+            f"a worker has weightctl {__version__}, but weightctl {job.version} started the run",
             hint="install the same version on all machines",
         )
     planned = job.request.make_work(threads=job.threads, memory=job.memory)

@@ -44,7 +44,9 @@ _DEPTH = 8
 _DECODED = (
     "the model file changes the text of generated tokens (`denormalizer_spec`); llama.cpp does not"
 )
-_SPACES_ALONE = "SentencePiece adds the prefix before a text of spaces only; llama.cpp does not"
+_SPACES_ALONE = (
+    "SentencePiece adds the prefix even to a text that consists only of spaces; llama.cpp does not"
+)
 _EXTRA = (
     "SentencePiece removes extra spaces from text for this model; llama.cpp and the llama "
     "tokenizer of transformers keep them"
@@ -147,8 +149,9 @@ def _rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) ->
 def _check_prefix(path: str, *, removes: bool, adds: bool, is_unigram: bool) -> None:
     if is_unigram and removes and not adds:
         raise TokenizerError(
-            f"{path}: it removes extra spaces and adds none before a text, but llama.cpp adds one "
-            "before each word when it removes them: text would be tokenized differently",
+            f"{path}: the tokenizer removes extra spaces and adds no space before a text, but "
+            "llama.cpp adds a space before each word when it removes extra spaces: text would be "
+            "tokenized differently",
             hint=KEEP_HINT,
         )
 

@@ -38,14 +38,16 @@ _COMMON = {"\t", "\n", "\r"}
 _MOST_LISTED = 6
 _MOST_SHOWN = 300
 _COUNTED = (
-    "transformers uses a space at the start of a text as the prefix; llama.cpp adds the "
-    "prefix before it"
+    "if a text starts with a space, transformers uses this space as the prefix, but llama.cpp "
+    "adds another one"
 )
 _FIRST = (
     "llama.cpp adds the prefix (a space) also before text after a special token; "
     "transformers adds it only before the first text"
 )
-_SPACES_ALONE = "transformers adds the prefix before a text of spaces only; llama.cpp does not"
+_SPACES_ALONE = (
+    "transformers adds the prefix even to a text that consists only of spaces; llama.cpp does not"
+)
 _CLUSTERS = (
     "transformers normalizes combined characters (Hangul jamo, combining marks, CR LF) "
     "differently from SentencePiece; llama.cpp normalizes them as SentencePiece does"

@@ -47,7 +47,7 @@ def check(request: Request) -> Result:
         source_of(weights), infos, partial(request.tell, "finite"), workers=request.workers
     )
     notes = [
-        f"`{name}` repeats a few values of its file; it was not checked"
+        f"`{name}` repeats a few values of its file, so it was not checked"
         for name in repeated[:MOST_NAMED]
     ]
     if request.layers is not None:

@@ -76,7 +76,7 @@ def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -
     known = min(own.config.vocabulary, other.config.vocabulary)
     if int(given.ids.max()) >= known:
         return (
-            f"the text has tokens that one of the models does not have: its vocabulary has {known}"
+            f"the text has tokens that one model does not have: the smaller vocabulary has {known}"
         )
     if given.ids.shape[1] > own.config.context:
         return f"the text is longer than the model's context of {own.config.context} tokens"
@@ -103,8 +103,9 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     at = [f"{ids[place]}" if place < len(ids) else "nothing" for ids in (ours, theirs)]
     yield Problem(
         where="tokenizer",
-        text=f"makes other tokens of {given.source} than that of the reference: token {place + 1} "
-        f"is {at[0]} here and {at[1]} there (both models ran on those of the reference)",
+        text=f"splits {given.source} differently from the tokenizer of the reference: token "
+        f"{place + 1} is {at[0]} here and {at[1]} there (both models ran on the tokens of the "
+        "reference)",
     )
 
 
@@ -185,7 +186,8 @@ class _Comparison:
         count = f"{len(self._beyond)} of {pluralize(len(self._layers), 'part')}"
         differ = "differs" if len(self._beyond) == 1 else "differ"
         text = (
-            f"{count} of the model {differ}, most of all {most.name}, by {percent(most.found.all)}"
+            f"{count} of the model {differ} from the reference, most of all {most.name}, by "
+            f"{percent(most.found.all)}"
         )
         divergence = figures.divergence
         if divergence is not None and divergence.mean is not None:

@@ -167,9 +167,9 @@ def _judge_parts(
         return
     ours, theirs = (_try_encoder(encoder) for encoder in encoders if encoder is not None)
     if ours == theirs:
-        found.notes.append(f"{text}; a test text has the same tokens")
+        found.notes.append(f"{text}; a test text gives the same tokens")
     else:
-        found.add(pair.own.place("tokens"), f"{text}, and a test text has other tokens")
+        found.add(pair.own.place("tokens"), f"{text}, and a test text gives different tokens")
 
 
 def _try_encoder(encoder: Encoder) -> tuple[object, ...]:

@@ -56,7 +56,7 @@ def compare_other_keys(
             if checkpoint is None:
                 found.add(key, text)
             else:
-                found.notes.append(f"`{key}` {text}; weightctl does not use it")
+                found.notes.append(f"`{key}` {text}; weightctl does not use this key")
 
 
 def _list_values(description: Description, checkpoint: RecognizedModel | None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _compare_word(found: Findings, pair: TokenizerPair, word: str) -> None:
     if pair.is_across and word not in {"bos", "eos"}:  # other tools leave these out
         found.notes.append(f"`{where}` is missing, and is {there}")
         return
-    instead = "" if taken is None else f", for which llama.cpp uses {show_token(own, taken)}"
+    instead = "" if taken is None else f" (llama.cpp uses {show_token(own, taken)} instead)"
     found.add(where, f"the {name} token is missing{instead}, and is {there}")
 
 

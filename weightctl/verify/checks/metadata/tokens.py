@@ -129,10 +129,10 @@ def compare_scores(found: Findings, pair: TokenizerPair) -> None:
         return
     where = pair.own.place("scores")
     if own.scores is None or other.scores is None:
-        has = "has none" if own.scores is None else "has some"
-        found.add(
-            where, f"{has} here, and the reference has {'some' if own.scores is None else 'none'}"
-        )
+        text = "the vocabulary has scores, but that of the reference has none"
+        if own.scores is None:
+            text = "the vocabulary has no scores, but that of the reference has them"
+        found.add(where, text)
         return
     places: Sequence[int] = [
         place

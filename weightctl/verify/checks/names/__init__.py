@@ -99,7 +99,7 @@ def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> P
         return mismatch.problem
     if whole := subject.whole:
         text = f"is one rank's file, not a whole model; the whole checkpoint is `{whole}`"
-        cause = Explanation("one_rank", "the tensors are cut for several ranks")
+        cause = Explanation("one_rank", "the tensors are split among several ranks")
         return Problem(where=subject.path, text=text, cause=cause)
     if len(checkpoint.tensors) >= _COMMON * fit.expected or len(fit.unexpected) < len(fit.missing):
         return None

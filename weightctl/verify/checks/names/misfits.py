@@ -156,8 +156,8 @@ def _has_weight(checkpoint: RecognizedModel, each: Wanted) -> bool:
 def _blame_drop(checkpoint: RecognizedModel) -> Explanation:
     return Explanation(
         "bias_dropped",
-        f"{checkpoint.family.name} has this bias by {checkpoint.where}, and the weight is "
-        "there: the bias was left out when the checkpoint was written",
+        f"according to {checkpoint.where}, the layer has this bias, and its weight is present: the "
+        "bias was left out when the checkpoint was written",
     )
 
 

@@ -65,7 +65,7 @@ def _make_quick(reader: Any) -> Any:
                 start = orig_offs + 12
                 end = _find_array_end(data, start, kind, count, order) if count > _MANY else 0
                 if end > len(data):
-                    raise ValueError("an array ends past the file")
+                    raise ValueError("an array ends past the end of the file")
                 if end:
                     return end - orig_offs, [self.data[orig_offs:end]], [0], []
             parts = reader._get_field_parts  # noqa: SLF001  # what is replaced here

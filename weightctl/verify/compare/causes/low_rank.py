@@ -61,8 +61,8 @@ def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation 
         return None
     return Explanation(
         "low_rank",
-        f"a change of rank {fit.rank} was added, {percent(fit.share)} of the squared "
-        "difference: a LoRA adapter was merged into A or B only",
+        f"a matrix of rank {fit.rank} was added, which is {percent(fit.share)} of the squared "
+        "difference: a LoRA adapter was merged into only one of A and B",
     )
 
 
