@@ -108,6 +108,8 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
     if case.model_type == "gpt_bigcode":
         is_shared = config.get("multi_query", True)
         config["num_key_value_heads"] = 1 if is_shared else config["n_head"]
+    if case.model_type == "phimoe":
+        config["num_experts_per_tok"] = 2  # SparseMixer chooses as many, whatever this says.
     if FAMILIES[family].load().is_of is not None:
         config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
     dtype, parts = random.choice((*_DTYPES, _MIXED)), random.choice((1, 1, 3))
