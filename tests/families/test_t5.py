@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from family_cases import make_checkpoint
+from family_cases import make_checkpoint, untie_output
 from llama_cpp import ask
 from runs import executed
 from weightctl import convert, open_weights, shard
@@ -23,6 +23,7 @@ from weightctl.families.configs import from_hugging_face
 from weightctl.graph import ops
 from weightctl.graph.graph import Graph
 from weightctl.nn.models.encoder_decoder import RelativeBias
+from weightctl.translate.plans import plan_of
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,19 @@ def test_logits_of_llama_cpp_are_larger_where_the_output_is_the_embedding(crosse
     assert np.abs(found * hidden**-0.5 - made.expected).max() < 2e-3
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_note_says_what_llama_cpp_computes_otherwise_where_the_output_is_the_embedding(
+    *, is_tied: bool, tmp_path: Path
+) -> None:
+    save(tmp_path, is_tied=is_tied)
+    notes = plan_of(open_weights(tmp_path), "gguf").notes
+    expected = (
+        "results of llama.cpp differ from transformers: it does not multiply the logits by the "
+        "inverse root of the hidden size"
+    )
+    assert (expected in notes) is is_tied
+
+
 def test_copies_of_the_embedding_are_left_out(tmp_path: Path) -> None:
     save(tmp_path / "hf", copies=True)
     assert not recognize(open_weights(tmp_path / "hf")).unexpected
@@ -97,12 +111,15 @@ def test_distances_that_do_not_fill_the_buckets_are_refused() -> None:
         config(relative_attention_max_distance=8)
 
 
-def save(path: Path, *, copies: bool = False) -> None:
+def save(path: Path, *, copies: bool = False, is_tied: bool = True) -> None:
     """Save a tiny T5, with the embedding by its other names if asked for."""
     made = transformers.T5Config(
-        vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4
-    )
-    transformers.T5ForConditionalGeneration(made).save_pretrained(path)
+        vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+        tie_word_embeddings=is_tied,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(made)
+    untie_output(model)
+    model.save_pretrained(path)
     if not copies:
         return
     tensors = load_file(path / "model.safetensors")

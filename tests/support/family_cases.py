@@ -40,6 +40,7 @@ __all__ = [
     "make_checkpoint",
     "model_class",
     "run_transformers",
+    "untie_output",
 ]
 
 _FILES = Path(__file__).parents[1] / "crossing" / "cases"
@@ -219,7 +220,7 @@ def _draw(model: Any, tokens: list[int]) -> None:
             if name in model.state_dict():  # what is added to the scores of experts
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.tie_weights()
-    head = _untie(model) if hasattr(model, "get_output_embeddings") else None
+    head = untie_output(model) if hasattr(model, "get_output_embeddings") else None
     if head is None:
         return
     for _ in range(2):
@@ -237,7 +238,7 @@ def _is_tied(config: Any) -> bool:
     return bool(getattr(config, "tie_word_embeddings", False) and stated)
 
 
-def _untie(model: Any) -> Any:
+def untie_output(model: Any) -> Any:
     """Return the output of a model, with weights of its own if its checkpoints have them."""
     head = model.get_output_embeddings()
     if getattr(model.config, "tie_word_embeddings", False) and not _is_tied(model.config):

@@ -73,6 +73,8 @@ def _minicpm(document: Document) -> Document:
 
 
 def _bailing(document: Document) -> Document:
+    if document["use_bias"]:
+        raise ValueError("a qwen2_moe has no bias of its attention output")
     own = ("use_qkv_bias", "use_bias", "num_shared_experts", "first_k_dense_replace")
     width = document["num_shared_experts"] * document["moe_intermediate_size"]
     kept = {key: value for key, value in document.items() if key not in own}

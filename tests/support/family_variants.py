@@ -14,7 +14,8 @@ import torch
 import transformers
 
 import family_tokenizers
-from family_cases import CASES, model_class, run_transformers
+from family_cases import CASES, model_class, run_transformers, untie_output
+from family_stand_ins import STAND_INS
 from weightctl.families import FAMILIES
 from weightctl.families.kinds import FLAG
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from family_cases import FamilyCase
 
-__all__ = ["DRAWN", "FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
+__all__ = ["FLAGS", "Variant", "VariantCheckpoint", "draw_variant", "make_variant"]
 
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -38,7 +39,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _USED = ("num_experts_per_tok", "moe_topk", "moe_k")
 _SHARED = ("n_shared_experts", "num_shared_experts")
 _GROUPS = "n_group"
-_ROPE = "rope_parameters"
+_ROPE, _FACTORS = "rope_parameters", ("short_factor", "long_factor")
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _MIXED, _TOKENS, _MOST_LAYERS, _CONTEXT_SIZE = "mixed", 24, 8, 96
 _SCALINGS: tuple[dict[str, Any], ...] = (
@@ -78,17 +79,14 @@ def _flags(family: str) -> tuple[str, ...]:
                          if key.kind is FLAG and key.hugging_face}))  # fmt: skip
 
 
-# Those with a type that transformers has, without code of a checkpoint's own.
-DRAWN = tuple(
-    family
-    for family in FAMILIES
-    if any(
-        case.family == family and case.model_type in transformers.CONFIG_MAPPING
-        for case in CASES.values()
-    )
-)
+def _name_type(case: FamilyCase) -> str:
+    """Return a case's type, or the one that stands in for it where transformers lacks it."""
+    stand_in = STAND_INS.get(case.model_type)
+    return case.model_type if stand_in is None else stand_in.model_type
+
+
 # The keys of config.json that are true or false, by families.
-FLAGS = {family: _flags(family) for family in DRAWN}
+FLAGS = {family: _flags(family) for family in FAMILIES}
 
 
 def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
@@ -96,24 +94,30 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
     random = Random(f"{family} {seed}")
     cases = [
         case for case in CASES.values()
-        if case.family == family
-        and case.model_type in transformers.CONFIG_MAPPING
+        if case.family == family and _name_type(case) in transformers.CONFIG_MAPPING
     ]  # fmt: skip
     small = [case for case in cases if case.config.get("num_hidden_layers", 0) <= _MOST_LAYERS]
     case = random.choice(small or cases)
-    known = transformers.CONFIG_MAPPING[case.model_type]().to_dict()
+    known = transformers.CONFIG_MAPPING[_name_type(case)]().to_dict()
     config = dict(case.config)
     _draw_sizes(random, family, known, config)
     _draw_rope(random, known, config)
-    config |= {flag: random.random() < 0.5 for flag in FLAGS[family] if flag in known}
+    config |= {
+        flag: random.random() < 0.5 for flag in FLAGS[family] if flag in known or flag in config
+    }
     if case.model_type == "gpt_bigcode":
         is_shared = config.get("multi_query", True)
         config["num_key_value_heads"] = 1 if is_shared else config["n_head"]
+    if case.model_type == "phimoe":
+        config["num_experts_per_tok"] = 2  # SparseMixer chooses as many, whatever this says.
     if FAMILIES[family].load().is_of is not None:
         config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
-    dtype = random.choice((*_DTYPES, _MIXED))
-    return Variant(case, config | stated, dtype, random.choice((1, 1, 3)),
-                   random.random() < 0.4, seed)  # fmt: skip
+    dtype, parts = random.choice((*_DTYPES, _MIXED)), random.choice((1, 1, 3))
+    is_old = random.random() < 0.4
+    if case.model_type in STAND_INS:
+        # These are rewritten as one file, in a dtype of NumPy.
+        dtype, parts, is_old = ("f16" if dtype == "f16" else "f32"), 1, False
+    return Variant(case, config | stated, dtype, parts, is_old, seed)
 
 
 def _find(known: dict[str, Any], names: tuple[str, ...]) -> list[str]:
@@ -149,12 +153,9 @@ def _draw_sizes(random: Random, family: str, known: dict[str, Any], config: dict
         config["query_pre_attn_scalar"] = size
     if "rotary_dim" in known:
         config["rotary_dim"] = size // 2
-    types = config.get("layer_types", ())
-    layers = len(types) or config.get("num_hidden_layers", random.choice((1, 2, 3)))
-    config |= dict.fromkeys(_find(known, _LAYERS), layers)
-    if known.get("layer_types") and config.get("sliding_window", known.get("sliding_window", 0)):
-        words = sorted({*known["layer_types"]})
-        config["layer_types"] = [random.choice(words) for _ in range(layers)]
+    if not is_latent and "short_factor" in (rope := config.get(_ROPE, {})):
+        config[_ROPE] = rope | {name: rope[name][: size // 2] for name in _FACTORS}
+    _draw_layers(random, known, config)
     shared = [name for name in _SHARED if name in known and known[name] is None]
     config |= dict.fromkeys(shared, 1)
     if used := _find(known, _USED):
@@ -164,6 +165,17 @@ def _draw_sizes(random: Random, family: str, known: dict[str, Any], config: dict
         config |= dict.fromkeys(used, random.randint(1, experts // groups))
         if _GROUPS in known:
             config |= {_GROUPS: groups, "topk_group": random.randint(1, groups)}
+
+
+def _draw_layers(random: Random, known: dict[str, Any], config: dict[str, Any]) -> None:
+    layers = len(config.get("layer_types", ()))
+    layers = layers or config.get("num_hidden_layers", random.choice((1, 2, 3)))
+    config |= dict.fromkeys(_find(known, _LAYERS), layers)
+    has_windows = bool(config.get("sliding_window", known.get("sliding_window", 0)))
+    # Some families have in GGUF no layers but the usual ones.
+    if known.get("layer_types") and has_windows and random.random() < 0.5:
+        words = sorted({*known["layer_types"]})
+        config["layer_types"] = [random.choice(words) for _ in range(layers)]
 
 
 def _draw_rope(random: Random, known: dict[str, Any], config: dict[str, Any]) -> None:
@@ -177,13 +189,18 @@ def _draw_rope(random: Random, known: dict[str, Any], config: dict[str, Any]) ->
 def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     """Write a checkpoint of a variant; raises what transformers does where it cannot be built."""
     transformers.utils.logging.disable_progress_bar()
-    kind = transformers.CONFIG_MAPPING[variant.case.model_type]
     stated = dict(variant.config)
     tokenizer = getattr(family_tokenizers, stated.pop("tokenizer", ""), None)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id"), 1) | {"pad_token_id": 0}
     if tokenizer is not None:
         ids["pad_token_id"] = tokenizer().pad_token_id
-    config = kind(**(ids | stated))
+    stated = ids | stated
+    stand_in = STAND_INS.get(variant.case.model_type)
+    if stand_in is not None:
+        stated |= {"model_type": variant.case.model_type, "architectures": [stand_in.class_name]}
+    given = stated if stand_in is None else dict(stand_in.config(stated))
+    given.pop("model_type", None)
+    config = transformers.CONFIG_MAPPING[_name_type(variant.case)](**given)
     made = model_class(variant.case)
     make = getattr(made, "from_config", None) or made._from_config
     torch.manual_seed(variant.seed)
@@ -198,6 +215,11 @@ def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     total = sum(each.numel() * each.element_size() for each in model.parameters())
     size = total + 10000 if variant.parts == 1 else total // variant.parts
     model.save_pretrained(into, max_shard_size=f"{size}B" if size < 1000 else size)
+    if stand_in is not None:
+        stand_in.write(into, stated)
+        readable = stand_in.read(into, into.with_name("readable"))
+        model = made.from_pretrained(readable, dtype=torch.float32, attn_implementation="eager")
+        expected = run_transformers(model, tokens)
     if tokenizer is not None:
         tokenizer().save_pretrained(into)
     if variant.is_old:
@@ -207,18 +229,14 @@ def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
 
 def _fill(model: Any, dtype: str, random: Random) -> dict[str, str]:
     """Give a model values that are of some dtypes, and return the dtype of each tensor."""
-    chosen: dict[str, str] = {}
     with torch.no_grad():
-        named = [*model.named_parameters(), *model.named_buffers()]
         # Rows of positions that no token has.
         skipped = {
             f"{name}.weight": each.padding_idx
             for name, each in model.named_modules()
             if "position" in name and getattr(each, "padding_idx", None) is not None
         }
-        for name, tensor in named:
-            if name not in model.state_dict() or not tensor.is_floating_point():
-                continue
+        for name, tensor in _list_tensors(model):
             if tensor.ndim > 1:
                 tensor.copy_(torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
                 if name in skipped:
@@ -227,10 +245,21 @@ def _fill(model: Any, dtype: str, random: Random) -> dict[str, str]:
                 # Of norms that are stored less 1, that sum has no rounding.
                 is_norm = "norm" in name or "ln_" in name
                 tensor.copy_(torch.randint(-32, 32, tensor.shape) / 64 + is_norm)
+        model.tie_weights()
+        if hasattr(model, "get_output_embeddings"):
+            untie_output(model)
+        chosen: dict[str, str] = {}
+        for name, tensor in _list_tensors(model):
             chosen[name] = random.choice([*_DTYPES]) if dtype == _MIXED else dtype
             tensor.copy_(tensor.to(_DTYPES[chosen[name]]).float())
-    model.tie_weights()
     return chosen
+
+
+def _list_tensors(model: Any) -> list[tuple[str, Any]]:
+    """Return the names and tensors of a model that its checkpoint has, each once."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    stored = model.state_dict()
+    return [each for each in named if each[0] in stored and each[1].is_floating_point()]
 
 
 def _write_as_older(directory: Path) -> None:

@@ -10,12 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.decoder_keys import (
+    BIASES,
+    DECODER_KEYS,
+    check_decoder,
+    rename_keys,
+    with_keys,
+)
 from weightctl.families.experts import (
-    LEADING_DENSE_KEYS,
-    ROUTER_GATING,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    EXPERT_WIDTH,
+    ROUTED_KEYS,
+    SHARED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -36,7 +41,11 @@ __all__ = ["FAMILY"]
 
 _PERIOD = 4
 _NORMALIZED = "transformers divides the shares of experts by their sum in any case"
-_WIDTH, _, _, _SCALE = SIGMOID_KEYS
+_CALLED = {
+    "experts_scale": "route_scale",
+    "shared_count": "num_shared_experts",
+    "dense_first": "num_dense_layers",
+}
 _WORDS, _FLAGS = window_keys(_PERIOD, pattern=True)[1:]
 
 
@@ -97,9 +106,7 @@ FAMILY = Family(
         more={
             "mlp.router": "router.gate",
             "mlp.correction": "expert_bias",
-            "mlp.shared.gate": "shared_experts.gate_proj",
-            "mlp.shared.up": "shared_experts.up_proj",
-            "mlp.shared.down": "shared_experts.down_proj",
+            **SHARED_LINES,
         },
     ),
     keys=expert_keys(
@@ -118,17 +125,15 @@ FAMILY = Family(
                 gguf_default=every_but(_PERIOD)),
         ),
         "num_experts",
-        replace(_WIDTH, gguf_default=same("intermediate")),
-        ROUTER_GATING,
-        Key(field="experts_normalized", kind=FLAG, gguf_default=False,
-            gguf="{arch}.expert_weights_norm"),
-        Key(field="experts_normalized", kind=Exactly(True, _NORMALIZED), default=True,
-            hugging_face="route_norm"),
-        replace(_SCALE, hugging_face="route_scale"),
-        replace(SHARED_COUNT_KEYS[0], hugging_face="num_shared_experts"),
-        SHARED_COUNT_KEYS[1],
-        replace(LEADING_DENSE_KEYS[0], hugging_face="num_dense_layers"),
-        LEADING_DENSE_KEYS[1],
+        *with_keys(
+            rename_keys(ROUTED_KEYS, _CALLED),
+            replace(EXPERT_WIDTH, gguf_default=same("intermediate")),
+            Key(field="experts_normalized", kind=FLAG, gguf_default=False,
+                gguf="{arch}.expert_weights_norm"),
+            Key(field="experts_normalized", kind=Exactly(True, _NORMALIZED), default=True,
+                hugging_face="route_norm"),
+            without=("expert_groups", "expert_groups_used"),
+        ),
         experts=64,
         used=6,
     ),

@@ -14,13 +14,13 @@ from weightctl.families.decoder_keys import (
     BIASES,
     DECODER_KEYS,
     check_decoder,
+    rename_keys,
     with_keys,
 )
 from weightctl.families.experts import (
     EXPERT_WIDTH,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    SHARED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -93,9 +93,7 @@ FAMILY = Family(
             },
         ),
         dense=True,
-        more={
-            f"mlp.shared.{part}": f"shared_experts.{part}_proj" for part in ("gate", "up", "down")
-        },
+        more=SHARED_LINES,
     ),
     keys=expert_keys(
         with_keys(
@@ -108,13 +106,13 @@ FAMILY = Family(
             ),
         ),
         "num_experts",
-        replace(EXPERT_WIDTH, default=same("intermediate"), written=True),
-        *(key for key in SIGMOID_KEYS if key.field == "experts_normalized"),
-        Key(field="experts_scale", kind=Real(0, 1e9), default=1.0, gguf_default=1.0,
-            gguf="{arch}.expert_weights_scale", written=True),
-        *(replace(key, hugging_face="num_shared_experts" if key.hugging_face else "")
-          for key in SHARED_COUNT_KEYS),
-        *LEADING_DENSE_KEYS,
+        *with_keys(
+            rename_keys(ROUTED_KEYS, {"shared_count": "num_shared_experts"}),
+            replace(EXPERT_WIDTH, default=same("intermediate"), written=True),
+            Key(field="experts_scale", kind=Real(0, 1e9), default=1.0, gguf_default=1.0,
+                gguf="{arch}.expert_weights_scale", written=True),
+            without=("router_gating", "expert_groups", "expert_groups_used"),
+        ),
         experts=16,
         used=2,
     ),

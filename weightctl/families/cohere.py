@@ -1,10 +1,14 @@
 """Command R: attention and MLP read by one LayerNorm without bias; logits are scaled.
 
+Command R+ norms queries and keys, each head with weights of its own.
+
 Names and keys: transformers' `modeling_cohere.py`; llama.cpp's `conversion/command_r.py`. Pairs
 stand together in either convention.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from weightctl.families.decoder_keys import (
     BIASES,
@@ -15,14 +19,31 @@ from weightctl.families.decoder_keys import (
     with_keys,
 )
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import Key
-from weightctl.families.kinds import FLAG, Exactly
+from weightctl.families.keys import Key, PresentAs
+from weightctl.families.kinds import FLAG
+from weightctl.families.layers import FlagMeaning
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
+if TYPE_CHECKING:
+    from weightctl.families.keys import Fields
+
 __all__ = ["FAMILY"]
 
-_NORMS = "norms of queries and keys are not supported"
+_LAYERS_WITH_NORMS = 64
+_IF_NORMED = {"when": ("qk_norm",)}
+
+
+def _find_unlike(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model: by its layers it tells whether it has norms."""
+    if (fields["qk_norm"] is not None) == (fields["layers"] >= _LAYERS_WITH_NORMS):
+        return None
+    found = "norms" if fields["qk_norm"] else "no norms"
+    return (
+        f"it has {fields['layers']} layers and {found} of queries and keys, but llama.cpp expects "
+        f"these norms in models of {_LAYERS_WITH_NORMS} layers or more, and in no others"
+    )
+
 
 FAMILY = Family(
     name="cohere",
@@ -51,8 +72,17 @@ FAMILY = Family(
         "rope_interleaved": True,
     },
     heads_fill_hidden=True,
+    unloaded=_find_unlike,
     # llama.cpp reads no output of its own.
-    names=adapt(DECODER, {"mlp_norm": None, "output": {"gguf": None}}),
+    names=adapt(
+        DECODER,
+        {
+            "attention.q_norm.apart": _IF_NORMED,
+            "attention.k_norm.apart": _IF_NORMED,
+            "mlp_norm": None,
+            "output": {"gguf": None},
+        },
+    ),
     keys=with_keys(
         DECODER_KEYS,
         LAYER_NORM,
@@ -60,8 +90,8 @@ FAMILY = Family(
         Key(field="tied", kind=FLAG, default=True, gguf_default=True,
             hugging_face="tie_word_embeddings"),
         *BIASES[:2],
-        Key(field="has_qk_norms", kind=Exactly(False, _NORMS), default=False,
-            hugging_face="use_qk_norm"),
+        Key(field="qk_norm", kind=FlagMeaning("apart"), default=None, gguf_default=None,
+            hugging_face="use_qk_norm", seen=PresentAs("blk.0.attn_q_norm.weight", "apart")),
     ),
     standard=standard,
     checked=check_decoder,

@@ -20,8 +20,8 @@ _LISTED = {
 }
 
 # Of what queries and keys are normed: each head alike, or all heads together; or each head after
-# RoPE, without weights.
-QkNorm: TypeAlias = Literal["head", "whole", "unit"]
+# RoPE, without weights; or each head by a LayerNorm with weights of its own.
+QkNorm: TypeAlias = Literal["head", "whole", "unit", "apart"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +41,20 @@ class DecoderConfig:
 
     Attention: `attention_bias` is that of queries, keys and values, which are one projection if
     `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
-    `unit` norms only rotated layers. Scores are multiplied by `attention_scale`, or by
-    `query_scalar ** -0.5`, and bounded by `attention_softcap`. `sliding_window` is how many
-    positions back, itself included, a position sees: in the layers that `windowed_layers` says, in
-    all where it is None. `query_clamp` bounds queries, keys and values. With `sinks`, each head has
-    a score of its own that takes a share of the softmax and belongs to no key. Queries beyond the
-    first `temperature_length` positions are multiplied, by as much as `temperature_scale` and
-    `temperature_offset` say (`nn/temperature.py`), unless the scale is 0, and only in layers that
-    are not rotated if `temperature_without_rope`. In `chunked_layers`, a position sees those of its
-    chunk of `attention_chunk` positions alone. With `attention_gate`, what the heads return is
-    multiplied by the sigmoid of a projection of what attention reads. If `latent_rank` is not 0,
-    keys and values are computed from a latent vector of that size: `plain_dimensions` of each key,
-    whose other dimensions are rotated. Queries are computed from a latent vector of size
-    `query_rank`, unless that is 0. Values have `value_dimensions` per head, as many as keys if that
-    is 0, and are multiplied by `value_scale`.
+    `unit` norms only rotated layers, and `apart` is a LayerNorm. Scores are multiplied by
+    `attention_scale`, or by `query_scalar ** -0.5`, and bounded by `attention_softcap`.
+    `sliding_window` is how many positions back, itself included, a position sees: in the layers
+    that `windowed_layers` says, in all where it is None. `query_clamp` bounds queries, keys and
+    values. With `sinks`, each head has a score of its own that takes a share of the softmax and
+    belongs to no key. Queries beyond the first `temperature_length` positions are multiplied, by as
+    much as `temperature_scale` and `temperature_offset` say (`nn/temperature.py`), unless the scale
+    is 0, and only in layers that are not rotated if `temperature_without_rope`. In
+    `chunked_layers`, a position sees those of its chunk of `attention_chunk` positions alone. With
+    `attention_gate`, what the heads return is multiplied by the sigmoid of a projection of what
+    attention reads. If `latent_rank` is not 0, keys and values are computed from a latent vector of
+    that size: `plain_dimensions` of each key, whose other dimensions are rotated. Queries are
+    computed from a latent vector of size `query_rank`, unless that is 0. Values have
+    `value_dimensions` per head, as many as keys if that is 0, and are multiplied by `value_scale`.
 
     Positions: by `rope`, `learned`, `alibi` or `relative` distances. `rope_dimensions` is how many
     values of each head are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF,

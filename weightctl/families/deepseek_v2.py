@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.families.decoder_keys import DECODER_KEYS, activation
+from weightctl.families.decoder_keys import DECODER_KEYS, activation, with_keys
 from weightctl.families.experts import (
-    EXPERT_WIDTH,
     GROUP_KEYS,
-    LEADING_DENSE_KEYS,
+    ROUTED_KEYS,
     ROUTER_GATING,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    SHARED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -46,7 +44,6 @@ __all__ = [
     "GATING",
     "NO_BIASES",
     "NO_MLP_BIASES",
-    "SHARED_LINES",
     "SIGMOID",
     "SOFTMAX_GATING",
 ]
@@ -55,10 +52,6 @@ __all__ = [
 SIGMOID = 2
 GATING = "deepseek2.expert_gating_func"
 
-# The MLP that sees all positions.
-SHARED_LINES = {
-    f"mlp.shared.{part}": f"shared_experts.{part}_proj" for part in ("gate", "up", "down")
-}
 NO_BIASES = Key(
     field="attention_bias",
     kind=Exactly(False, "attention biases are not supported"),
@@ -121,21 +114,20 @@ FAMILY = Family(
     keys=expert_keys(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
-        EXPERT_WIDTH,
         NO_MLP_BIASES,
-        SOFTMAX_GATING,
         Key(field="expert_method", default="greedy", gguf_default="greedy",
             kind=Choice({"greedy": "greedy", "group_limited_greedy": "groups"}),
             hugging_face="topk_method"),
-        # transformers does not read it.
-        Key(field="experts_normalized", default=False, gguf_default=False,
-            kind=Exactly(False, "transformers does not normalize the shares of experts"),
-            gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
-        *(key for key in SIGMOID_KEYS if key.field == "experts_scale"),
-        *(replace(key, kind=OrNone(key.kind), default=None, gguf="", gguf_default=REQUIRED)
-          for key in GROUP_KEYS),
-        *SHARED_COUNT_KEYS,
-        *LEADING_DENSE_KEYS,
+        *with_keys(
+            ROUTED_KEYS,
+            SOFTMAX_GATING,
+            # transformers does not read it.
+            Key(field="experts_normalized", default=False, gguf_default=False,
+                kind=Exactly(False, "transformers does not normalize the shares of experts"),
+                gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
+            *(replace(key, kind=OrNone(key.kind), default=None, gguf="", gguf_default=REQUIRED)
+              for key in GROUP_KEYS),
+        ),
         experts=64,
         used=6,
     ),

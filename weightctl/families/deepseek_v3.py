@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.decoder_keys import DECODER_KEYS, activation
 from weightctl.families.deepseek_v2 import FAMILY as DEEPSEEK_V2
-from weightctl.families.deepseek_v2 import GATING, NO_BIASES, SHARED_LINES, SIGMOID
+from weightctl.families.deepseek_v2 import GATING, NO_BIASES, SIGMOID
 from weightctl.families.experts import (
-    GROUP_KEYS,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    ROUTED_LINES,
     checking_experts,
     expert_keys,
     expert_lines,
@@ -82,16 +80,13 @@ FAMILY = replace(
     names=expert_lines(
         LATENT_DECODER,
         dense=True,
-        more={"mlp.correction": "gate.e_score_correction_bias", **SHARED_LINES},
+        more=ROUTED_LINES,
     ),
     keys=expert_keys(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
         ONLY_NEIGHBORS,
-        *SIGMOID_KEYS,
-        *GROUP_KEYS,
-        *SHARED_COUNT_KEYS,
-        *LEADING_DENSE_KEYS,
+        *ROUTED_KEYS,
         experts=256,
         used=8,
     ),

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.experts import (
-    GROUP_KEYS,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    ROUTED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -44,20 +42,12 @@ FAMILY = Family(
     names=expert_lines(
         QWEN3.names,
         dense=True,
-        more={
-            "mlp.correction": "gate.e_score_correction_bias",
-            "mlp.shared.gate": "shared_experts.gate_proj",
-            "mlp.shared.up": "shared_experts.up_proj",
-            "mlp.shared.down": "shared_experts.down_proj",
-        },
+        more=ROUTED_LINES,
     ),
     keys=expert_keys(
         with_keys(DECODER_KEYS, *BIASES[:2], no_windows("dots1")),
         "n_routed_experts",
-        *SIGMOID_KEYS,
-        *GROUP_KEYS,
-        *SHARED_COUNT_KEYS,
-        *LEADING_DENSE_KEYS,
+        *ROUTED_KEYS,
         experts=128,
         used=6,
     ),

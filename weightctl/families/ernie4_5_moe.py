@@ -16,6 +16,7 @@ from weightctl.families.experts import (
     EXPERT_WIDTH,
     LEADING_DENSE_KEYS,
     SHARED_COUNT_KEYS,
+    SHARED_LINES,
     STATED_SHARED_WIDTH,
     checking_experts,
     expert_forms,
@@ -99,9 +100,7 @@ FAMILY = Family(
                 "hugging_face": "moe_statics.e_score_correction_bias",
                 "change": Squeezed(0, is_run_without=True),
             },
-            "mlp.shared.gate": "shared_experts.gate_proj",
-            "mlp.shared.up": "shared_experts.up_proj",
-            "mlp.shared.down": "shared_experts.down_proj",
+            **SHARED_LINES,
         },
     ),
     keys=expert_keys(

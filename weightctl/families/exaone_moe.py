@@ -7,17 +7,19 @@ transformers does.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.decoder_keys import (
+    DECODER_KEYS,
+    check_decoder,
+    rename_keys,
+    with_keys,
+)
 from weightctl.families.exaone4 import standard_windows
 from weightctl.families.experts import (
-    GROUP_KEYS,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    SHARED_LINES,
     STATED_SHARED_WIDTH,
     checking_experts,
     expert_forms,
@@ -85,9 +87,7 @@ FAMILY = Family(
         dense=True,
         more={
             "mlp.correction": "e_score_correction_bias",
-            "mlp.shared.gate": "shared_experts.gate_proj",
-            "mlp.shared.up": "shared_experts.up_proj",
-            "mlp.shared.down": "shared_experts.down_proj",
+            **SHARED_LINES,
         },
     ),
     keys=expert_keys(
@@ -103,13 +103,12 @@ FAMILY = Family(
                 gguf="{arch}.nextn_predict_layers", written=False),
         ),
         "num_experts",
-        *SIGMOID_KEYS,
-        *GROUP_KEYS,
-        replace(SHARED_COUNT_KEYS[0], hugging_face="num_shared_experts"),
-        STATED_SHARED_WIDTH,
-        LEADING_DENSE_KEYS[0],
-        Key(field="sparse_layers", kind=LayerChoice(_SPARSE, _DENSE), default=_DENSE_FIRST,
-            gguf_default=_DENSE_FIRST, hugging_face=_TYPES, written=True),
+        *with_keys(
+            rename_keys(ROUTED_KEYS, {"shared_count": "num_shared_experts"}),
+            STATED_SHARED_WIDTH,
+            Key(field="sparse_layers", kind=LayerChoice(_SPARSE, _DENSE), default=_DENSE_FIRST,
+                gguf_default=_DENSE_FIRST, hugging_face=_TYPES, written=True),
+        ),
         experts=64,
         used=8,
     ),

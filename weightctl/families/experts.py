@@ -27,10 +27,12 @@ __all__ = [
     "EXPERT_WIDTH",
     "GROUP_KEYS",
     "LEADING_DENSE_KEYS",
+    "ROUTED_KEYS",
+    "ROUTED_LINES",
     "ROUTER_GATING",
     "SHARED_COUNT_KEYS",
+    "SHARED_LINES",
     "SHARED_WIDTH",
-    "SIGMOID_KEYS",
     "STATED_SHARED_WIDTH",
     "checking_experts",
     "expert_forms",
@@ -77,15 +79,6 @@ ROUTER_GATING = Key(
     gguf="{arch}.expert_gating_func",
     written=True,
 )
-# Those that DeepSeek-V3's has.
-SIGMOID_KEYS = (
-    EXPERT_WIDTH,
-    ROUTER_GATING,
-    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
-        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
-    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
-        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
-)  # fmt: skip
 # The experts are in groups, of which some are used.
 GROUP_KEYS = (
     Key(field="expert_groups", kind=_EXPERTS, default=1, gguf_default=1,
@@ -115,6 +108,19 @@ SHARED_COUNT_KEYS = (
         gguf_default=_shared_width),
 )  # fmt: skip
 
+# What DeepSeek-V3 and the models made after it have; a family has what differs, by `with_keys`.
+ROUTED_KEYS = (
+    EXPERT_WIDTH,
+    ROUTER_GATING,
+    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
+        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
+    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
+    *GROUP_KEYS,
+    *SHARED_COUNT_KEYS,
+    *LEADING_DENSE_KEYS,
+)  # fmt: skip
+
 # That width where llama.cpp reads it too.
 STATED_SHARED_WIDTH = replace(
     SHARED_WIDTH,
@@ -124,6 +130,12 @@ STATED_SHARED_WIDTH = replace(
     hugging_face="",
     written=True,
 )
+
+
+# What `expert_lines` takes as `more` where positions pass through an MLP beside the experts, and
+# where a correction is added to the scores, too.
+SHARED_LINES = {f"mlp.shared.{part}": f"shared_experts.{part}_proj" for part in _PARTS}
+ROUTED_LINES = {"mlp.correction": "gate.e_score_correction_bias", **SHARED_LINES}
 
 
 def expert_lines(

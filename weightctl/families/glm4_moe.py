@@ -16,10 +16,8 @@ from weightctl.families.decoder_keys import (
     with_keys,
 )
 from weightctl.families.experts import (
-    GROUP_KEYS,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    ROUTED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -84,12 +82,7 @@ FAMILY = Family(
             },
         ),
         dense=True,
-        more={
-            "mlp.correction": "gate.e_score_correction_bias",
-            "mlp.shared.gate": "shared_experts.gate_proj",
-            "mlp.shared.up": "shared_experts.up_proj",
-            "mlp.shared.down": "shared_experts.down_proj",
-        },
+        more=ROUTED_LINES,
     ),
     keys=expert_keys(
         with_keys(
@@ -105,10 +98,7 @@ FAMILY = Family(
                 gguf="{arch}.nextn_predict_layers", written=False),
         ),
         "n_routed_experts",
-        *SIGMOID_KEYS,
-        *GROUP_KEYS,
-        *SHARED_COUNT_KEYS,
-        *LEADING_DENSE_KEYS,
+        *ROUTED_KEYS,
         experts=128,
         used=8,
     ),

@@ -138,13 +138,16 @@ _OF_LAYERS = (
 _BEHIND = ("norm", "output")
 
 # Roles that a part of the same module has in some families only: what lies along its axes there.
-# Where queries and keys are normed as a whole, every rank computes all of them. Values of latent
+# Where queries and keys are normed as a whole, every rank computes all of them. Norms `apart` have
+# weights for each head. Values of latent
 # vectors, and of some other heads, have a size of their own.
 _VARIANTS = {
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
     "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
     "attention.q_norm.whole": WeightAxes(("all_queries",)),
     "attention.k_norm.whole": WeightAxes(("all_keys",)),
+    "attention.q_norm.apart": WeightAxes(("heads",), ("head",)),
+    "attention.k_norm.apart": WeightAxes(("kv_heads",), ("head",)),
     "attention.v.sized": WeightAxes(("key_values",), _HIDDEN),
     "attention.o.latent": WeightAxes(_HIDDEN, ("values",)),
 }

@@ -12,15 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, activation
+from weightctl.families.decoder_keys import DECODER_KEYS, activation, with_keys
 from weightctl.families.deepseek_v2 import FAMILY as DEEPSEEK_V2
-from weightctl.families.deepseek_v2 import NO_BIASES, SHARED_LINES, SOFTMAX_GATING
+from weightctl.families.deepseek_v2 import NO_BIASES, SOFTMAX_GATING
 from weightctl.families.deepseek_v3 import ONLY_NEIGHBORS
 from weightctl.families.experts import (
     GROUP_KEYS,
-    LEADING_DENSE_KEYS,
-    SHARED_COUNT_KEYS,
-    SIGMOID_KEYS,
+    ROUTED_KEYS,
+    SHARED_LINES,
     checking_experts,
     expert_forms,
     expert_keys,
@@ -112,11 +111,11 @@ FAMILY = replace(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
         ONLY_NEIGHBORS,
-        SOFTMAX_GATING,
-        *(key for key in SIGMOID_KEYS if key.field != "router_gating"),
-        *(replace(key, kind=Exactly(1, _NO_GROUPS)) for key in GROUP_KEYS),
-        *SHARED_COUNT_KEYS,
-        *LEADING_DENSE_KEYS,
+        *with_keys(
+            ROUTED_KEYS,
+            SOFTMAX_GATING,
+            *(replace(key, kind=Exactly(1, _NO_GROUPS)) for key in GROUP_KEYS),
+        ),
         Key(field="rotated_share", kind=Real(0, 1), default=_find_share, written=True,
             hugging_face="rope_parameters.partial_rotary_factor"),
         TEMPERATURE_KEYS[0],

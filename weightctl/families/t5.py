@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.decoder_keys import SIZES, rename_keys, with_keys
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
-from weightctl.families.keys import IsAbsent, Key, PresentAs, RowCount, quotient, same
-from weightctl.families.kinds import EPSILON, FLAG, HEADS, LAYERS, SIZE, Choice, WholeNumber
+from weightctl.families.keys import IsAbsent, Key, PresentAs, same
+from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Choice, WholeNumber
 from weightctl.families.lines import layer_lines, line
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ _IN_DECODER: Mapping[str, Any] = {"when": ("in_decoder",), "first": "encoder_lay
 _ALL_LAYERS = WeightAxes(("hidden",), all_layers=True)
 # By the word of config.json: the activation, and whether it is of a gate.
 _FEED_FORWARD = {"relu": ("relu", False), "gated-gelu": ("gelu_tanh", True)}
+# What config.json calls otherwise. transformers does not read the context.
+_CALLED = {
+    "context": "n_positions",
+    "hidden": "d_model",
+    "heads": "num_heads",
+    "head_dim": "d_kv",
+    "intermediate": "d_ff",
+    "norm_epsilon": "layer_norm_epsilon",
+}
 
 
 def _list_attention(
@@ -116,7 +126,19 @@ def _check(fields: Fields) -> Fields:
 
 FAMILY = Family(
     name="t5",
-    model_types={"t5": ModelType(class_name="T5ForConditionalGeneration")},
+    model_types={
+        "t5": ModelType(
+            class_name="T5ForConditionalGeneration",
+            defaults={
+                "vocabulary": 32128,
+                "context": 512,
+                "hidden": 512,
+                "heads": 8,
+                "head_dim": 64,
+                "intermediate": 2048,
+            },
+        )
+    },
     config="weightctl.families.decoder:EncoderDecoderConfig",
     module="weightctl.nn.models.encoder_decoder:EncoderDecoder",
     blocks={"attention_scale": 1.0},
@@ -139,31 +161,17 @@ FAMILY = Family(
         line("output"),
     ),
     keys=(
-        Key(field="vocabulary", kind=SIZE, default=32128, gguf="{arch}.vocab_size",
-            hugging_face="vocab_size", seen=RowCount("token_embd.weight")),
-        # transformers does not read it.
-        Key(field="context", kind=SIZE, default=512, gguf="{arch}.context_length",
-            hugging_face="n_positions"),
-        Key(field="hidden", kind=SIZE, default=512, gguf="{arch}.embedding_length",
-            hugging_face="d_model"),
         Key(field="encoder_layers", kind=LAYERS, default=6, gguf="{arch}.block_count",
             hugging_face="num_layers"),
         Key(field="decoder_layers", kind=LAYERS, default=same("encoder_layers"),
             gguf_default=same("encoder_layers"), gguf="{arch}.decoder_block_count",
             hugging_face="num_decoder_layers", written=True),
-        Key(field="layers", kind=LAYERS, default=_count_layers, gguf_default=_count_layers),
-        Key(field="heads", kind=HEADS, default=8, gguf="{arch}.attention.head_count",
-            hugging_face="num_heads"),
-        Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
-            gguf="{arch}.attention.head_count_kv"),
-        Key(field="head_dim", kind=SIZE, default=64, gguf_default=quotient("hidden", "heads"),
-            gguf="{arch}.attention.key_length", hugging_face="d_kv"),
-        Key(field="value_dim", kind=SIZE, gguf_default=same("head_dim"),
-            gguf="{arch}.attention.value_length"),
-        Key(field="intermediate", kind=SIZE, default=2048, gguf="{arch}.feed_forward_length",
-            hugging_face="d_ff"),
-        Key(field="norm_epsilon", kind=EPSILON, default=1e-6,
-            gguf="{arch}.attention.layer_norm_rms_epsilon", hugging_face="layer_norm_epsilon"),
+        *with_keys(
+            rename_keys(SIZES, _CALLED),
+            Key(field="layers", kind=LAYERS, default=_count_layers, gguf_default=_count_layers),
+            Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
+                gguf="{arch}.attention.head_count_kv"),
+        ),
         Key(field="buckets", kind=WholeNumber(4, SIZE.most), default=32,
             gguf="{arch}.attention.relative_buckets_count",
             hugging_face="relative_attention_num_buckets"),

@@ -12,7 +12,7 @@ from weightctl.graph import ops
 from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
-from weightctl.nn.norm import RMSNorm
+from weightctl.nn.norm import HeadNorm, RMSNorm
 from weightctl.nn.sinks import Sinks
 from weightctl.split import Heads
 
@@ -52,7 +52,8 @@ class Attention(Divisible):
     bounds the scores; `scale` multiplies them, by default `head_dim ** -0.5`. With `norm_epsilon`,
     queries and keys get an RMSNorm over each head, with `norm_offset` as its offset, or over all
     heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
-    `norms_weighted` the norms have no weights. `clamp` bounds queries, keys and values. With
+    `norms_weighted` the norms have no weights; with `norms_apart` they are LayerNorms in which each
+    head has weights of its own. `clamp` bounds queries, keys and values. With
     `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
     largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
     RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
@@ -88,6 +89,7 @@ class Attention(Divisible):
         temperature: Temperature | None = None,
         gated: bool = False,
         norms_weighted: bool = True,
+        norms_apart: bool = False,
         chunk: int | None = None,
         inner_norm: float | None = None,
         fused: bool = False,
@@ -138,10 +140,17 @@ class Attention(Divisible):
             self.v = projection(features, values, bias=bias)
         if norm_epsilon is not None:
             norm = partial(
-                RMSNorm, offset=norm_offset, weight=norms_weighted, dtype=dtype, device=device
+                _make_norm,
+                size=self.head_dim,
+                eps=norm_epsilon,
+                offset=norm_offset,
+                weight=norms_weighted,
+                is_whole=norms_whole,
+                is_apart=norms_apart,
+                dtype=dtype,
+                device=device,
             )
-            self.q_norm = norm(width if norms_whole else self.head_dim, norm_epsilon)
-            self.k_norm = norm(shared if norms_whole else self.head_dim, norm_epsilon)
+            self.q_norm, self.k_norm = norm(heads), norm(self.kv_heads)
         self.has_norms = norm_epsilon is not None
         self.norms_whole = self.has_norms and norms_whole
         self.norms_last = norms_last
@@ -221,15 +230,23 @@ class Attention(Divisible):
             v = v * self.value_scale
         norms_heads = self.has_norms and not self.norms_whole
         if norms_heads and not self.norms_last:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._norm_heads(q, k)
         if cos is not None and sin is not None:
             q = ops.rope(q, cos, sin, interleaved=self.interleaved)
             k = ops.rope(k, cos, sin, interleaved=self.interleaved)
         if norms_heads and self.norms_last:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._norm_heads(q, k)
         if self.temperature is not None:
             q = self.temperature(q)
         return q, k, v
+
+    def _norm_heads(self, q: Value, k: Value) -> tuple[Value, Value]:
+        """Return queries and keys, of which each head is normed."""
+        if isinstance(self.q_norm, HeadNorm) and isinstance(self.k_norm, HeadNorm):
+            own = own_range(self.k.outputs)
+            keys = None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
+            return self.q_norm(q, self._own_heads()), self.k_norm(k, keys)
+        return self.q_norm(q), self.k_norm(k)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has some of the heads.
@@ -327,6 +344,25 @@ class Attention(Divisible):
         size = size or self.head_dim
         heads = int(x.shape[-1]) // size
         return x.reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
+
+
+def _make_norm(
+    heads: int,
+    *,
+    size: int,
+    eps: float,
+    offset: float,
+    weight: bool,
+    is_whole: bool,
+    is_apart: bool,
+    dtype: DTypeLike,
+    device: DeviceRef,
+) -> RMSNorm | HeadNorm:
+    """Return the norm of queries or keys, of so many heads of a size."""
+    if is_apart:
+        return HeadNorm(heads, size, eps, dtype=dtype, device=device)
+    features = heads * size if is_whole else size
+    return RMSNorm(features, eps, offset=offset, weight=weight, dtype=dtype, device=device)
 
 
 def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
+    from weightctl.split import Range
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["HeadNorm", "LayerNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
@@ -93,6 +94,33 @@ class LayerNorm(Module):
             weight = weight + self.offset
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
         return ops.layer_norm(x, weight, bias, self.eps)
+
+
+class HeadNorm(Module):
+    """A LayerNorm of queries or keys, in which each of the `heads` has weights of its own.
+
+    `(x - mean(x)) / sqrt(variance(x) + eps) * weight` over the `size` elements of each head, which
+    has a row of the weight.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        size: int,
+        eps: float,
+        *,
+        dtype: DTypeLike = DType.float32,
+        device: DeviceRef = CPU,
+    ) -> None:
+        self.eps = eps
+        self.weight = Weight("weight", dtype, (heads, size), device)
+
+    def __call__(self, x: Value, own: Range | None = None) -> Value:
+        """Return normalized `(batch, heads, positions, size)`; `own` are the heads of a shard."""
+        require_value(self, x)
+        weight = weight_as(self.weight, x.dtype)
+        weight = weight if own is None else weight[own[0] : own[1]]
+        return ops.layer_norm(x, None, None, self.eps) * ops.unsqueeze(weight, 1)
 
 
 def _size(layer: str, features: Any) -> int:

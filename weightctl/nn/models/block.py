@@ -139,6 +139,7 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         norms_whole=config.qk_norm == "whole",
         norms_last=config.qk_norm_after_rope or config.qk_norm == "unit",
         norms_weighted=config.qk_norm != "unit",
+        norms_apart=config.qk_norm == "apart",
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
         sinks=config.has_sinks(layer),
