@@ -35,7 +35,7 @@ _IF_NORMED = {"when": ("qk_norm",)}
 
 
 def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model: by its layers it tells whether it has norms."""
+    """Return why llama.cpp does not load a model: it infers the norms from the number of layers."""
     if (fields["qk_norm"] is not None) == (fields["layers"] >= _LAYERS_WITH_NORMS):
         return None
     found = "norms" if fields["qk_norm"] else "no norms"

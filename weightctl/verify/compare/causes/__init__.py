@@ -151,8 +151,8 @@ CAUSES: dict[str, Cause] = {
         guess=f"{_HERE}.mistakes:guess_fused_order",
     ),
     "gate_and_up_interleaved": Cause(
-        "rows of the gate and up projections are interleaved although they should not be, or were "
-        "deinterleaved although they were not interleaved",
+        "the rows of the gate and up projections alternate where the model has them in two halves, "
+        "or the other way round",
         _CONVERT,
         guess=f"{_HERE}.mistakes:guess_interleaved",
     ),
