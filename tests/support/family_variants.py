@@ -18,6 +18,7 @@ from family_cases import CASES, model_class, run_transformers, untie_output
 from family_stand_ins import STAND_INS
 from weightctl.families import FAMILIES
 from weightctl.families.kinds import FLAG
+from weightctl.families.layers import FlagMeaning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,8 +76,10 @@ class VariantCheckpoint(NamedTuple):
 
 def _flags(family: str) -> tuple[str, ...]:
     keys = FAMILIES[family].load().keys
-    return tuple(sorted({key.hugging_face for key in keys
-                         if key.kind is FLAG and key.hugging_face}))  # fmt: skip
+    return tuple(sorted({
+        key.hugging_face for key in keys
+        if key.hugging_face and (key.kind is FLAG or isinstance(key.kind, FlagMeaning))
+    }))  # fmt: skip
 
 
 def _name_type(case: FamilyCase) -> str:
