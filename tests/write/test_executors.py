@@ -299,7 +299,7 @@ def job(model: Path, out: Path, **changes: Any) -> Job:
     ("changes", "message"),
     [
         ({"version": "0.0.1"}, "but weightctl 0.0.1 started the run"),
-        ({"codecs": "another"}, "a worker would write other bytes than this machine"),
+        ({"codecs": "another"}, "a worker would not write the same bytes as this machine"),
         ({"purpose": Purpose("", "")}, "the input that a worker reads differs"),
     ],
 )

@@ -161,9 +161,9 @@ def ls(
         bool,
         typer.Option(
             "--scan",
-            help="List findings in pickles: globals (functions and classes) that are dangerous "
-            "because they can run code, unknown globals, and data that cannot be scanned. No code "
-            "is run. Exit with 1 if there are findings.",
+            help="List findings in pickles: dangerous globals (functions and classes that can run "
+            "code), unknown globals, and data that cannot be scanned. No code is run. Exit with 1 "
+            "if there are findings.",
         ),
     ] = False,
     verbose: Annotated[

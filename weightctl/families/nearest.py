@@ -67,7 +67,7 @@ def describe_nearest(
     if closest.unread:
         shown = join_names([f"`{key}`" for key in closest.unread], _MOST)
         return f"{share}, but does not read {shown} of the config, so it computes something else"
-    return f"{share}, and it reads all keys of the config" if keys[convention] else share
+    return f"{share}, and supports all keys of its config" if keys[convention] else share
 
 
 def _list_keys(

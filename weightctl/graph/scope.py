@@ -31,7 +31,9 @@ def current_graph() -> Graph:
     """Return the graph of the innermost open `with`; raises `GraphError` if none is open."""
     found = graphs.get()
     if not found:
-        raise GraphError("no graph is open", hint="call it inside `with Graph(...) as graph:`")
+        raise GraphError(
+            "no graph is open", hint="call this function inside `with Graph(...) as graph:`"
+        )
     return found[-1]
 
 

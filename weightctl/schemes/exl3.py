@@ -1,4 +1,4 @@
-"""ExLlamaV3: tiles of 16 x 16 elements; a tile of K-bit codes is stored in 16 * K I16 words."""
+"""ExLlamaV3: tiles of 16 x 16 elements; a tile of K-bit codes takes 16 * K words of I16."""
 
 from __future__ import annotations
 

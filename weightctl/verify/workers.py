@@ -108,8 +108,8 @@ class Workers:
             except BrokenExecutor as error:
                 raise OutputError(
                     f"the executor has ended: {error}",
-                    hint="start it again; --on processes:N (on in Python) replaces workers that "
-                    "end",
+                    hint="start it again, or use --on processes:N (on=... in Python), which "
+                    "replaces workers that end",
                 ) from error
             else:
                 return check(self._request, batch.units) if made is None else made

@@ -93,13 +93,13 @@ class CommitRun:
         )
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> OpenJournal:
-        """Raise `TypeError`: a commit has no journal."""
+        """Raise `TypeError`: an upload to the Hub has no journal."""
         del purpose, records
         return self._refuse_journal()
 
     @staticmethod
     def _refuse_journal() -> NoReturn:
-        raise TypeError("a commit has no journal")
+        raise TypeError("an upload to the Hugging Face Hub cannot be resumed: it has no journal")
 
     def place(self) -> NoReturn:
         """Raise `TypeError`: the bytes of a file are sent in order, which workers cannot."""

@@ -99,7 +99,7 @@ def make_prompt(request: Request, *subjects: Subject) -> Prompt:
 def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Prompt:
     checkpoint = _require_known(subjects[0])
     if not tokens:
-        raise ConversionError("--tokens is empty (tokens in Python)", hint=_TOKENS_HINT)
+        raise ConversionError("--tokens (tokens in Python) is empty", hint=_TOKENS_HINT)
     if strange := _name_unknown(tokens, checkpoint):
         raise ConversionError(
             f"the model does not have all of the given tokens: {strange}", hint=_TOKENS_HINT

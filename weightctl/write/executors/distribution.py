@@ -79,7 +79,7 @@ def plan_distribution(
         raise ConversionError(
             f"workers cannot write to {where.path}, which takes the bytes in order",
             hint="use a path on this machine or on a shared file system, or the URL of an object "
-            "store; or remove --on (on in Python)",
+            "store; or remove --on (on=... in Python)",
         )
     size = parse_task_size(task_size)
     return Distribution(on, request, codecs, thread_count(threads or 1), memory, size)
@@ -95,7 +95,7 @@ def refuse_seams(outcome: Outcome) -> None:
             f"workers cannot write {outcome.where.format} files to {outcome.path}: a "
             "checksum follows each tensor, and no single worker has all bytes of the part of the "
             "upload that contains it",
-            hint="write safetensors or GGUF, or remove --on (on in Python)",
+            hint="write safetensors or GGUF, or remove --on (on=... in Python)",
         )
 
 
@@ -225,5 +225,6 @@ def _refuse_more(count: int, error: WorkerLostError) -> None:
 def _explain_end(error: BrokenExecutor) -> OutputError:
     return OutputError(
         f"the executor has ended: {error}",
-        hint="start it again; --on processes:N (on in Python) replaces workers that end",
+        hint="start it again, or use --on processes:N (on=... in Python), which replaces workers "
+        "that end",
     )

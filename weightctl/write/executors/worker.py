@@ -243,7 +243,7 @@ def _refuse_other(job: Job, planned: PlannedWork) -> None:
         )
     if purpose.plan != job.purpose.plan or planned.codecs != job.codecs:
         raise ConversionError(
-            "a worker would write other bytes than this machine",
+            "a worker would not write the same bytes as this machine",
             hint="install the same versions of weightctl and its dependencies on all machines",
         )
 
