@@ -26,7 +26,7 @@ def test_a_key_that_the_nearest_family_does_not_read_is_named() -> None:
 def test_the_nearest_family_is_one_that_reads_the_keys() -> None:
     said = nearest(residual_multiplier=0.5)
     assert "the closest is granite, which has 12 of the 12" in said
-    assert said.endswith("it reads all keys of the config")
+    assert said.endswith("supports all keys of its config")
 
 
 def test_a_key_that_says_nothing_is_not_named() -> None:

@@ -171,10 +171,10 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="EXECUTOR",
-        help="Divide the work among workers. EXECUTOR is processes:N (N processes on this machine), "
-        "dask://HOST:PORT or ray://HOST:PORT (the workers of a cluster), ray (the cluster in "
-        "RAY_ADDRESS; if RAY_ADDRESS is not set, a new one on this machine), or ranks (the "
-        "processes that torchrun, Slurm or Kubernetes starts, each with this same command). Limits "
+        help="Divide the work among workers. EXECUTOR is processes:N (N processes on this "
+        "machine), dask://HOST:PORT or ray://HOST:PORT (the workers of a cluster), ray (the "
+        "cluster in RAY_ADDRESS; if RAY_ADDRESS is not set, a new one on this machine), or ranks "
+        "(the processes that torchrun, Slurm or Kubernetes starts, each with this same command). Limits "
         "such as -j then apply to each worker, and -j is 1 by default.",
     ),
 ]

@@ -191,8 +191,8 @@ def to_documents(
         raise TokenizerError(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
             "tokenizer.json",
-            hint=f"supported tokenizer types: {', '.join(WRITERS)}; to convert only the tensors, use "
-            '--names keep (names="keep" in Python)',
+            hint=f"supported tokenizer types: {', '.join(WRITERS)}; to convert only the tensors, "
+            'use --names keep (names="keep" in Python)',
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
