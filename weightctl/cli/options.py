@@ -174,8 +174,8 @@ On = Annotated[
         help="Divide the work among workers. EXECUTOR is processes:N (N processes on this "
         "machine), dask://HOST:PORT or ray://HOST:PORT (the workers of a cluster), ray (the "
         "cluster in RAY_ADDRESS; if RAY_ADDRESS is not set, a new one on this machine), or ranks "
-        "(the processes that torchrun, Slurm or Kubernetes starts, each with this same command). Limits "
-        "such as -j then apply to each worker, and -j is 1 by default.",
+        "(the processes that torchrun, Slurm or Kubernetes starts, each with this same command). "
+        "Limits such as -j then apply to each worker, and -j is 1 by default.",
     ),
 ]
 TaskSize = Annotated[
