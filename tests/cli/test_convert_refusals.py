@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         (["--align", "page"], "is not a size"),
         (["--max-shard-size", "some"], "is not a size"),
         (["--max-shard-size", "5"], "`5` has no unit\nhint: write 5GB, 5MiB"),
-        (["--max-shard-size", "0GB"], "the largest size of a file cannot be 0GB"),
+        (["--max-shard-size", "0GB"], "must be more than 0, not 0GB"),
         (["--threads", "0"], "is not in the range"),
         (["--report", "no/such/place.json"], "does not exist"),
         (["--dtype", "q8_0"], "for block types, use --quant"),

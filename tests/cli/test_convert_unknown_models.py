@@ -112,7 +112,7 @@ def test_an_unknown_family_is_refused_with_what_is_known_and_can_be_kept(
     assert "`model_type` is `'lama'`, a model family that weightctl does not support" in says
     assert (
         'to convert the tensors under their present names, use --names keep (names="keep" in '
-        "Python); other programs cannot load the result as a model"
+        "Python), but other programs cannot load such a file as a model"
     ) in says
     assert "the closest is llama, which has 12 of the 12" in says
     assert weightctl(*asked, "--names", "keep").returncode == 0

@@ -31,5 +31,5 @@ def test_the_nearest_family_is_one_that_reads_the_keys() -> None:
 
 def test_a_key_that_says_nothing_is_not_named() -> None:
     assert nearest(use_windows=False, window=None, initializer_range=0.02).endswith(
-        "(without layer numbers)"
+        "(layer numbers are ignored)"
     )

@@ -45,12 +45,12 @@ REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
         lambda x, n: ops.where(x > 0, n, 1.5),
         r"^where of bool\[3, 4\] and int64\[2\] .*integers",
     ),
-    (lambda x, _: (x > 0) == 1, r"1 cannot be combined with bool\[3, 4\]: it is not a bool"),
+    (lambda x, _: (x > 0) == 1, r"1 cannot be combined with bool\[3, 4\]"),
     (
         lambda x, _: (x > 0) & Dim("batch"),
-        r"the size batch cannot be combined with bool\[3, 4\]: it is not a bool",
+        r"the size batch is an integer, and cannot be combined with bool\[3, 4\]",
     ),
-    (lambda x, _: (x > 0) + 0.5, r"0\.5 cannot be combined with bool\[3, 4\]: it is not a bool"),
+    (lambda x, _: (x > 0) + 0.5, r"0\.5 cannot be combined with bool\[3, 4\]"),
     (lambda *_: ops.dequantize(Value(1)), r"^dequantize of int64\[\] .*not a quantized weight"),
 ]
 
@@ -76,7 +76,7 @@ def test_a_number_beside_a_weight_of_truth_values_is_refused() -> None:
     with Graph("truth"):
         seen = Weight("seen", DType.bool, (2,))
         assert (seen & True).type == TensorType(DType.bool, [2])
-        with pytest.raises(GraphError, match="it is not a bool"):
+        with pytest.raises(GraphError, match="cannot be combined with bool"):
             _ = seen | 1
 
 

@@ -90,8 +90,9 @@ app = typer.Typer(add_completion=False)
             (
                 "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
                 "a name means the recipe, which can store some tensors in other types. If "
-                "weightctl cannot detect what the tensors are (value projections, for example), "
-                "the name means the type. With --tensor-type, it always means the type."
+                "weightctl cannot detect the role of each tensor (for example, which tensors are "
+                "value projections), the name means the type. With --tensor-type, it always means "
+                "the type."
             ),
             (
                 "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize, they mean the "

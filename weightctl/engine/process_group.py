@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "processes"]
 
-_BY_TORCHRUN = "start the program with `torchrun --nproc-per-node 2 PROGRAM`, which sets them"
+_BY_TORCHRUN = (
+    "start the program with `torchrun --nproc-per-node 2 PROGRAM`, which sets RANK and the related "
+    "variables"
+)
 # The rendezvous store keeps the keys of earlier groups, so each group gets a number of its own.
 _groups = count()
 

@@ -59,7 +59,7 @@ def describe_nearest(
         return ""
     share = (
         f"the closest is {closest.family.name}, which has {len(closest.common)} of the "
-        f"{len(kinds)} tensor names of this model (without layer numbers)"
+        f"{len(kinds)} tensor names of this model (layer numbers are ignored)"
     )
     if closest.beyond:
         shown = join_names([f"`{kind}`" for kind in closest.beyond], _MOST)

@@ -26,8 +26,8 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Bring RoPE into the form of transformers 5, which does not read configs of Nomic's code."""
     if "n_embd" in document:
         raise ValueError(
-            "the keys are those of Nomic's own code (`n_embd`), which transformers does not read; "
-            "save the model with transformers 5"
+            "the config has the keys of Nomic's own code (such as `n_embd`), which are not "
+            "supported; use a copy of the model that was saved with transformers 5"
         )
     return standard_rope(document)
 

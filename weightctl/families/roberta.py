@@ -39,9 +39,9 @@ def _find_context(fields: Fields) -> int:
     found: int = fields["table_rows"] - fields["padding"] - 1
     if found < 1:
         raise ValueError(
-            f"(the number of positions) would be {found}: `max_position_embeddings` is "
-            f"{fields['table_rows']}, and the first {fields['padding'] + 1} rows (up to row "
-            "`pad_token_id`) are reserved"
+            f"(the number of positions) would be {found}: the table of position embeddings has "
+            f"{fields['table_rows']} rows (`max_position_embeddings`), and the first "
+            f"{fields['padding'] + 1} rows (up to row `pad_token_id`) are reserved"
         )
     return found
 

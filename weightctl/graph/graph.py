@@ -362,7 +362,7 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
     sizes = dims(value, device=like.device)
     if like.dtype is DType.bool:
         raise GraphError(
-            f"the size {value} cannot be combined with {like.type}: it is not a bool",
+            f"the size {value} is an integer, and cannot be combined with {like.type}",
             hint="compare it first, such as `Value(dim) > 0`",
         )
     return sizes if like.dtype is sizes.dtype else sizes.cast(like.dtype)
@@ -371,7 +371,7 @@ def _sizes(value: Dim | Shape | str, like: Value | None) -> Value:
 def _refuse_loss(number: float, like: Value) -> None:
     if like.dtype is DType.bool and not isinstance(number, bool):
         raise GraphError(
-            f"{number} cannot be combined with {like.type}: it is not a bool",
+            f"the number {number} cannot be combined with {like.type}",
             hint="use True or False, or cast the tensor to a numeric dtype",
         )
     if isinstance(number, float) and not (like.dtype.is_float or like.dtype.is_complex):

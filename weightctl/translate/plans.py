@@ -189,7 +189,7 @@ def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, N
     """Add a hint to an error: how to convert the tensors without a translation."""
     keep = (
         'to convert the tensors under their present names, use --names keep (names="keep" '
-        "in Python); other programs cannot load the result as a model"
+        "in Python), but other programs cannot load such a file as a model"
     )
     if has_more:
         keep = (

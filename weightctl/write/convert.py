@@ -314,7 +314,8 @@ def _split(plan: Plan, most: int | str) -> Plan:
     limit = _nbytes(most)
     if limit <= 0:
         raise ConversionError(
-            f"the largest size of a file cannot be {most}", hint="write a size such as 5GB"
+            f"--max-shard-size (max_shard_size in Python) must be more than 0, not {most}",
+            hint="write a size such as 5GB",
         )
     plan = split(plan, limit)
     layouts = plan.layouts()

@@ -40,7 +40,7 @@ def infer_rms_norm(
         if weight.shape != x.shape[-1:]:
             raise GraphError(
                 f"the shape of the weight must be [{x.shape[-1]}]",
-                hint="the weight needs one element for each element of the last dimension",
+                hint="the weight needs as many elements as the last dimension of the input",
             )
     return x
 
