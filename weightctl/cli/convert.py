@@ -188,6 +188,15 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Stop with an error if values would be rounded. Blocks and scales are rearranged "
+            "only; tensors that are not quantized keep their type, or become F32.",
+            rich_help_panel=_TYPES,
+        ),
+    ] = False,
     no_fallback: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.schemes.decoding.blocks import Microscaled
+    from weightctl.schemes.decoding.blocks import Microscaled, NvidiaMicroscaled
     from weightctl.schemes.decoding.tables import (
         BlockGrid,
         PackedNumbers,
@@ -30,6 +30,7 @@ __all__ = [
     "Decoding",
     "Microscaled",
     "NestedScales",
+    "NvidiaMicroscaled",
     "PackedNumbers",
     "PackingLayout",
     "PerBlock",
@@ -47,6 +48,7 @@ _NAMES = {
     "Decoding": "weightctl.schemes.decoding.tensors:Decoding",
     "Microscaled": "weightctl.schemes.decoding.blocks:Microscaled",
     "NestedScales": "weightctl.schemes.decoding.values:NestedScales",
+    "NvidiaMicroscaled": "weightctl.schemes.decoding.blocks:NvidiaMicroscaled",
     "PackedNumbers": "weightctl.schemes.decoding.tables:PackedNumbers",
     "PackingLayout": "weightctl.schemes.decoding.tables:PackingLayout",
     "PerBlock": "weightctl.schemes.decoding.tables:PerBlock",
