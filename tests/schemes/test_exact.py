@@ -250,3 +250,45 @@ def test_the_plan_says_what_is_exact_and_the_option_refuses_the_rest(
     assert "the values of 14 tensors would be rounded" in done.stderr
     assert "`model.layers.0.mlp.down_proj.weight`: BF16 -> W4A16" in done.stderr
     assert "--exact" in done.stderr.partition("hint:")[2]
+
+
+def scaled_gguf(directory: Path, scale: Any, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Path:
+    """Return a GGUF with a weight of NVFP4 and a scale of it, as llama.cpp's converter writes."""
+    directory.mkdir(exist_ok=True)
+    writer = gguf.GGUFWriter(directory / "m.gguf", "llama")
+    writer.kv_data[0].clear()
+    raw = random_blocks("NVFP4").reshape(*shape[:-1], -1)
+    writer.add_tensor("a.weight", raw, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+    writer.add_tensor("a.scale", np.asarray(scale, np.float32))
+    writer.add_tensor("a.input_scale", np.ones_like(np.asarray(scale, np.float32)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return directory / "m.gguf"
+
+
+@pytest.mark.parametrize(
+    ("scale", "shape"), [([0.3], (ROWS, COLUMNS)), ([0.3, 2, 5, 0.1], (4, ROWS // 4, COLUMNS))]
+)
+def test_the_scale_that_llama_cpp_stores_beside_nvfp4_is_applied(
+    tmp_path: Path, scale: list[float], shape: tuple[int, ...]
+) -> None:
+    source = scaled_gguf(tmp_path / "in", scale, shape)
+    weightctl.convert(source, tmp_path / "out.safetensors", dtype="f32")
+    made = load_file(tmp_path / "out.safetensors")
+    plain = gguf.quants.dequantize(random_blocks("NVFP4"), gguf.GGMLQuantizationType.NVFP4)
+    scales = np.asarray(scale, np.float32).reshape(-1, *(1,) * (len(shape) - 1))
+    assert set(made) == {"a.weight"}
+    np.testing.assert_array_equal(made["a.weight"].numpy(), plain.reshape(shape) * scales)
+
+
+def test_nvfp4_with_a_scale_is_copied_to_gguf_as_it_is(tmp_path: Path) -> None:
+    source = scaled_gguf(tmp_path / "in", [0.3])
+    weightctl.convert(source, tmp_path / "out.gguf", exact=True)
+    before, after = (weightctl.open_weights(path) for path in (source, tmp_path / "out.gguf"))
+    assert [name for name, _ in after.items()] == [name for name, _ in before.items()]
+    assert all(
+        np.array_equal(np.from_dlpack(tensor.data()), np.from_dlpack(after[name].data()))
+        for name, tensor in before.items()
+    )

@@ -82,10 +82,10 @@ def plan_of(
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     stored, apart = weights, False
-    if crosses or is_cast or format_name == "gguf":
+    is_gguf = format_name == "gguf"
+    if crosses or is_cast or (is_gguf and header_of(weights).format != "gguf"):
         from weightctl.schemes.dequantize import dequantize_weights
 
-        is_gguf = format_name == "gguf"
         weights = dequantize_weights(
             weights, in_blocks=is_gguf or in_blocks, keeps_shapes=not is_gguf
         )

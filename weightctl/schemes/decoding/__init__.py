@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.blocks import Microscaled, NvidiaMicroscaled
     from weightctl.schemes.decoding.tables import (
         BlockGrid,
+        BlockNumbers,
         PackedNumbers,
         PackingLayout,
         PerBlock,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "E2M1",
     "BlockGrid",
+    "BlockNumbers",
     "CodedRow",
     "Decoding",
     "Microscaled",
@@ -44,6 +46,7 @@ __all__ = [
 _NAMES = {
     "E2M1": "weightctl.schemes.decoding.values:E2M1",
     "BlockGrid": "weightctl.schemes.decoding.tables:BlockGrid",
+    "BlockNumbers": "weightctl.schemes.decoding.tables:BlockNumbers",
     "CodedRow": "weightctl.schemes.decoding.values:CodedRow",
     "Decoding": "weightctl.schemes.decoding.tensors:Decoding",
     "Microscaled": "weightctl.schemes.decoding.blocks:Microscaled",
