@@ -37,6 +37,12 @@ def test_the_pytorch_bench_runs(tmp_path: Path) -> None:
     assert len(re.findall(r"\(target \d+\)", done.stdout)) == 2
 
 
+def test_the_bench_of_schemes_runs() -> None:
+    done = run("schemes.py", "--repeats", "1", "--size", "1MB", "--only", "FP8")
+    assert done.returncode == 0, done.stderr
+    assert "FP8:" in done.stdout
+
+
 def test_the_bench_of_workers_runs() -> None:
     done = run("workers.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig, GptOssForCausalLM
 
 import weightctl
+from small_models import qwen3moe
 from weightctl.errors import ConversionError
 from weightctl.schemes import WRITTEN
 from written_models import CASES, convert, relative_error, small_llama, values_in
@@ -326,32 +329,54 @@ def test_verify_finds_no_problem_in_what_is_written(
     assert "no problems found" in done.stdout
 
 
-@pytest.mark.parametrize("case", ["MXFP4", "MLX-mxfp4"])
-def test_mxfp4_of_gguf_is_repacked_both_ways_without_rounding(tmp_path: Path, case: str) -> None:
-    weightctl.convert(small_llama(), tmp_path / "a.gguf", quant="MXFP4")
-    done = convert(tmp_path / "a.gguf", tmp_path / "out", case)
-    assert all(loss.squared_error == 0 for loss in done.losses.values())
-    assert any("repacked as" in step for item in done.plan.items for step in item.steps)
-    weightctl.convert(tmp_path / "out", tmp_path / "b.gguf")
-    before, after = (weightctl.open_weights(tmp_path / name) for name in ("a.gguf", "b.gguf"))
-    for name, tensor in before.items():
-        if name.startswith("blk.") and "norm" not in name:
-            assert after[name].info.encoding.name == "MXFP4"
-            made, wanted = (
-                np.from_dlpack(tree[name].data().astype("float32")) for tree in (after, before)
-            )
-            assert np.array_equal(made, wanted), tensor
+def gpt_oss_in(directory: Path) -> Path:
+    """Return the path of a tiny model whose experts are stacked."""
+    model = GptOssForCausalLM(
+        GptOssConfig(
+            hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=32, num_local_experts=4, vocab_size=64,
+            layer_types=["sliding_attention"],
+        )
+    )  # fmt: skip
+    model.save_pretrained(directory / "gpt-oss")
+    return directory / "gpt-oss"
 
 
-def test_every_block_of_mxfp4_is_repacked_without_rounding() -> None:
-    from weightctl.schemes.encoding import Microscaled4
+def test_stacked_experts_are_refused_unless_they_are_kept(tmp_path: Path) -> None:
+    source = gpt_oss_in(tmp_path)
+    with pytest.raises(ConversionError, match="has 4 experts in one tensor") as caught:
+        convert(source, tmp_path / "out", "W4A16:group=32")
+    assert "--tensor-type experts=keep" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+    done = convert(source, tmp_path / "out", "W4A16:group=32", tensor_types={"experts": "keep"})
+    assert "model.layers.0.mlp.experts" in config_of(tmp_path / "out")["ignore"]
+    made, before = stored(tmp_path / "out"), stored(source)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert torch.equal(made[name], before[name])
+    assert {item.weight for item in done.plan.items if item.weight} == {
+        f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkvo"
+    }
 
-    steps = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    rounding = Microscaled4(32)
-    for largest in range(8):
-        for exponent in (-126, -125, -3, 0, 100, 124):
-            codes = np.arange(32) % (largest + 1)
-            block = np.ldexp(steps[codes] * np.where(np.arange(32) % 3, 1, -1), exponent)
-            values = block[None].astype(np.float32)
-            made = rounding.round(values, np.float32(0))
-            assert np.array_equal(rounding.restore(made, np.float32(0)), values)
+
+def test_experts_of_gguf_are_written_one_by_one(tmp_path: Path) -> None:
+    qwen3moe().save_pretrained(tmp_path / "in")
+    weightctl.convert(tmp_path / "in", tmp_path / "m.gguf", quant="Q8_0")
+    done = convert(tmp_path / "m.gguf", tmp_path / "out", "W8A16:group=32")
+    name = "model.layers.1.mlp.experts.3.down_proj.weight"
+    assert {item.is_exact for item in done.plan.items if item.weight == name} == {True}
+    weightctl.convert(tmp_path / "out", tmp_path / "back.gguf")
+    before, after = (weightctl.open_weights(tmp_path / f"{each}.gguf") for each in ("m", "back"))
+    for name in ("ffn_down_exps", "ffn_gate_exps", "ffn_up_exps"):
+        one, other = (tree[f"blk.1.{name}.weight"] for tree in (before, after))
+        assert other.info.encoding.name == "Q8_0"
+        assert np.array_equal(np.from_dlpack(one.data()), np.from_dlpack(other.data()))
+
+
+def test_an_importance_matrix_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "i.dat"
+    path.write_bytes(
+        struct.pack("<i", 1) + struct.pack("<i", 4) + b"name" + struct.pack("<iif", 1, 1, 1.0)
+    )
+    with pytest.raises(ConversionError, match="does not apply to W4A16") as caught:
+        convert(small_llama(), tmp_path / "out", "W4A16", imatrix=path)
+    assert "leave out --imatrix" in caught.value.hint

@@ -193,6 +193,15 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Stop with an error if the values of a tensor would be rounded. A tensor that is "
+            "not quantized becomes F32 if its usual type would round it.",
+            rich_help_panel=_TYPES,
+        ),
+    ] = False,
     no_fallback: Annotated[
         bool,
         typer.Option(

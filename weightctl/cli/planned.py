@@ -39,6 +39,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         imatrix=given["imatrix"],
         nonfinite=given["nonfinite"],
         allow_requantize=given["allow_requantize"],
+        exact=given["exact"],
         fallback=not given["no_fallback"],
         names=given["names"],
         weights_only=given["weights_only"],

@@ -65,7 +65,7 @@ def plan_kind(item: Item) -> tuple[object, int, int]:
     """Return the key that equal rows of a plan share, their number, and the bytes of one."""
     info = item.info
     kind = (info.shape, item.stored.encoding.name, info.encoding.name, item.asked, item.line,
-            item.part, item.steps)  # fmt: skip
+            item.part, item.steps, item.is_exact)  # fmt: skip
     return kind, 1, info.nbytes
 
 
@@ -84,7 +84,13 @@ def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     arrow = Cell("" if stays else "->", "dim")
     changed = Cell("" if stays else item.info.encoding.name, "cyan")
     shape, before = make_shape_cells(item.info.shape, item.stored.encoding.name, times=line.times)
-    return label, shape, before._replace(style=""), arrow, changed, size, _reason(item)
+    values = Cell("" if stays else _name_values(item), "dim", short="")
+    return label, shape, before._replace(style=""), arrow, changed, size, values, _reason(item)
+
+
+def _name_values(item: Item) -> str:
+    """Return what happens to the values of a tensor, as one word."""
+    return "exact" if item.is_exact else "rounded"
 
 
 def _reason(item: Item) -> Cell:
@@ -116,7 +122,7 @@ def summary(
         *([Cell(text, "yellow")] for text in _substitutes(plan)),
     ]
     if saved is None:
-        return [*lines, [Cell("nothing was written")]]
+        return [*lines, [Cell(_count_exact(plan))], [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
     lines += list_losses(plan, saved)
     if saved.pull_request:
@@ -205,6 +211,12 @@ def _scheme(plan: Plan) -> Iterator[str]:
         )
 
 
+def _count_exact(plan: Plan) -> str:
+    """Return the line that counts the tensors whose values a plan keeps, and rounds."""
+    exact = sum(item.is_exact for item in plan.items)
+    return f"values: {pluralize(exact, 'tensor')} exact, {len(plan.items) - exact:,} rounded"
+
+
 def _substitutes(plan: Plan) -> Iterator[str]:
     substituted = [item for item in plan.items if item.asked]
     if substituted:
@@ -266,6 +278,7 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
         "to": item.info.encoding.name,
         "instead_of": item.asked,
         "chosen_by": item.line or None,
+        "values": _name_values(item),
         "weighted": item.importance is not None,
         "weight": item.weight or None,
         "bytes": item.info.nbytes,

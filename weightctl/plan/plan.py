@@ -13,7 +13,7 @@ from weightctl.formats.base import LEVELS_KEY, Part
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import list_first
+from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import find_stored_name, header_of, source_of
@@ -49,7 +49,7 @@ class Item:
     a file is read one matrix at a time. `part` is the number of the file that gets the tensor.
     `line` is the line of a recipe, or the rule, that chose the encoding. `origin` describes how the
     source computes the tensor, if no file contains it. `weight` is the name of the weight if a
-    scheme stores it in this tensor and others.
+    scheme stores it in this tensor and others; `is_rounded` states that the scheme rounds it.
     """
 
     info: TensorInfo
@@ -60,11 +60,21 @@ class Item:
     line: str = ""
     origin: Origin | None = None
     weight: str = ""
+    is_rounded: bool = False
 
     @property
     def is_copy(self) -> bool:
         """Whether the bytes are copied unchanged."""
         return self.info.encoding == self.source.encoding
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the output holds every value of the tensor, bit for bit, whatever it is."""
+        if self.is_rounded or self.is_copy:
+            return not self.is_rounded
+        from weightctl.codecs import holds_all  # needs NumPy, which copies do not need
+
+        return holds_all(self.source.encoding, self.info.encoding)
 
     @property
     def sources(self) -> tuple[TensorInfo, ...]:
@@ -217,6 +227,22 @@ class Plan:
             metadata = restrict_levels(metadata, {*names, *kept, *tied})
         return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)
 
+    def refuse_rounding(self) -> None:
+        """Raise `ConversionError`, which lists the first tensors whose values are rounded."""
+        rounded = [item for item in self.items if not item.is_exact]
+        weights = dict.fromkeys(item.weight or item.info.name for item in rounded)
+        if weights:
+            first = {item.weight or item.info.name: item for item in reversed(rounded)}
+            lines = [f"`{name}`: {_describe_change(first[name], self.scheme)}" for name in weights]
+            raise ConversionError(
+                "\n  ".join([
+                    f"the values of {pluralize(len(lines), 'tensor')} would be rounded:",
+                    *list_first(lines, _MOST_NAMED),
+                ]),
+                hint="to round them, leave out --exact (exact=False in Python); to leave a tensor "
+                "unrounded, use --tensor-type REGEX=keep (tensor_types in Python)",
+            )  # fmt: skip
+
     def layouts(self) -> tuple[Layout, ...]:
         """Describe the files that this plan writes, to the byte.
 
@@ -311,6 +337,10 @@ class Plan:
                 "to convert floating-point tensors, use --dtype bf16, f16 or f32 (dtype in Python)"
             )
         return ""
+
+
+def _describe_change(item: Item, scheme: str) -> str:
+    return f"{item.stored.encoding} -> {scheme if item.weight else item.info.encoding}"
 
 
 def _tying(

@@ -30,6 +30,8 @@ __all__ = ["store_in_scheme"]
 
 _ENDING = ".weight"
 _WIDE = ("BF16", "F16", "F32", "F64")
+# The encoding of scales in blocks of GGUF.
+_HALF, _IN_HALF = ENCODINGS["F16"], ("Q4_0", "Q4_1", "Q8_0")
 # Matrices that are not linear modules.
 _LOOKED_UP = re.compile(r"embed|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
 _OUTPUT = "lm_head"
@@ -39,7 +41,8 @@ _FEW = 3
 class _Decision(NamedTuple):
     """What happens to a tensor: it is stored in the scheme, or in an encoding.
 
-    `refusal` is the reason why the scheme cannot store it, if it was to.
+    `refusal` is the reason why the scheme cannot store it, if it was to. With `is_exact`, the
+    scheme stores its blocks without changing a value.
     """
 
     item: Item
@@ -47,6 +50,7 @@ class _Decision(NamedTuple):
     encoding: Encoding
     line: str = ""
     refusal: str = ""
+    is_exact: bool = False
 
 
 def store_in_scheme(
@@ -57,25 +61,29 @@ def store_in_scheme(
     fallback: bool = True,
     requantize: bool = False,
     zero_nonfinite: bool = False,
+    exact: bool = False,
 ) -> Plan:
     """Store the matrices of layers in a scheme, and state it in config.json.
 
     Norms, biases, routers, embeddings and the output projection keep their type; the lines of a
     recipe decide otherwise. `rules` give tensors a type without blocks. Weights that the scheme
     cannot store keep their type too, unless `fallback` is False. Other types than 16 and 32 bits
-    become the type of most of the other matrices, by default BF16.
+    become the type of most of the other matrices, by default BF16. Blocks of GGUF whose values the
+    scheme can hold are repacked, and not rounded. With `exact`, tensors that keep their type become
+    F32 where another type would round them, and rounded weights are left to the caller.
 
     Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
     that could state it, if a rule is for a type with blocks, and, without `requantize`, for values
     that were already rounded.
     """
     settings = _read_config(plan)
-    base = _choose_base(plan)
+    base = ENCODINGS["F32"] if exact else _choose_base(plan)
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
-    _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize)
+    decisions = _find_exact(recipe, decisions)
+    _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     source, items = _make_items(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
     scheme, options = recipe.choice
-    stated = scheme.settings(options, _list_ignored(decisions))
+    stated = scheme.settings(options, _list_ignored(plan, decisions))
     document = {**settings, **dict.fromkeys(scheme.keys, stated)}
     return replace(
         plan,
@@ -103,14 +111,46 @@ def _read_config(plan: Plan) -> dict[str, Any]:
 
 
 def _choose_base(plan: Plan) -> Encoding:
-    """Return the encoding of most matrices that are stored without quantization; else BF16."""
+    """Return the encoding of most matrices that are stored without quantization; else BF16.
+
+    If all matrices are in blocks whose scales are F16, it is F16.
+    """
     sizes: Counter[str] = Counter()
     for item in plan.items:
         name = item.stored.encoding.name
         if len(item.info.shape) > 1 and len(item.sources) == 1 and name in _WIDE:
             sizes[name] += item.info.size
-    name = sizes.most_common(1)[0][0] if sizes else "BF16"
+    has_half = any(item.source.encoding.name in _IN_HALF for item in plan.items)
+    name = sizes.most_common(1)[0][0] if sizes else "F16" if has_half else "BF16"
     return ENCODINGS["F32" if name == "F64" else name]
+
+
+def _find_exact(recipe: SchemeRecipe, decisions: Sequence[_Decision]) -> list[_Decision]:
+    """Return the decisions with those marked that need no rounding.
+
+    If weights that engines join share a scale, none of them is exact unless all are.
+    """
+    from weightctl.schemes.encoding import can_repack
+
+    scheme, options = recipe.choice
+    rounded: set[str] = set()
+    for each in decisions:
+        info = each.item.info
+        if each.is_quantized:
+            made = scheme.encode(info.shape, options, _HALF)
+            if not can_repack(each.item.source.encoding, made.rounding):
+                rounded.add(_shared_name(recipe, info.name))
+    return [
+        each._replace(is_exact=_shared_name(recipe, each.item.info.name) not in rounded)
+        if each.is_quantized
+        else each
+        for each in decisions
+    ]
+
+
+def _shared_name(recipe: SchemeRecipe, name: str) -> str:
+    """Return the name under which weights share a scale; else the name of the weight."""
+    return joined_name(name) if recipe.choice.scheme.shares_peak else name
 
 
 def _decide(
@@ -163,6 +203,16 @@ def _refuse(
     fallback: bool,
     requantize: bool,
 ) -> None:
+    stacked = [each for each in decisions if each.refusal and _holds_experts(plan, each.item)]
+    if stacked:
+        info = stacked[0].item.info
+        raise ConversionError(
+            f"`{info.name}` has {info.shape[0]} experts in one tensor, and weightctl does not "
+            f"write such weights as {recipe.choice} ({pluralize(len(stacked), 'tensor')})",
+            hint="to keep their type, use --tensor-type experts=keep (tensor_types in Python)"
+            if "experts" in info.name
+            else f"to keep its type, use --tensor-type '{info.name}=keep' (tensor_types in Python)",
+        )
     for rule in rules:
         if rule.encoding is not None and rule.encoding.quantization is not None:
             raise ConversionError(
@@ -189,12 +239,8 @@ def _refuse(
             hint="to choose weights by name, use a recipe file: --quant FILE.toml (quant in "
             "Python)",
         )
-    keeps = recipe.choice.scheme.keeps
-    twice = [
-        item
-        for item in quantized
-        if item.source.encoding.name not in keeps and not _is_unrounded(item)
-    ]
+    rounded = [each.item for each in decisions if each.is_quantized and not each.is_exact]
+    twice = [item for item in rounded if not _is_unrounded(item)]
     if twice and not requantize:
         raise ConversionError(
             f"{pluralize(len(twice), 'weight')} {'is' if len(twice) == 1 else 'are'} already "
@@ -203,6 +249,15 @@ def _refuse(
             hint="start from the unquantized model, or use --allow-requantize "
             "(allow_requantize=True in Python)",
         )
+
+
+def _holds_experts(plan: Plan, item: Item) -> bool:
+    """Whether a tensor has the matrices of several experts."""
+    if len(item.info.shape) != 3:
+        return False
+    found = plan.describe() if plan.describe is not None else None
+    name = item.info.name
+    return "experts" in name or bool(found and "_exps" in found.names.get(name, ""))
 
 
 def _is_unrounded(item: Item) -> bool:
@@ -224,7 +279,7 @@ def _make_items(
         weight.name: weight
         for weight in _encode_weights(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
     }
-    for item, is_quantized, encoding, line, refusal in decisions:
+    for item, is_quantized, encoding, line, refusal, is_exact in decisions:
         name = item.info.name
         if not is_quantized:
             tensors[item.source.name] = StoredTensor(plan.source, item.source.name)
@@ -236,9 +291,8 @@ def _make_items(
             tensors[stored] = tensor
             info = tensor.info
             origin = tensor.origin
-            items.append(
-                replace(item, info=info, source=info, origin=origin, line=line, weight=name)
-            )
+            made = replace(item, info=info, source=info, origin=origin, line=line, weight=name)
+            items.append(replace(made, is_rounded=not is_exact))
     header = plan.source.header
     return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
 
@@ -256,28 +310,33 @@ def _encode_weights(
 
     scheme, options = recipe.choice
     joined: dict[str, list[ReadableTensor]] = {}
-    chosen = [each.item for each in decisions if each.is_quantized]
-    for item in chosen:
-        name = joined_name(item.info.name) if scheme.shares_peak else item.info.name
-        joined.setdefault(name, []).append(StoredTensor(plan.source, item.source.name))
-    peaks = {name: SharedPeak(each, zero_nonfinite=zero_nonfinite) for name, each in joined.items()}
+    chosen = [each for each in decisions if each.is_quantized]
+    for item in (each.item for each in chosen):
+        measured = joined.setdefault(_shared_name(recipe, item.info.name), [])
+        measured.append(StoredTensor(plan.source, item.source.name))
+    # Blocks are repacked with a scale of 1 for the whole weight, so nothing is measured.
+    exact = {_shared_name(recipe, each.item.info.name) for each in chosen if each.is_exact}
+    peaks = {
+        name: SharedPeak([] if name in exact else each, zero_nonfinite=zero_nonfinite)
+        for name, each in joined.items()
+    }
     cache = BandCache()
-    for item in chosen:
+    for item, is_exact in ((each.item, each.is_exact) for each in chosen):
         name = item.info.name
         yield EncodedWeight(
             StoredTensor(plan.source, item.source.name),
             name,
-            scheme.encode(item.info.shape, options, base),
+            scheme.encode(item.info.shape, options, _HALF if is_exact else base),
             str(recipe.choice),
             cache,
-            peaks[joined_name(name) if scheme.shares_peak else name],
+            peaks[_shared_name(recipe, name)],
             zero_nonfinite,
-            item.source.encoding.name in scheme.keeps,
+            is_exact,
         )
 
 
-def _list_ignored(decisions: Sequence[_Decision]) -> list[str]:
-    """Return the linear modules that are not quantized, with the output projection."""
+def _list_ignored(plan: Plan, decisions: Sequence[_Decision]) -> list[str]:
+    """Return the modules that are not quantized: linear ones, experts, the output projection."""
     modules = dict.fromkeys(
         name.removesuffix(_ENDING)
         for each in decisions
@@ -286,6 +345,9 @@ def _list_ignored(decisions: Sequence[_Decision]) -> list[str]:
         and (name := each.item.info.name).endswith(_ENDING)
         and not _LOOKED_UP.search(name)
     )
+    for item in (each.item for each in decisions if not each.is_quantized):
+        if _holds_experts(plan, item):
+            modules[item.info.name.removesuffix(_ENDING).rpartition(".")[0]] = None
     quantized = {each.item.info.name for each in decisions if each.is_quantized}
     if f"{_OUTPUT}{_ENDING}" not in quantized:
         modules[_OUTPUT] = None

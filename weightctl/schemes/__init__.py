@@ -36,6 +36,7 @@ SCHEMES: dict[str, SchemeLine] = {
     "mxfp6": SchemeLine("weightctl.schemes.mxfp6:SCHEME", _SCALED),
     "mxfp8": SchemeLine("weightctl.schemes.mxfp8:SCHEME", _SCALED),
     "nvfp4": SchemeLine("weightctl.schemes.nvfp4:SCHEME", _SCALED),
+    "ggml_nvfp4": SchemeLine("weightctl.schemes.ggml_nvfp4:SCHEME", (".scale",)),
     "modelopt": SchemeLine("weightctl.schemes.modelopt:SCHEME", _SCALED),
     "bitnet": SchemeLine("weightctl.schemes.bitnet:SCHEME", _SCALED),
     "llm_int8": SchemeLine("weightctl.schemes.llm_int8:SCHEME", (".SCB",)),

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["dequantize_weights"]
 
 
-def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
+def dequantize_weights(
+    weights: Checkpoint, *, in_blocks: bool, keeps_shapes: bool = False
+) -> Checkpoint:
     """Return the tree in which each weight that is stored in several tensors is a single tensor.
 
     The weights are float32, with the values that their own libraries compute. They are computed
@@ -23,7 +25,7 @@ def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
     tensors, the same tree is returned.
 
     For gpt-oss's experts, rows are the inputs of the layer, as in transformers; in blocks, rows are
-    the outputs, as they are stored and as in ggml.
+    the outputs, as they are stored and as in ggml. With `keeps_shapes`, they are float32 then too.
 
     Raises `ConversionError` if the packing of a weight is not supported, or if its tensors do not
     match.
@@ -33,4 +35,4 @@ def dequantize_weights(weights: Checkpoint, *, in_blocks: bool) -> Checkpoint:
     # A tree without quantized weights needs no NumPy.
     from weightctl.schemes.decoding.trees import merge_scheme_tensors
 
-    return merge_scheme_tensors(source_of(weights), in_blocks=in_blocks)
+    return merge_scheme_tensors(source_of(weights), in_blocks=in_blocks, keeps_shapes=keeps_shapes)

@@ -121,7 +121,5 @@ MLX_MXFP4 = WrittenScheme(
     settings=partial(_describe, 4, "mxfp4"),
     refuse=refuse_groups,
     defaults=SchemeOptions(group=32),
-    # The largest code of a block determines a scale at which all its codes are exact.
-    keeps=("MXFP4",),
     keys=_KEYS,
 )

@@ -99,6 +99,4 @@ MXFP4 = WrittenScheme(
     settings=_describe,
     refuse=refuse_groups,
     defaults=SchemeOptions(group=MXFP_BLOCK),
-    # The largest code of a block determines a scale at which all its codes are exact.
-    keeps=("MXFP4",),
 )

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.decoding import Decoding, Scaled, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
 __all__ = ["NVFP4", "NVFP4A16", "SCHEME"]
 
 _ABOVE = ("weight_scale_2", ".weight_global_scale")
+# The number of elements in a block of ggml's NVFP4.
+_GGML_BLOCK = 64
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -67,7 +69,23 @@ def _decode(stored: SchemeTensors) -> Decoding:
         is_divided=is_divided,
         factors=stored.input_factors(),
     )
-    return decoding.Decoding(shape, values)
+    return decoding.Decoding(shape, values, microscaled=_find_blocks(stored, values, axis))
+
+
+def _find_blocks(
+    stored: SchemeTensors, values: Scaled, axis: int
+) -> decoding.NvidiaMicroscaled | None:
+    """Return the weight as ggml's NVFP4, whose scale of the whole weight is 1; else None."""
+    place = stored.find(*_ABOVE)
+    if axis != 1 or values.factors is not None or stored.shape[-1] % _GGML_BLOCK:
+        return None
+    if place is not None:
+        info = stored.tensors[place].info
+        if info.encoding.name != "F32" or set(stored.floats(place, info.size).tolist()) != {1.0}:
+            return None
+    table = stored.table(1, values.scales.grid.counts[-1])
+    scales = decoding.PerBlock(decoding.PlainNumbers(table, DType.uint8), values.scales.grid)
+    return decoding.NvidiaMicroscaled(values.numbers, scales)
 
 
 SCHEME = Scheme(

@@ -44,7 +44,6 @@ class WrittenScheme:
     how such a weight is stored, with scales in an encoding. `settings` returns the settings of a
     config.json, given the modules that are not quantized, under each of `keys`. With `shares_peak`,
     weights that engines join (queries, keys and values) need the same scale of the whole weight.
-    `keeps` are the block types of GGUF whose values it stores without rounding.
     """
 
     name: str
@@ -58,7 +57,6 @@ class WrittenScheme:
     shares_peak: bool = False
     keys: tuple[str, ...] = ("quantization_config",)
     note: str = ""
-    keeps: tuple[str, ...] = ()
 
 
 class SchemeChoice(NamedTuple):

@@ -60,6 +60,7 @@ def plan_of(
     names: Names = Names.AUTO,
     is_model: bool = False,
     is_cast: bool = False,
+    in_blocks: bool = False,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Plan:
@@ -67,7 +68,8 @@ def plan_of(
 
     `is_model` states that the output is a model directory, which can have documents beside the
     tensors: by default, other outputs do not get Hugging Face's names. `is_cast` states that
-    tensors get other encodings; weights that are stored in several tensors are decoded first.
+    tensors get other encodings; weights that are stored in several tensors are decoded first. With
+    `in_blocks`, they are in GGUF's blocks where these hold the same values, as always for GGUF.
     `include` and `exclude` are patterns as in `select` for the names in the output; `exclude` also
     applies to tensors of the input that are not part of the model.
 
@@ -80,10 +82,13 @@ def plan_of(
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     stored, apart = weights, False
-    if crosses or is_cast or format_name == "gguf":
+    is_gguf = format_name == "gguf"
+    if crosses or is_cast or (is_gguf and header_of(weights).format != "gguf"):
         from weightctl.schemes.dequantize import dequantize_weights
 
-        weights = dequantize_weights(weights, in_blocks=format_name == "gguf")
+        weights = dequantize_weights(
+            weights, in_blocks=is_gguf or in_blocks, keeps_shapes=not is_gguf
+        )
         apart = weights is not stored
         _refuse_without_scales(weights)
     if crosses and wanted is not None:

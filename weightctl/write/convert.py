@@ -75,6 +75,7 @@ def convert(
     imatrix: str | os.PathLike[str] | None = None,
     nonfinite: NonFinite | str = NonFinite.ERROR,
     allow_requantize: bool = False,
+    exact: bool = False,
     fallback: bool = True,
     names: Names | str = Names.AUTO,
     weights_only: bool = False,
@@ -115,7 +116,8 @@ def convert(
 
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
-    `imatrix` is the path of an importance matrix. `metadata` sets values, and `unset` removes keys
+    `imatrix` is the path of an importance matrix. `exact` refuses a conversion that rounds values.
+    `metadata` sets values, and `unset` removes keys
     or the keys that match patterns. Sizes are bytes, or text such as "5GB". Of an output in a
     repository, `private` makes the repository private if it is new, and `pr` opens a pull request.
 
@@ -136,6 +138,8 @@ def convert(
     options = CommitOptions(private=private, pull_request=pr)
     where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
+    is_directory = where.file_name is not None and where.format == "safetensors"
+    scheme = find_scheme(quant, is_directory=is_directory)
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
         has_choice = has_choice or partial
@@ -151,6 +155,7 @@ def convert(
             weights_only=weights_only,
             rename=rename,
             is_cast=is_cast,
+            in_blocks=scheme is not None,
             include=include,
             exclude=exclude,
         )
@@ -158,8 +163,6 @@ def convert(
     settings = _settings(metadata)
     # What is said of the model decides on types, and what types say of themselves gives way.
     plan = change_metadata(plan, settings, unset)
-    is_directory = where.file_name is not None and where.format == "safetensors"
-    scheme = find_scheme(quant, is_directory=is_directory)
     chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
     files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
@@ -172,6 +175,7 @@ def convert(
             fallback=fallback,
             requantize=allow_requantize,
             zero_nonfinite=is_zero,
+            exact=exact,
         )
     else:
         plan = cast(
@@ -179,7 +183,7 @@ def convert(
             chosen,
             tensor_types,
             fallback=fallback,
-            requantize=allow_requantize,
+            requantize=allow_requantize or exact,
             weighted=importance is not None,
         )
     if quant is not None and scheme is None:
@@ -188,6 +192,8 @@ def convert(
         plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
     if importance is not None:
         plan = apply_importance(plan, importance)
+    if exact:
+        plan.refuse_rounding()
     plan = replace(plan, zero_nonfinite=is_zero)
     plan = change_metadata(plan, settings)
     if align is not None:
@@ -260,6 +266,7 @@ def _make_plan(
     weights_only: bool,
     rename: RenamingsLike | None,
     is_cast: bool,
+    in_blocks: bool,
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> Plan:
@@ -284,6 +291,7 @@ def _make_plan(
         names=Names.KEEP if is_kept else names,
         is_model=where.file_name is not None,
         is_cast=is_cast,
+        in_blocks=in_blocks,
         include=include,
         exclude=exclude,
     )

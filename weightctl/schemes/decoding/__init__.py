@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.schemes.decoding.blocks import Microscaled
+    from weightctl.schemes.decoding.blocks import Microscaled, NvidiaMicroscaled
     from weightctl.schemes.decoding.tables import (
         BlockGrid,
+        BlockNumbers,
         PackedNumbers,
         PackingLayout,
         PerBlock,
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 __all__ = [
     "E2M1",
     "BlockGrid",
+    "BlockNumbers",
     "CodedRow",
     "Decoding",
     "Microscaled",
     "NestedScales",
+    "NvidiaMicroscaled",
     "PackedNumbers",
     "PackingLayout",
     "PerBlock",
@@ -43,10 +46,12 @@ __all__ = [
 _NAMES = {
     "E2M1": "weightctl.schemes.decoding.values:E2M1",
     "BlockGrid": "weightctl.schemes.decoding.tables:BlockGrid",
+    "BlockNumbers": "weightctl.schemes.decoding.tables:BlockNumbers",
     "CodedRow": "weightctl.schemes.decoding.values:CodedRow",
     "Decoding": "weightctl.schemes.decoding.tensors:Decoding",
     "Microscaled": "weightctl.schemes.decoding.blocks:Microscaled",
     "NestedScales": "weightctl.schemes.decoding.values:NestedScales",
+    "NvidiaMicroscaled": "weightctl.schemes.decoding.blocks:NvidiaMicroscaled",
     "PackedNumbers": "weightctl.schemes.decoding.tables:PackedNumbers",
     "PackingLayout": "weightctl.schemes.decoding.tables:PackingLayout",
     "PerBlock": "weightctl.schemes.decoding.tables:PerBlock",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from weightctl.codecs.affine import Q4_1
-from weightctl.codecs.e2m1 import MXFP4
+from weightctl.codecs.e2m1 import MXFP4, NVFP4
+from weightctl.codecs.nibbles import pack_pairs
 from weightctl.codecs.q8_0 import Q8_0
 from weightctl.codecs.symmetric import Q4_0
 from weightctl.dtype import ENCODINGS
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.values import Scaled
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Blocks", "Integers", "Microscaled", "block_encoding"]
+__all__ = ["Blocks", "Integers", "Microscaled", "NvidiaMicroscaled", "block_encoding"]
 
 _GROUP = 32
+# The largest E4M3 without a sign is NaN.
+_NAN = 0x7F
 # The number of cells of a table of scales that are checked at a time.
 _CELLS = 1 << 20
 # The encoding with a symmetric range, by the bit width.
@@ -89,7 +92,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Microscaled:
-    """4-bit floats and their powers of two as MXFP4; `exponents` are the bytes of the powers."""
+    """4-bit floats and their scales as MXFP4; `exponents` are the bytes of powers of two."""
 
     codes: NumberTable
     exponents: PerBlock
@@ -112,19 +115,48 @@ class Microscaled:
             )
         first = _firsts(region, transposed=transposed)
         made["exponent"] = _sample_scales(exponents, region, first, transposed=transposed)
-        made["q"] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+        made["q"] = pack_pairs(codes)
         return made.view(np.uint8)
 
 
-def _group_rows(levels: NDArray[Any], *, transposed: bool) -> NDArray[Any]:
-    """Return the values as an array of shape (rows of the weight, blocks, 32)."""
+@dataclass(frozen=True, slots=True)
+class NvidiaMicroscaled:
+    """4-bit floats and their scales as NVFP4; `scales` are the bytes of E4M3."""
+
+    codes: NumberTable
+    scales: PerBlock
+
+    @property
+    def encoding(self) -> Encoding:
+        """NVFP4."""
+        return ENCODINGS["NVFP4"]
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
+        """Return a rectangle; raises `ConversionError` for scales that NVFP4 cannot store."""
+        codes = _group_rows(self.codes.read(inputs, region), transposed=transposed, group=64)
+        scales = self.scales.read(inputs, region)
+        if bool((scales >= _NAN).any()):
+            raise ConversionError(
+                f"a scale of `{inputs[0].info.name}` is NaN or negative, which NVFP4 cannot hold",
+                hint="the checkpoint is damaged",
+            )
+        made = np.empty(codes.shape[:2], NVFP4.block_dtype)
+        first = _firsts(region, transposed=transposed, group=16)
+        each = _sample_scales(scales, region, first, transposed=transposed)
+        made["scales"] = each.reshape(made["scales"].shape)
+        made["q"] = pack_pairs(codes.reshape(*codes.shape[:2], 4, 16))
+        return made.view(np.uint8)
+
+
+def _group_rows(levels: NDArray[Any], *, transposed: bool, group: int = _GROUP) -> NDArray[Any]:
+    """Return the values as an array of shape (rows of the weight, blocks, values of a block)."""
     rows = np.ascontiguousarray(levels.T if transposed else levels)
-    return rows.reshape(len(rows), -1, _GROUP)
+    return rows.reshape(len(rows), -1, group)
 
 
-def _firsts(region: Region, *, transposed: bool) -> slice:
-    """Return the slice of the weight's columns that are the first of a block."""
-    return slice(0, region.shape[0 if transposed else 1], _GROUP)
+def _firsts(region: Region, *, transposed: bool, group: int = _GROUP) -> slice:
+    """Return the slice of the weight's columns that are the first of a group."""
+    return slice(0, region.shape[0 if transposed else 1], group)
 
 
 def _sample_scales(
@@ -136,23 +168,47 @@ def _sample_scales(
 
 
 def block_encoding(
-    values: Scaled, bits: int, inputs: Sequence[ReadableTensor], *, middle: int, are_half: bool
+    values: Scaled,
+    bits: int,
+    inputs: Sequence[ReadableTensor],
+    *,
+    middle: int,
+    are_half: bool,
+    may_read: bool,
 ) -> Encoding | None:
     """Return the encoding whose blocks hold a weight's values exactly; None if there is none.
 
     `bits` is the width of the stored integers, and `middle` the zero point of a symmetric range.
     All scales and zero points are read, unless `are_half`: then the scales and biases are stored as
-    float16, and there are no zero points.
+    float16, and there are no zero points. Biases are compared with scales only with `may_read`.
     """
     symmetric = _SYMMETRIC.get(bits)
     if values.zeros is not None:
         return _of_zeros(values, bits, inputs, middle)
     if values.biases is not None:
-        fits = are_half or (_are_half(values.scales, inputs) and _are_half(values.biases, inputs))
-        return ENCODINGS["Q4_1"] if bits == 4 and fits else None
+        if not (
+            are_half or (_are_half(values.scales, inputs) and _are_half(values.biases, inputs))
+        ):
+            return None
+        if symmetric and may_read and _are_symmetric(values, values.biases, bits, inputs):
+            return ENCODINGS[symmetric]
+        return ENCODINGS["Q4_1"] if bits == 4 else None
     if symmetric is None or values.zero != middle:
         return None
     return ENCODINGS[symmetric] if are_half or _are_half(values.scales, inputs) else None
+
+
+def _are_symmetric(
+    values: Scaled, biases: PerBlock, bits: int, inputs: Sequence[ReadableTensor]
+) -> bool:
+    """Whether the middle integer of each group is 0; all values are then exact in float32."""
+    middle = np.float32(-(1 << (bits - 1)))
+    for cells in _pieces(values.scales.grid.table):
+        scale = values.scales.numbers.read(inputs, cells).astype(np.float32)
+        bias = biases.numbers.read(inputs, cells).astype(np.float32)
+        if not np.array_equal(scale * middle, bias):
+            return False
+    return True
 
 
 def _of_zeros(

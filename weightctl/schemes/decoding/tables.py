@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from weightctl.codecs import transcode
 from weightctl.codecs.scalar import convert, unpack
-from weightctl.dtype import DType
+from weightctl.dtype import ENCODINGS, DType
 from weightctl.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockGrid",
+    "BlockNumbers",
     "NumberTable",
     "Order",
     "PackedNumbers",
@@ -230,6 +232,24 @@ class PackedNumbers:
             half = 1 << (self.layout.bits - 1)
             return (levels ^ np.uint8(half)).view(np.int8) - np.int8(half)
         return levels
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNumbers:
+    """Values in ggml's blocks, in rows of `columns` values; `place` is the index of the tensor."""
+
+    place: int
+    columns: int
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return a rectangle as float32."""
+        encoding = inputs[self.place].info.encoding
+        block, size = encoding.block, encoding.size
+        first, last = region.left // block, -(-region.right // block)
+        table = Table(self.place, self.columns // block * size, "u1")
+        raw = table.read(inputs, region._replace(left=first * size, right=last * size))
+        values = transcode(raw, encoding, ENCODINGS["F32"]).raw.view(np.float32)
+        return values[:, region.left - first * block : region.right - first * block]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding.blocks import Microscaled
+    from weightctl.schemes.decoding.blocks import Blocks
     from weightctl.schemes.decoding.tables import NumberTable, PackingLayout
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.matching import Quantized
@@ -98,7 +98,8 @@ class Decoding(NamedTuple):
     `shape` is that of the weight, whose `values` are one matrix or several; with `transposed`,
     their columns are the rows of the weight. `bits` is the width of the stored integers and
     `middle` the zero point of a symmetric range; `bits` is 0 if they do not fit blocks of ggml.
-    `microscaled` is the weight as MXFP4, with rows as they are stored, if that is possible.
+    `microscaled` is the weight as MXFP4 or NVFP4, with rows as they are stored, if that is
+    possible.
     """
 
     shape: tuple[int, ...]
@@ -106,7 +107,7 @@ class Decoding(NamedTuple):
     transposed: bool = False
     bits: int = 0
     middle: int = 0
-    microscaled: Microscaled | None = None
+    microscaled: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) 
         start = end
 
 
-def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
+def merge_scheme_tensors(source: Source, *, in_blocks: bool, keeps_shapes: bool) -> Checkpoint:
     """Return the tree of `dequantize_weights`, for a source with at least one quantized weight."""
     header = source.header
     found = find_scheme_tensors(source)
@@ -164,7 +164,12 @@ def merge_scheme_tensors(source: Source, *, in_blocks: bool) -> Checkpoint:
     decoded = {name: _decode(each) for name, each in found.items()}
     cost = sum(_cost(found[name], each) for name, each in decoded.items())
     whole = {
-        name: _merge(found[name], each, in_blocks=in_blocks, may_read=cost <= _MOST_READ)
+        name: _merge(
+            found[name],
+            each,
+            in_blocks=in_blocks and not (keeps_shapes and _is_swapped(each)),
+            may_read=cost <= _MOST_READ,
+        )
         for name, each in decoded.items()
     }
     tensors: dict[str, ReadableTensor] = {}
@@ -210,8 +215,14 @@ def _cost(stored: SchemeTensors, decoded: Decoding) -> int:
     values = decoded.values
     if not decoded.bits or not isinstance(values, Scaled):
         return 0
-    are_many = values.zeros is not None or not is_half(stored.scales.encoding)
+    is_compared = values.zeros is not None or values.biases is not None
+    are_many = is_compared or not is_half(stored.scales.encoding)
     return sum(tensor.info.nbytes for tensor in stored.tensors[1:]) if are_many else 0
+
+
+def _is_swapped(decoded: Decoding) -> bool:
+    """Whether the rows of a weight's blocks are the columns of its matrices."""
+    return decoded.microscaled is not None and decoded.transposed
 
 
 def _merge(
@@ -248,8 +259,9 @@ def _make_repacking_step(
     if not are_half and not may_read:
         return None
     encoding = block_encoding(
-        values, decoded.bits, stored.tensors, middle=decoded.middle, are_half=are_half
-    )
+        values, decoded.bits, stored.tensors, middle=decoded.middle, are_half=are_half,
+        may_read=may_read,
+    )  # fmt: skip
     if encoding is None:
         return None
     return _Repacked(

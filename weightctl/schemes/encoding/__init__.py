@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         transpose_words,
         zeros_of,
     )
+    from weightctl.schemes.encoding.repacking import can_repack
     from weightctl.schemes.encoding.rounding import Codes
     from weightctl.schemes.encoding.weight import (
         BandCache,
@@ -53,6 +54,7 @@ __all__ = [
     "Symmetric",
     "WeightEncoding",
     "as_bytes",
+    "can_repack",
     "global_scale",
     "pack_columns",
     "pack_high_first",
@@ -70,6 +72,7 @@ _MODULES = {
         "as_bytes", "pack_columns", "pack_high_first", "pack_rows", "reorder", "transpose",
         "transpose_words", "zeros_of",
     ),
+    "repacking": ("can_repack",),
     "rounding": ("Codes",),
     "weight": ("BandCache", "EncodedWeight", "StoredPart", "SharedPeak", "WeightEncoding"),
 }  # fmt: skip

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.recasting import recast
-from weightctl.codecs.scalar import pack
-from weightctl.dtype import DType
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding.rounding import (
     Codes,
     find_peaks,
@@ -27,29 +26,43 @@ __all__ = ["Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"]
 
 _E4M3_LARGEST = np.float32(448)
 _E2M1_LARGEST = np.float32(6)
+# The number of values whose codes are computed at a time, which fit into the processor's cache.
+_PIECE = 1 << 15
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def _as_float8(values: F32) -> U8:
     """Return values of any size as E4M3, at most 448."""
     np.clip(values, -_E4M3_LARGEST, _E4M3_LARGEST, out=values)
-    made, _ = recast(values.reshape(-1), DType.float8_e4m3fn, measure=False)
-    return pack(made).reshape(values.shape)
+    raw = values.reshape(1, -1).view(np.uint8)
+    return transcode(raw, ENCODINGS["F32"], ENCODINGS["F8_E4M3"]).raw.reshape(values.shape)
 
 
 def _as_float4(values: F32) -> U8:
-    """Return codes of E2M1, half to even, at most 6; zero has no sign. `values` is overwritten."""
-    negative = values < 0
-    np.abs(values, out=values)
-    np.minimum(values, _E2M1_LARGEST, out=values)
-    # Between 0 and 2 a step is a half, then 1, then 2.
-    total = np.rint(np.minimum(values, np.float32(2)) * np.float32(2))
-    if bool((values > 2).any()):
-        total += np.rint(np.clip(values, 2, 4) - np.float32(2))
-        total += np.rint((np.maximum(values, np.float32(4)) - np.float32(4)) * np.float32(0.5))
-    codes: U8 = total.astype(np.uint8)
-    codes |= (negative & (codes > 0)).view(np.uint8) << np.uint8(3)
+    """Return codes of E2M1, half to even, at most 6; zero has no sign."""
+    codes = np.empty(values.shape, np.uint8)
+    flat, made = values.reshape(-1), codes.reshape(-1)
+    for first in range(0, flat.size, _PIECE):
+        _fill_float4(flat[first : first + _PIECE], made[first : first + _PIECE])
     return codes
+
+
+def _fill_float4(values: F32, codes: U8) -> None:
+    magnitudes = np.minimum(np.abs(values), _E2M1_LARGEST)
+    # From 1 on, a code is the exponent and the first bit of the mantissa. Below, a step is a half,
+    # and these bits are no larger than the code.
+    bits = magnitudes.view(np.int32)
+    rounded = bits >> np.int32(22)
+    rounded &= np.int32(1)
+    rounded += bits
+    rounded += np.int32((1 << 21) - 1 - (2 * 126 << 22))
+    rounded >>= np.int32(22)
+    np.minimum(magnitudes, np.float32(1), out=magnitudes)
+    magnitudes *= np.float32(2)
+    np.rint(magnitudes, out=magnitudes)
+    np.maximum(rounded, magnitudes.astype(np.int32), out=rounded)
+    codes[:] = rounded
+    codes |= ((values < 0) & (codes > 0)).view(np.uint8) << np.uint8(3)
 
 
 @dataclass(frozen=True, slots=True)

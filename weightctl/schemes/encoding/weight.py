@@ -13,6 +13,7 @@ import numpy as np
 from weightctl.codecs.loss import Loss, sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.schemes.encoding.repacking import repack
 from weightctl.schemes.encoding.rounding import Codes
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import read_floats
@@ -70,6 +71,14 @@ class WeightEncoding:
     needs_peak: bool = False
 
 
+class _Tile(NamedTuple):
+    """Rows of values, how many of these were not finite, and their blocks if they are repacked."""
+
+    values: F32
+    nonfinite: int
+    blocks: U8 | None = None
+
+
 class _Band(NamedTuple):
     """The bytes of the parts of a band, and the rounding error of its values."""
 
@@ -116,7 +125,10 @@ class BandCache:
 
 
 class SharedPeak:
-    """The largest magnitude of all values of some weights, which is computed on first use."""
+    """The largest magnitude of all values of some weights, which is computed on first use.
+
+    Without weights, it is 0: the scale of the whole weight is then 1.
+    """
 
     def __init__(self, tensors: Sequence[ReadableTensor], *, zero_nonfinite: bool) -> None:
         self._tensors = tuple(tensors)
@@ -190,14 +202,17 @@ class EncodedWeight:
         last = min(first + step, made.columns if made.by_columns else made.rows)
         tiles: list[Codes] = []
         loss = Loss(0)
-        for values, nonfinite in self._read_tiles(first, last):
+        for values, nonfinite, blocks in self._read_tiles(first, last):
             # Overflows make the error infinite or NaN.
             with np.errstate(all="ignore"):
-                codes = made.rounding.round(values, peak)
+                if blocks is None:
+                    codes = made.rounding.round(values, peak)
+                else:
+                    codes = repack(blocks, self.tensor.info.encoding, made.rounding)
                 held = made.rounding.restore(codes, peak)
             tiles.append(codes)
             sums = sum_squares_and_error(values.reshape(-1), held.reshape(-1))
-            if not isfinite(sums[1]):
+            if not isfinite(sums[1]) or (blocks is not None and sums[1]):
                 raise ConversionError(
                     f"`{self.name}` has values that are too large for {self.label}",
                     hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in "
@@ -206,25 +221,36 @@ class EncodedWeight:
             loss += Loss(values.size, 0, 0, *sums, nonfinite)
         return _Band(tuple(part.reshape(-1) for part in made.pack(_join(tiles), peak)), loss)
 
-    def _read_tiles(self, first: int, last: int) -> Iterator[tuple[F32, int]]:
+    def _read_tiles(self, first: int, last: int) -> Iterator[_Tile]:
         """Yield the values of rows or columns from `first` to `last`, in tiles of rows."""
         made = self.encoding
         if not made.by_columns:
             yield self._read_rows(first, last)
             return
         step = max(1, _TILE // made.columns)
+        block, size = self.tensor.info.encoding.block, self.tensor.info.encoding.size
         for top in range(0, made.rows, step):
-            values, nonfinite = self._read_rows(top, min(top + step, made.rows))
-            yield np.ascontiguousarray(values[:, first:last]), nonfinite
+            values, nonfinite, blocks = self._read_rows(top, min(top + step, made.rows))
+            if blocks is not None:
+                blocks = blocks[:, first // block * size : last // block * size]
+                blocks = np.ascontiguousarray(blocks)
+            yield _Tile(np.ascontiguousarray(values[:, first:last]), nonfinite, blocks)
 
-    def _read_rows(self, top: int, bottom: int) -> tuple[F32, int]:
+    def _read_rows(self, top: int, bottom: int) -> _Tile:
         columns = self.encoding.columns
         begin = top * columns
         values = read_floats(self.tensor, begin, (bottom - top) * columns)
         values, nonfinite = _make_finite(
             values, self.tensor, begin, zero_nonfinite=self.zero_nonfinite
         )
-        return values.reshape(bottom - top, columns), nonfinite
+        blocks = None
+        # Zeros in place of values that are not finite need other scales.
+        if self.is_exact and not nonfinite:
+            encoding = self.tensor.info.encoding
+            raw = bytearray(values.size // encoding.block * encoding.size)
+            self.tensor.read_into(begin // encoding.block * encoding.size, memoryview(raw))
+            blocks = np.frombuffer(raw, np.uint8).reshape(bottom - top, -1)
+        return _Tile(values.reshape(bottom - top, columns), nonfinite, blocks)
 
 
 def _join(tiles: Sequence[Codes]) -> Codes:
