@@ -385,5 +385,6 @@ def _require_kind(name: str, dtype: DType, given: Any) -> None:
         raise GraphError(
             f"`{name}` of dtype {dtype.value} cannot be stored as {given.name}, whose "
             "values are floats",
-            hint="use the dtype of its values, such as float32, or uint8 for its bytes",
+            hint="use float32 or another float dtype for the decoded values, or uint8 for the "
+            "stored bytes",
         )

@@ -207,8 +207,8 @@ def _refuse(
     if stacked:
         info = stacked[0].item.info
         raise ConversionError(
-            f"`{info.name}` has {info.shape[0]} experts in one tensor, and weightctl does not "
-            f"write such weights as {recipe.choice} ({pluralize(len(stacked), 'tensor')})",
+            f"weightctl cannot write experts that share a tensor as {recipe.choice}, such as the "
+            f"{info.shape[0]} experts in `{info.name}`",
             hint="to keep their type, use --tensor-type experts=keep (tensor_types in Python)"
             if "experts" in info.name
             else f"to keep its type, use --tensor-type '{info.name}=keep' (tensor_types in Python)",

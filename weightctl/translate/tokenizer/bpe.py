@@ -14,7 +14,7 @@ from weightctl.translate.tokenizer.added import (
     read_added,
     to_added_tokens,
 )
-from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, find_nearest, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
@@ -211,7 +211,7 @@ def _pre_of(tokenizer: Tokenizer) -> Pre:
     if name not in PRES:
         raise TokenizerError(
             f"`tokenizer.ggml.pre` is `{name}`, a pre-tokenizer that weightctl does not support",
-            hint='to convert only the tensors, use --names keep (names="keep" in Python)',
+            hint=TENSORS_HINT,
         )
     return PRES[name]
 

@@ -12,7 +12,7 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer import READERS, WRITERS
 from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding
 from weightctl.translate.tokenizer.differences import differences
-from weightctl.translate.tokenizer.files import KEEP_HINT, TokenizerFiles, open_files
+from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.remainder import config_of, remember_document, restore_document
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import ADDED_SCORE
@@ -191,8 +191,7 @@ def to_documents(
         raise TokenizerError(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
             "tokenizer.json",
-            hint=f"supported tokenizer types: {', '.join(WRITERS)}; to convert only the tensors, "
-            'use --names keep (names="keep" in Python)',
+            hint=f"supported tokenizer types: {', '.join(WRITERS)}; {TENSORS_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
@@ -221,7 +220,7 @@ def _check_unique(tokenizer: Tokenizer) -> None:
         if seen.setdefault(text, token) != token:
             raise TokenizerError(
                 f"tokens {seen[text]} and {token} have the same text {text!r:.200}",
-                hint=f"`tokenizer.ggml.tokens` is damaged; {KEEP_HINT}",
+                hint=f"`tokenizer.ggml.tokens` is damaged; {TENSORS_HINT}",
             )
 
 

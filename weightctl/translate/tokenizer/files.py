@@ -14,11 +14,12 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KEEP_HINT", "TokenizerFiles", "open_files", "read_document"]
+__all__ = ["KEEP_HINT", "TENSORS_HINT", "TokenizerFiles", "open_files", "read_document"]
 
+TENSORS_HINT = 'to convert only the tensors, use --names keep (names="keep" in Python)'
 KEEP_HINT = (
     "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "
-    'accepts only token ids; to convert only the tensors, use --names keep (names="keep" in Python)'
+    f"accepts only token ids; {TENSORS_HINT}"
 )
 # The largest known files are those with 260,000 tokens: tokenizer.json has 35 MB.
 _MAX_SIZE = 300_000_000

@@ -16,7 +16,7 @@ from weightctl.translate.tokenizer.added import (
     read_added,
     to_added_tokens,
 )
-from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.surroundings import read_surroundings, to_bert_template
 
@@ -92,7 +92,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             raise TokenizerError(
                 f"`tokenizer.ggml.{word}_token_id` is missing, and its default value "
                 f"{special[word]} is not a token id of the vocabulary",
-                hint=KEEP_HINT,
+                hint=TENSORS_HINT,
             )
     named = {word: (tokens[token], token) for word, token in special.items()}
     lowercase = tokenizer.flags.get(_LOWERCASE, True)
