@@ -28,7 +28,7 @@ def test_every_part_of_every_family_has_a_role(line: Name) -> None:
 
 def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
     for name, line in USUAL.items():
-        assert part_of_layer(line) == re.sub(r"\.(whole|latent|sized)$", "", name)
+        assert part_of_layer(line) == re.sub(r"\.(whole|latent|sized|apart)$", "", name)
 
 
 @pytest.mark.parametrize("family", LOADED.values(), ids=LOADED)

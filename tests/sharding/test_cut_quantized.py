@@ -309,7 +309,7 @@ def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
     tensors, settings = REFUSED[kind]
     weights = opened(tmp_path, tensors(), settings)
     with pytest.raises(
-        ShardingError, match=rf"`l\.weight`.*stored as {kind}.*the same way"
+        ShardingError, match=rf"`l\.weight`.*stored as {kind}.*cannot split its stored tensors"
     ) as caught:
         planned(weights, 0, 2)
     assert "--plan" in caught.value.hint
