@@ -307,7 +307,7 @@ def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (None, "a state must be a mapping of values by name, not NoneType"),
+        (None, "a state must be a mapping from names to values, not NoneType"),
         ([1, 2], "not list"),
         ("weight", "not str"),
         ({0: np.zeros(4, np.float32)}, "a weight name must be a string, not 0"),

@@ -344,7 +344,7 @@ def gpt_oss_in(directory: Path) -> Path:
 
 def test_stacked_experts_are_refused_unless_they_are_kept(tmp_path: Path) -> None:
     source = gpt_oss_in(tmp_path)
-    with pytest.raises(ConversionError, match="such as the 4 experts in") as caught:
+    with pytest.raises(ConversionError, match="like the 4 experts in") as caught:
         convert(source, tmp_path / "out", "W4A16:group=32")
     assert "--tensor-type experts=keep" in caught.value.hint
     assert not (tmp_path / "out").exists()

@@ -114,9 +114,9 @@ def test_spaces_that_a_bpe_removes_and_llama_cpp_keeps_are_noted(tmp_path: Path)
             "unigram identity removed",
             {"add_dummy_prefix": False},
             (
-                "the tokenizer removes extra spaces and adds no space before a text, but llama.cpp "
-                "adds a space before each word when it removes extra spaces: text would be "
-                "tokenized differently"
+                "the tokenizer removes extra spaces, and adds no space at the start of a text; "
+                "llama.cpp always adds one there if extra spaces are removed, so it would tokenize "
+                "text differently"
             ),
         ),
         ("unigram nmt_nfkc kept", {"charsmap": charsmap()[:-1]}, "damaged"),
@@ -215,9 +215,9 @@ def test_the_normalizer_is_stored_once_and_comes_back(tmp_path: Path) -> None:
             RUNS,
             pre_tokenizers.Metaspace(prepend_scheme="never"),
             (
-                "the tokenizer removes extra spaces and adds no space before a text, but llama.cpp "
-                "adds a space before each word when it removes extra spaces: text would be "
-                "tokenized differently"
+                "the tokenizer removes extra spaces, and adds no space at the start of a text; "
+                "llama.cpp always adds one there if extra spaces are removed, so it would tokenize "
+                "text differently"
             ),
         ),
         (None, WORDS, "WhitespaceSplit"),

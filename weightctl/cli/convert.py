@@ -197,8 +197,8 @@ def convert(
         bool,
         typer.Option(
             "--exact",
-            help="Stop with an error if the values of a tensor would be rounded. A tensor that is "
-            "not quantized becomes F32 if its usual type would round it.",
+            help="Stop with an error if a value would be rounded. To avoid this, tensors that stay "
+            "unquantized are written as F32 where necessary.",
             rich_help_panel=_TYPES,
         ),
     ] = False,

@@ -120,12 +120,14 @@ def _find_share(fields: Fields) -> float:
 def _check(fields: Fields) -> Fields:
     made = check_decoder(fields)
     if made["kv_heads"] != _count_kv_heads(fields):
-        raise ValueError("layers with a window do not have twice the KV heads of other layers")
+        raise ValueError("sliding-window layers must have twice the KV heads of the other layers")
     if (
         find_rotary_size({**fields, "rotated_share": fields["local_share"]})
         != made["rope_dimensions"]
     ):
-        raise ValueError("layers with a window have other rotary dimensions")
+        raise ValueError(
+            "sliding-window layers must have the rotary dimensions of the other layers"
+        )
     return made
 
 

@@ -200,7 +200,7 @@ def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:
     values = {name: getattr(stretched, name) for name in _USED[stretched.kind]}
     if stretched.kind == "longrope":
         if not stretched.short_factors:
-            raise ValueError("the factors of its `longrope` scaling are tensors that were not read")
+            raise ValueError("the `longrope` factors are in tensors, which were not read")
         return values | {"kind": stretched.kind}
     if stretched.kind == "yarn":
         # Older transformers complain of some keys even where they say the usual.

@@ -203,7 +203,7 @@ def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateV
         given: Any = state_dict
         if not hasattr(given, "keys"):
             raise StateDictError(
-                f"a state must be a mapping of values by name, not {type(given).__name__}",
+                f"a state must be a mapping from names to values, not {type(given).__name__}",
                 hint="use a dictionary, or the tree of a checkpoint",
             )
         named: dict[Any, StateValue] = dict(given)

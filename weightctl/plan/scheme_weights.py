@@ -207,7 +207,7 @@ def _refuse(
     if stacked:
         info = stacked[0].item.info
         raise ConversionError(
-            f"weightctl cannot write experts that share a tensor as {recipe.choice}, such as the "
+            f"weightctl cannot write experts as {recipe.choice} if they share one tensor, like the "
             f"{info.shape[0]} experts in `{info.name}`",
             hint="to keep their type, use --tensor-type experts=keep (tensor_types in Python)"
             if "experts" in info.name

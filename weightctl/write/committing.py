@@ -103,7 +103,9 @@ class CommitRun:
 
     def place(self) -> NoReturn:
         """Raise `TypeError`: the bytes of a file are sent in order, which workers cannot."""
-        raise TypeError("workers cannot write to the Hugging Face Hub: one process sends its files")
+        raise TypeError(
+            "workers cannot write to the Hugging Face Hub: a single process must upload all files"
+        )
 
     def accept(self, delivered: Delivered) -> None:
         """Do nothing, as there are no workers."""

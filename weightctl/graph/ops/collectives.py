@@ -257,6 +257,6 @@ def _divide_evenly(size: Dim, count: int) -> Shape:
         raise GraphError(
             f"the dimension `{size}` cannot be divided evenly among {count} ranks, because its "
             "size is not defined yet",
-            hint=f"pass `sizes`: one expression per rank, which add up to `{size}`",
+            hint=f"pass `sizes`: one expression for each rank, with the sum `{size}`",
         )
     return Shape([stop - start for start, stop in shares(int(size), count)])

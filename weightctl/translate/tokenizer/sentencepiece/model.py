@@ -149,9 +149,9 @@ def _rule_of_model(model: SentencePieceModel, path: str, *, is_unigram: bool) ->
 def _check_prefix(path: str, *, removes: bool, adds: bool, is_unigram: bool) -> None:
     if is_unigram and removes and not adds:
         raise TokenizerError(
-            f"{path}: the tokenizer removes extra spaces and adds no space before a text, but "
-            "llama.cpp adds a space before each word when it removes extra spaces: text would be "
-            "tokenized differently",
+            f"{path}: the tokenizer removes extra spaces, and adds no space at the start of a "
+            "text; llama.cpp always adds one there if extra spaces are removed, so it would "
+            "tokenize text differently",
             hint=KEEP_HINT,
         )
 
