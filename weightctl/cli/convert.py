@@ -197,8 +197,8 @@ def convert(
         bool,
         typer.Option(
             "--exact",
-            help="Stop with an error if a value would be rounded. To avoid this, tensors that stay "
-            "unquantized are written as F32 where necessary.",
+            help="Store every value exactly, or stop with an error. Tensors that stay unquantized "
+            "are written as F32 if a smaller type would round them.",
             rich_help_panel=_TYPES,
         ),
     ] = False,

@@ -60,7 +60,7 @@ def _require_gpus(last: DeviceRef) -> None:
     if count == 0:
         raise EngineError(
             f"{last} is not available: torch finds no GPU on this machine",
-            hint=f"check that `nvidia-smi` lists a GPU; without a GPU, {_ON_THE_CPU}",
+            hint="check that `nvidia-smi` lists a GPU; to run on the CPU, leave out `devices`",
         )
     if last.id >= count:
         found = "has only gpu:0" if count == 1 else f"has gpu:0 to gpu:{count - 1}"

@@ -134,7 +134,7 @@ def from_json(document: str) -> dict[str, MetadataValue]:
             for key, entry in entries.items()
         }
     except _UNSOUND as error:
-        raise WeightctlError(f"the text is not typed metadata in JSON: {error}") from error
+        raise WeightctlError(f"the text is not the JSON of metadata with types: {error}") from error
 
 
 def _key(key: str) -> str:
