@@ -34,7 +34,7 @@ def with_tokenizer(tmp_path: Path) -> Subject:
     ("asked", "message"),
     [
         ({"tokens": (1, 700)}, "the model does not have all of the given tokens: "),
-        ({"tokens": ()}, "--tokens (tokens in Python) is empty"),
+        ({"tokens": ()}, r"--tokens \(tokens in Python\) is empty"),
         ({"text": "hello"}, "no tokenizer for the text"),
     ],
 )
