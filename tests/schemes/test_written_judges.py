@@ -8,6 +8,8 @@ results.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +71,7 @@ def weights_with(tensors: dict[str, torch.Tensor], ending: str) -> list[str]:
 
 
 def test_bitsandbytes_has_the_same_codes_and_values_of_nf4(tmp_path: Path) -> None:
-    functional = pytest.importorskip("bitsandbytes.functional")
+    functional = import_module("bitsandbytes.functional")
     convert(small_llama(), tmp_path, "BNB-NF4", force=True)
     before, after = values_in(small_llama()), values_in(tmp_path)
     made = load_file(tmp_path / "model.safetensors")
@@ -88,7 +90,7 @@ def test_bitsandbytes_has_the_same_codes_and_values_of_nf4(tmp_path: Path) -> No
 
 
 def test_bitsandbytes_has_the_same_values_of_int8(tmp_path: Path) -> None:
-    functional = pytest.importorskip("bitsandbytes.functional")
+    functional = import_module("bitsandbytes.functional")
     convert(small_llama(), tmp_path, "BNB-INT8", force=True)
     after, made = values_in(tmp_path), load_file(tmp_path / "model.safetensors")
     for layer in weights_with(made, ".SCB"):
@@ -96,6 +98,7 @@ def test_bitsandbytes_has_the_same_values_of_int8(tmp_path: Path) -> None:
         assert torch.equal(values, after[f"{layer}.weight"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the test extra has MLX for Linux")
 @pytest.mark.parametrize(
     ("case", "bits", "group", "mode"),
     [
@@ -108,7 +111,7 @@ def test_bitsandbytes_has_the_same_values_of_int8(tmp_path: Path) -> None:
 def test_mlx_dequantizes_the_same_values_and_rounds_no_better(
     tmp_path: Path, case: str, bits: int, group: int, mode: str
 ) -> None:
-    mx = pytest.importorskip("mlx.core")
+    mx = import_module("mlx.core")
     convert(small_llama(), tmp_path, case, force=True)
     before, after = values_in(small_llama()), values_in(tmp_path)
     made = load_file(tmp_path / "model.safetensors")
