@@ -55,9 +55,10 @@ def summarize(found: TaskList) -> list[list[Cell]]:
     read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
     total = _format_seconds(sum(seconds))
     longest = _format_seconds(max(seconds, default=0.0))
+    largest = format_size(max((batch.cost for batch in batches), default=0))
     return [
         [],
-        [Cell(f"{pluralize(len(batches), 'task')} of at most {format_size(found.task_size)}")],
+        [Cell(f"{pluralize(len(batches), 'task')}; the largest has {largest}")],
         [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
         [Cell(f"{total} expected on one core, at most {longest} for a task")],
     ]

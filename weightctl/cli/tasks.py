@@ -41,8 +41,8 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 _HELP = {
     "out": "The output path of the conversion or sharding.",
-    "task_size": "Divide the work into tasks of at most SIZE. A tensor that cannot be divided may "
-    "be larger.",
+    "task_size": "Divide the work into tasks of at most SIZE. A tensor or a range that cannot be "
+    "divided may be larger.",
     "tensor": "Tensor parallelism: split the tensors of each layer across N ranks.",
     "gather": "List the tasks of joining the shards in MODEL.",
 }
