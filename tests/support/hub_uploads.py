@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +38,8 @@ def xet_hub(no_hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
 @pytest.fixture(scope="session")
 def matrices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with five megabytes of matrices, a config, a tokenizer and a model card."""
+    from safetensors.numpy import save_file  # every test loads this module, also where it is missing
+
     path = tmp_path_factory.mktemp("models") / "model"
     path.mkdir()
     rng = np.random.default_rng(0)
