@@ -38,7 +38,7 @@ def xet_hub(no_hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
 @pytest.fixture(scope="session")
 def matrices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with five megabytes of matrices, a config, a tokenizer and a model card."""
-    from safetensors.numpy import save_file  # every test loads this module, also where it is missing
+    from safetensors.numpy import save_file  # can be missing where no test uses it
 
     path = tmp_path_factory.mktemp("models") / "model"
     path.mkdir()
