@@ -24,7 +24,7 @@ __all__ = ["CodeGrid", "find_nearest", "load_grid", "pack_codes"]
 _LARGEST = np.finfo(np.float32).max
 # Points that are listed, and near points that are compared, at a time.
 _LISTED = 512
-_COMPARED = 1 << 18
+_COMPARED = 1 << 17
 
 
 class CodeGrid(NamedTuple):
