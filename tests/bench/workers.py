@@ -1,11 +1,12 @@
 """Conversions and shards by 2 workers of one thread each, against one process with 2 threads.
 
 Run with `python tests/bench/workers.py` (`--size 200MB` for less; `--dask` and `--ray` also start
-local clusters). All take turns, each once without being counted; medians are printed, with the
-ratio to one process. Seconds are those of the calls: for `processes:2` with the start of the
-processes, for processes that run already (`2 processes, started`) and for clusters without it.
-Seconds of the processor are of this process and of these processes, not of clusters; on a machine
-with other work they are the firmer ones. The outputs are compared byte for byte.
+local clusters). Tasks have `--task-size`, 1 GB. All take turns, in a different order each time, and
+each once without being counted; what each wrote is on the disk before the next starts. Medians are
+printed, with the ratio to one process. Seconds are those of the calls: for `processes:2` with the
+start of the processes, for processes that run already (`2 processes, started`) and for clusters
+without it. Seconds of the processor are of this process and of these processes, not of clusters; on
+a machine with other work they are the firmer ones. The outputs are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).parent.parent / "support"))
@@ -46,11 +48,11 @@ def list_works(model: Path) -> dict[str, Callable[..., object]]:
     }
 
 
-def measure(size: str, repeats: int, clusters: list[str]) -> None:
+def measure(size: str, task_size: str, repeats: int, clusters: list[str]) -> None:
     """Print the medians of all works and ways."""
     ways: dict[str, dict[str, Any]] = {
         "1 process, 2 threads": {"threads": 2},
-        "processes:2": {"on": "processes:2"},
+        "processes:2": {"on": "processes:2", "task_size": task_size},
     }
     # Installed packages have compiled modules, and so have these.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -59,27 +61,32 @@ def measure(size: str, repeats: int, clusters: list[str]) -> None:
         model = folder / "model.gguf"
         write_llama(model, "gguf", parse_size(size))
         executor = stack.enter_context(ProcessExecutor(2))
-        ways["2 processes, started"] = {"on": executor}
+        ways["2 processes, started"] = {"on": executor, "task_size": task_size}
         for kind in clusters:
-            ways[f"{kind}, 2 workers"] = {"on": stack.enter_context(start_cluster(kind)).on}
+            cluster = stack.enter_context(start_cluster(kind))
+            ways[f"{kind}, 2 workers"] = {"on": cluster.on, "task_size": task_size}
         for work, run in list_works(model).items():
             seconds: dict[str, list[float]] = {way: [] for way in ways}
             processor: dict[str, list[float]] = {way: [] for way in ways}
             for number in range(repeats + 1):
-                outs: list[Path] = []
-                for way, options in ways.items():
-                    out = folder / f"out-{len(outs)}"
+                first_out: Path | None = None
+                for way in Random(number).sample(list(ways), len(ways)):
+                    out = folder / f"out-{list(ways).index(way)}"
+                    os.sync()
                     used, started = count_processor(executor), time.perf_counter()
-                    run(out, **options)
+                    run(out, **ways[way])
                     took = time.perf_counter() - started
                     used = count_processor(executor) - used
                     if number:
                         seconds[way].append(took)
                         processor[way].append(used)
-                    outs.append(out)
-                compare(outs)
-                for path in folder.glob("out-*"):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    if first_out is None:
+                        first_out = out
+                        continue
+                    compare(first_out, out)
+                    remove(out)
+                if first_out is not None:
+                    remove(first_out)
             first = statistics.median(seconds[next(iter(ways))])
             for way, taken in seconds.items():
                 median = statistics.median(taken)
@@ -102,13 +109,22 @@ def count_processor(executor: ProcessExecutor) -> float:
     return found
 
 
-def compare(outs: list[Path]) -> None:
-    """Exit if the outputs are not the same."""
-    first, *others = ([path for path in out.parent.rglob("*") if is_of(path, out)] for out in outs)
-    for other in others:
-        for path, same in zip(sorted(first), sorted(other), strict=True):
-            if path.is_file() and not filecmp.cmp(path, same, shallow=False):
-                raise SystemExit(f"{same} differs from {path}")
+def compare(first: Path, other: Path) -> None:
+    """Exit if two outputs are not the same."""
+    for path, same in zip(list_paths(first), list_paths(other), strict=True):
+        if path.is_file() and not filecmp.cmp(path, same, shallow=False):
+            raise SystemExit(f"{same} differs from {path}")
+
+
+def remove(out: Path) -> None:
+    """Delete an output."""
+    for path in out.parent.glob(f"{out.name}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def list_paths(out: Path) -> list[Path]:
+    """Return the paths of an output, and those below it."""
+    return sorted(path for path in out.parent.rglob("*") if is_of(path, out))
 
 
 def is_of(path: Path, out: Path) -> bool:
@@ -118,9 +134,15 @@ def is_of(path: Path, out: Path) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--size", default="1GB")
+    parser.add_argument("--size", default="4GB")
+    parser.add_argument("--task-size", default="1GB")
     parser.add_argument("--repeats", type=int, default=5)
     for kind in CLUSTERS:
         parser.add_argument(f"--{kind}", action="store_true")
     given = parser.parse_args()
-    measure(given.size, given.repeats, [kind for kind in CLUSTERS if getattr(given, kind)])
+    measure(
+        given.size,
+        given.task_size,
+        given.repeats,
+        [kind for kind in CLUSTERS if getattr(given, kind)],
+    )

@@ -128,13 +128,11 @@ def test_what_transformers_writes_is_read_as_what_it_read(
 def test_a_config_goes_to_either_convention_and_comes_back(document: dict[str, Any]) -> None:
     family, found = find_family(document), read(document)
     made: Any = found.config
-    if document is DOCUMENTS[1] or made.query_scalar == made.head_dim:
-        name = {"general.architecture": MetadataValue("string", family.name)}
-        again: Any = from_gguf(family, name | to_gguf(family, found.fields), {}, "here").config
-        assert again.norm_offset == 0
-        for field in made.__dataclass_fields__:
-            if field != "norm_offset":
-                assert getattr(again, field) == getattr(made, field), field
+    name = {"general.architecture": MetadataValue("string", family.name)}
+    again: Any = from_gguf(family, name | to_gguf(family, found.fields), {}, "here").config
+    assert again.norm_offset == 0
+    for field in made.__dataclass_fields__.keys() - {"norm_offset"}:
+        assert getattr(again, field) == getattr(made, field), field
     kind = next(iter(family.model_types))
     written = to_hugging_face(family, found.fields, kind)
     assert written["architectures"] == [family.model_types[kind].class_name]
@@ -170,6 +168,18 @@ def test_what_gguf_leaves_out_is_as_llama_cpp_takes_it() -> None:
 def test_the_largest_of_a_family_scales_queries_by_its_width(name: str, layers: int) -> None:
     assert from_metadata(name, block_count=layers).query_scalar == 16
     assert from_metadata(name, block_count=layers - 1).query_scalar == 32
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+def test_weights_in_gguf_contain_any_other_scale_of_queries(name: str) -> None:
+    document = {"model_type": name, "query_pre_attn_scalar": 100}
+    family, found = find_family(document), read(document)
+    named = {"general.architecture": MetadataValue("string", family.name)}
+    again: Any = from_gguf(family, named | to_gguf(family, found.fields), {}, "here").config
+    assert again.query_scalar == again.head_dim == 256
+    changes = [each.change for each in family.tensors(found.config) if each.layer == 0]
+    steps = [str(each.to_gguf(found.config)) for each in changes if each is not None]
+    assert sum("times 1.6" in step for step in steps) == 1
 
 
 @pytest.mark.parametrize("name", ["softcap", "attention_softcap"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,14 @@ from weightctl.families.changes import (
     LeadingRows,
     RopeRows,
     Rows,
+    ScaledQueries,
     Squeezed,
     TurnedHeads,
 )
+from weightctl.families.decoder import DecoderConfig
 from weightctl.families.row_orders import alternate, group_heads, invert
 from weightctl.weights.derived import DerivedTensor, tensor_of
+from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Step
 
 CONFIG: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
+SIZES: Any = {
+    "vocabulary": 8, "context": 8, "hidden": 8, "layers": 1, "heads": 2, "kv_heads": 2,
+    "head_dim": 4, "intermediate": 8, "norm_epsilon": 1e-6,
+}  # fmt: skip
 CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
     "rows for rotation": (RopeRows("heads"), (24, 3), (24, 3)),
     "rows by head": (Rows(lambda config: group_heads(config.heads, (4,))), (24, 3), (24, 3)),
@@ -61,11 +69,28 @@ def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
     if name == "leading rows":
         array[:2] = 0
-    there = done(change.to_gguf(CONFIG), array)
+    to_gguf, to_hugging_face = change.to_gguf(CONFIG), change.to_hugging_face(CONFIG)
+    assert to_gguf is not None
+    assert to_hugging_face is not None
+    there = done(to_gguf, array)
     assert there.shape == in_gguf
-    back = done(change.to_hugging_face(CONFIG), there)
+    back = done(to_hugging_face, there)
     assert back.shape == shape
     assert np.allclose(back, array, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_norm", [False, True])
+def test_weights_of_queries_get_a_scale_that_llama_cpp_does_not_take(is_norm: bool) -> None:
+    change = ScaledQueries(lambda fields: fields["head_dim"], is_norm)
+    array = np.array([-0.5, 0, 2], np.float32)
+    config: Any = DecoderConfig(**SIZES, query_scalar=16)
+    step = change.to_gguf(config)
+    assert step is not None
+    assert done(step, array).tolist() == ((array + is_norm) * 0.5).tolist()
+    assert str(step) == ("+1, times 0.5" if is_norm else "times 0.5")
+    config = replace(config, query_scalar=4)
+    assert change.to_gguf(config) == (Plus(1.0) if is_norm else None)
+    assert change.to_hugging_face(config) == (Plus(-1.0) if is_norm else None)
 
 
 def test_rates_of_state_spaces_are_negative_exponentials() -> None:

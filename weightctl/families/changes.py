@@ -5,6 +5,7 @@ Tensors that hold several parts are `families/fusions.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from weightctl.families.row_orders import half_split_order, interleaved_order, i
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.keys import Config, NamingConvention
+    from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import Step
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LeadingRows",
     "RopeRows",
     "Rows",
+    "ScaledQueries",
     "Squeezed",
     "TurnedHeads",
 ]
@@ -49,12 +51,12 @@ class Change(Protocol):
         """Return the fields of a config that say which form its tensors have."""
         ...
 
-    def to_gguf(self, config: Config) -> Step:
-        """Return the step that makes GGUF's tensor of Hugging Face's."""
+    def to_gguf(self, config: Config) -> Step | None:
+        """Return the step that makes GGUF's tensor from Hugging Face's; None if they are equal."""
         ...
 
-    def to_hugging_face(self, config: Config) -> Step:
-        """Return the step that makes Hugging Face's tensor of GGUF's."""
+    def to_hugging_face(self, config: Config) -> Step | None:
+        """Return the step that makes Hugging Face's tensor from GGUF's; None if they are equal."""
         ...
 
 
@@ -218,6 +220,43 @@ class _PlusOne(_OfValues):
         from weightctl.weights.steps.numbers import Plus
 
         return Plus(-1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledQueries(_OfValues):
+    """A weight that multiplies queries, with their scale in GGUF, which has no key for it.
+
+    The root of a config's `query_scalar` divides the scores; in llama.cpp, the root of what
+    `llama_cpp` returns from the fields of the config. If the weight is that of a norm (`is_norm`),
+    Hugging Face's convention stores it minus 1.
+    """
+
+    llama_cpp: Callable[[Fields], int]
+    is_norm: bool = False
+
+    @property
+    def runs_as(self) -> None:
+        """None: the scale in a config is the one that belongs to its weights."""
+        return None
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return what the weights of norms are stored less."""
+        return PLUS_ONE.fields(convention) if self.is_norm else {}
+
+    def to_gguf(self, config: Config) -> Step | None:
+        """Return the step that multiplies by the scale, None if llama.cpp takes the same."""
+        from weightctl.weights.steps.numbers import Scaled
+
+        given: Any = config
+        fields = {name: getattr(given, name) for name in given.__dataclass_fields__}
+        scalar = self.llama_cpp(fields)
+        if scalar == given.query_scalar:
+            return PLUS_ONE.to_gguf(config) if self.is_norm else None
+        return Scaled(math.sqrt(scalar / given.query_scalar), 1.0 if self.is_norm else 0.0)
+
+    def to_hugging_face(self, config: Config) -> Step | None:
+        """Return the step that takes 1 away from a norm; the scale is then llama.cpp's."""
+        return PLUS_ONE.to_hugging_face(config) if self.is_norm else None
 
 
 @dataclass(frozen=True, slots=True)

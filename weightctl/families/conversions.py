@@ -38,7 +38,9 @@ def convert_form(
     change = names.change
     if change is None or form == wanted:
         return tensor
+    step = change.to_gguf(config) if wanted == "gguf" else change.to_hugging_face(config)
+    if step is None:
+        return tensor
     if not change.is_of_rows and tensor.info.encoding.block > 1:
         tensor = DerivedTensor(names.module, AsFloat32(), [tensor])
-    step = change.to_gguf(config) if wanted == "gguf" else change.to_hugging_face(config)
     return DerivedTensor(names.module, step, [tensor])

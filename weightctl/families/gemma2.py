@@ -3,16 +3,16 @@
 Names and keys: transformers' `modeling_gemma2.py` and `configuration_gemma2.py`; llama.cpp's
 `conversion/gemma.py` and `src/models/gemma2.cpp`.
 
-What GGUF has no key for is as llama.cpp takes it: the output is the embedding, the activation is
-GELU by its tanh, and the scale of queries follows from their length, or from
-the hidden size in a model of as many layers as the one of 27 billion parameters.
+What GGUF has no key for is as llama.cpp takes it: the output is the embedding, and the activation
+is GELU by its tanh. The scale of queries follows from their length, or from the hidden size in a
+model with as many layers as the one of 27 billion parameters; the weights contain any other scale.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.changes import PLUS_ONE
+from weightctl.families.changes import PLUS_ONE, ScaledQueries
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
@@ -69,6 +69,9 @@ def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
     return scalar
 
 
+_SCALAR = query_scalar(_LAYERS_OF_27B)
+
+
 def _usually_windowed(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], _PERIOD)
 
@@ -102,7 +105,7 @@ GEMMA_KEYS = with_keys(
 
 _KEYS = (
     *GEMMA_KEYS,
-    Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
+    Key(field="query_scalar", kind=SIZE, default=256, gguf_default=_SCALAR, is_in_weights=True,
         hugging_face="query_pre_attn_scalar"),
     Key(field="sliding_window", kind=SIZE, default=4096, gguf_default=4096,
         gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
@@ -149,7 +152,10 @@ FAMILY = Family(
     blocks=BLOCKS,
     keeps_window=True,
     # llama.cpp reads no output of its own.
-    names=adapt(GEMMA_LINES, {"output": {"gguf": None}}),
+    names=adapt(
+        GEMMA_LINES,
+        {"output": {"gguf": None}, "attention.q": {"change": ScaledQueries(_SCALAR)}},
+    ),
     keys=_KEYS,
     fusions=(qkv_form(),),
     standard=standard,

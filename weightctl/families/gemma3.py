@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import PLUS_ONE
+from weightctl.families.changes import PLUS_ONE, ScaledQueries
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
 from weightctl.families.gemma2 import (
@@ -56,6 +56,7 @@ def _window(fields: Fields) -> int:
 
 
 _PATTERN, _FLAGS = pattern_keys(_PERIOD)
+_SCALAR = query_scalar(_LAYERS_OF_27B)
 
 
 def _mark_layers(fields: Fields) -> Any:
@@ -67,7 +68,7 @@ def _mark_layers(fields: Fields) -> Any:
 
 _KEYS = (
     *GEMMA_KEYS,
-    Key(field="query_scalar", kind=SIZE, default=256, gguf_default=query_scalar(_LAYERS_OF_27B),
+    Key(field="query_scalar", kind=SIZE, default=256, gguf_default=_SCALAR, is_in_weights=True,
         hugging_face="query_pre_attn_scalar"),
     Key(field="stated_window", kind=OrNone(SIZE), gguf_default=_find_stated_window,
         gguf="{arch}.attention.sliding_window"),
@@ -144,7 +145,10 @@ FAMILY = Family(
     other_prefixes=("language_model.model.", "model.language_model.", "language_model."),
     names=adapt(
         GEMMA_LINES,
-        {"attention.q_norm": {"change": PLUS_ONE}, "attention.k_norm": {"change": PLUS_ONE}},
+        {
+            "attention.q_norm": {"change": ScaledQueries(_SCALAR, is_norm=True)},
+            "attention.k_norm": {"change": PLUS_ONE},
+        },
     ),
     keys=_KEYS,
     fusions=(qkv_form(),),

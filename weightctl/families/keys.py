@@ -175,6 +175,7 @@ class Key:
     fields lack it, because the other naming convention does, its default is written if it follows
     from other fields. Into config.json a value does not go that follows from others. With `written`
     set each is written in either naming convention, and with `written` False the key is only read.
+    If a value `is_in_weights`, GGUF's tensors contain it, so that its metadata can differ.
     """
 
     field: str
@@ -186,6 +187,7 @@ class Key:
     seen: Seen | None = None
     gguf_type: str = ""
     written: bool | None = None
+    is_in_weights: bool = False
 
     def is_in(self, convention: NamingConvention) -> bool:
         """Whether the line is of a naming convention: whether it has a key or a default there."""

@@ -197,7 +197,8 @@ def _compare(family: Family, fields: Fields, found: Fields, convention: NamingCo
         if name.startswith("scaling.") or name not in fields or name not in found:
             continue
         is_of_convention = not (key.gguf or key.hugging_face or key.seen)
-        if is_of_convention or (convention == "gguf" and key.seen is not None):
+        is_in_tensors = key.seen is not None or key.is_in_weights
+        if is_of_convention or (convention == "gguf" and is_in_tensors):
             continue
         if not _is_same(fields[name], found[name]):
             _, runtime = _WORDS[convention]

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AsFloat32", "Constant", "LogOfMinus", "MinusExp", "Plus", "numbers_of", "read_floats"]
+__all__ = [
+    "AsFloat32",
+    "Constant",
+    "LogOfMinus",
+    "MinusExp",
+    "Plus",
+    "Scaled",
+    "numbers_of",
+    "read_floats",
+]
 
 # The number of values that are decoded at a time.
 _RUN = 1 << 20
@@ -76,6 +85,34 @@ class Plus:
 
     def __str__(self) -> str:
         return f"{self.value:+g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Each value plus `offset`, times `factor`, in float32."""
+
+    factor: float
+    offset: float = 0.0
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the same shape, and F32."""
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the requested range, add `offset`, and multiply by `factor`."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        values = np.frombuffer(buffer, np.float32)
+        with np.errstate(all="ignore"):  # NaN and infinity stay
+            if self.offset:
+                values += np.float32(self.offset)
+            values *= np.float32(self.factor)
+
+    def __str__(self) -> str:
+        return f"{f'{self.offset:+g}, ' if self.offset else ''}times {self.factor:.6g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import WeightctlError
-from weightctl.families.changes import PLUS_ONE
 from weightctl.formats.huggingface import config
 from weightctl.system.threads import Memory
 from weightctl.text.wording import join_names
@@ -305,7 +304,9 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     found: set[str] = set()
     for names in checkpoint.family.tensors(checkpoint.config):
         is_gain = names.module.endswith("norm.weight")
-        is_less_one = names.change is PLUS_ONE and checkpoint.convention == "hugging_face"
+        change = names.change
+        stored = {} if change is None else change.fields(checkpoint.convention)
+        is_less_one = bool(stored.get("norm_offset"))
         name = getattr(names, checkpoint.convention)
         if is_gain and not is_less_one and name is not None:
             found.add(name)
