@@ -239,6 +239,17 @@ _MULTIPLIERS = {
     "embedding that was multiplied": _change("embedding.weight", "scaled", lambda rows: rows * 12),
     "queries that were multiplied": _change("attention.q.weight", "scaled", lambda rows: rows * 2),
 }
+_NORMS_APART = {
+    "norm of queries with 1 added": _plus_one("attention.q_norm.weight"),
+    "norm of keys zero": _zeroed("attention.k_norm.weight"),
+    "norm of queries negated": _negated("attention.q_norm.weight"),
+    "norms of two heads swapped": _change(
+        "attention.q_norm.weight", "permuted", lambda heads: swapped_rows(heads, 0, 1, 1)
+    ),
+    "norm of keys missing": _dropped("attention.k_norm.weight"),
+    "logits": _key("logit_scale", _times(2)),
+    "two heads swapped": _heads_swapped("q", "heads"),
+}
 _ALIBI = {
     "slopes": _key("attention.max_alibi_bias", _times(2)),
     "norm with 1 added": _plus_one("attention_norm.weight"),
@@ -268,6 +279,7 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "encoder": ("bert", _ENCODER),
     "parallel residual": ("gptneox", _PARALLEL),
     "multipliers": ("granite", _MULTIPLIERS),
+    "norms of each head": ("cohere-norms", _NORMS_APART),
     "ALiBi": ("mpt", _ALIBI),
     "learned positions": ("gpt2", _LEARNED),
 }

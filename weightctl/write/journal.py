@@ -275,8 +275,8 @@ class Recorder:
     def _record(self) -> bool:
         """Record a batch; return whether there may be more."""
         batch = self._waiting
-        wait = max(self._begins - time.monotonic(), _SECONDS)
-        end, goes_on = time.monotonic() + wait, True
+        wait, goes_on = _SECONDS, True
+        end = time.monotonic() + wait
         while goes_on and wait > 0:
             try:
                 records = self._complete.get(timeout=wait)
@@ -287,9 +287,12 @@ class Recorder:
             else:
                 batch += records
             wait = end - time.monotonic()
-        if batch and self._identify is not None and time.monotonic() >= self._begins:
+        if batch and self._identify is not None:
+            # From the start, since a disk that always has work is done earlier.
             for file in sorted({record.file for record, _ in batch}):
                 self._files[file].sync()
+            if time.monotonic() < self._begins:
+                return goes_on
             if self._journal is None:
                 self._journal = self._begin_journal(self._identify(), ())
             durable = [self._files[record.file].is_durable(mark) for record, mark in batch]

@@ -70,7 +70,9 @@ def is_local(on: str | Executor) -> bool:
         return line is not None and line.is_local
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-    return isinstance(on, ProcessPoolExecutor | ThreadPoolExecutor)
+    from weightctl.write.executors.processes import ProcessExecutor
+
+    return isinstance(on, ProcessPoolExecutor | ThreadPoolExecutor | ProcessExecutor)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 from weightctl.storage.local import FileWriter
 from weightctl.storage.remote.part_limit import PartLimit
@@ -11,7 +13,7 @@ from weightctl.write.executors.rests import Rest, RestRange, uploads_of
 from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Plan
@@ -76,29 +78,66 @@ class TemporaryFiles(NamedTuple):
     def open(
         self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
     ) -> _OpenFiles:
-        """Open the files; raises `OutputError` if one of them does not exist."""
+        """Return the files, which are opened on use; a missing one raises `OutputError` then."""
         del plan, memory
         pairs = zip(self.paths, layouts, strict=True)
-        return _OpenFiles([FileWriter(path, each.nbytes, create=False) for path, each in pairs])
+        return _OpenFiles([(path, each.nbytes) for path, each in pairs])
 
 
-class _OpenFiles(NamedTuple):
-    """Temporary files, opened by a worker."""
+class _FilesOnUse(Sequence[FileWriter]):
+    """Writers of temporary files, by number, each opened when it is first used."""
 
-    files: Sequence[FileWriter]
+    def __init__(self, files: Sequence[tuple[str, int]]) -> None:
+        self._files = files
+        self._lock = Lock()
+        self._open: dict[int, FileWriter] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @overload
+    def __getitem__(self, index: int) -> FileWriter: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FileWriter]: ...
+    def __getitem__(self, index: int | slice) -> FileWriter | list[FileWriter]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        with self._lock:
+            if index not in self._open:
+                path, nbytes = self._files[index]
+                self._open[index] = FileWriter(path, nbytes, create=False)
+            return self._open[index]
+
+    def close(self) -> None:
+        """Close those that are open."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+
+class _OpenFiles:
+    """Temporary files that a worker has open during a batch.
+
+    Between batches they are closed: a worker does not learn when a run ends, and the room of an
+    output that is deleted is free once no process has it open.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, int]]) -> None:
+        self.files = _FilesOnUse(files)
 
     def deliver(self, name: str, files: Collection[int], /, *, is_local: bool) -> Delivered:
         del name
         for file in () if is_local else sorted(files):
             self.files[file].sync()
+        self.files.close()
         return Delivered()
 
     def drop(self) -> None:
-        """Do nothing: another worker writes the same bytes over these."""
+        """Close the files; another worker writes the same bytes over what was written."""
+        self.files.close()
 
     def close(self) -> None:
-        for file in self.files:
-            file.close()
+        self.files.close()
 
 
 class ObjectUploads(NamedTuple):
