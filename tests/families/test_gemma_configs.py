@@ -228,9 +228,7 @@ def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -
 @pytest.mark.parametrize(
     ("document", "field"),
     [
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 200}, "query_scalar"),
         ({"model_type": "gemma2", "tie_word_embeddings": False}, "tied"),
-        ({"model_type": "gemma3_text", "query_pre_attn_scalar": 200}, "query_scalar"),
         ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "activation"),
     ],
     ids=str,

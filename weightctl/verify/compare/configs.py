@@ -136,7 +136,9 @@ def _list_unequal(
     given: Any = own
     for name in (each.name for each in fields_of(given)):
         value, wanted = getattr(own, name), getattr(other, name)
-        if _is_same(value, wanted) or name in _ELSEWHERE or _is_of_convention(subject, name):
+        if _is_same(value, wanted) or name in _ELSEWHERE:
+            continue
+        if _is_of_convention(subject, reference, name):
             continue
         has_table = any(line.module == _POSITIONS for line in subject.family.names)
         if name == _CONTEXT and not (has_table or with_context):
@@ -153,9 +155,11 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
-    """Whether a field has no key, and follows from the naming convention alone."""
+def _is_of_convention(subject: RecognizedModel, reference: RecognizedModel, field: str) -> bool:
+    """Whether a field has no key, or weights contain it in one of two naming conventions."""
     lines = [key for key in subject.family.keys if key.field == field]
+    if subject.convention != reference.convention and any(key.is_in_weights for key in lines):
+        return True
     return not any(key.gguf or key.hugging_face or key.seen for key in lines)
 
 

@@ -156,7 +156,9 @@ def _is_turned(tensor: ReadableTensor) -> bool:
 def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with 1 added to the reference of a norm, and with 1 subtracted from it."""
     del pairing
-    if len(pair.reference.info.shape) != 1 or not pair.module.endswith(".weight"):
+    # Norms of each head are matrices.
+    is_vector = len(pair.reference.info.shape) == 1 or "norm" in pair.part
+    if not is_vector or not pair.module.endswith(".weight"):
         return
     for offset, text in (
         (-1.0, "it is 1 too small: the norm is stored as `w` instead of `1 + w`"),
