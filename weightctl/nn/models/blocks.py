@@ -1,4 +1,4 @@
-"""What decoders and encoders have in common: embeddings, positions, and layers of blocks."""
+"""The common base of decoders and encoders: embeddings, positions, and layers of blocks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["BlockNetwork"]
 
 
 class BlockNetwork(Network):
-    """A model whose layers are blocks; which ones is in its config.
+    """A model whose layers are blocks, which its config selects.
 
-    One with learned positions has no more than its context, so an engine refuses more tokens.
+    A model with learned positions supports at most `config.context` tokens; an engine refuses more.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BlockNetwork(Network):
         return (*found, *self.local_rope(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return what a layer makes of what goes into it, by the rotation that is its own."""
+        """Return the output of a layer for its input, with the rotary embedding of the layer."""
         if layer.rotation is None:
             return super().through(layer, x, ())
         return super().through(layer, x, beside[2 * layer.rotation :][:2])
@@ -95,7 +95,7 @@ class BlockNetwork(Network):
             self.rope_factors = FrequencyFactors(pairs)
 
     def _factors(self, positions: Value) -> Value | None:
-        """Return what divides the frequencies, None if nothing does."""
+        """Return the tensor that divides the frequencies of RoPE, None if there is none."""
         config = self.config
         if config.has_rope_factors and not config.rope_factors_by_length:
             return self.rope_factors()
