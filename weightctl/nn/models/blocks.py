@@ -48,9 +48,9 @@ class BlockNetwork(Network):
         self.layers = LayerList([Block(config, layer, dtype) for layer in range(config.layers)])
 
     def look_up(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:
-        """Return the vectors of tokens, with all that a model adds to them and multiplies them by.
+        """Return the vectors of tokens with all additions, factors and norms before the layers.
 
-        All tokens are of type 0 unless `token_types` tells.
+        All tokens are of type 0 unless `token_types` is given.
         """
         config = self.config
         x = self.embedding(tokens, self.dtype)
@@ -68,7 +68,7 @@ class BlockNetwork(Network):
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def rotations(self, positions: Value) -> Beside:
-        """Return the cosines and sines of each rotary embedding, which a `Block` has by number."""
+        """Return the cosines and sines of each rotary embedding, numbered by `Block.rotation`."""
         config = self.config
         if config.position != "rope":
             return ()

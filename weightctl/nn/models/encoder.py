@@ -63,7 +63,7 @@ class TextEncoder(BlockNetwork):
         return x, (is_token, is_near, *self.rotations(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return what a layer makes of what goes into it, at the positions that hold tokens."""
+        """Return the output of a layer for its input; padding is not attended to."""
         is_token, is_near, *rotations = beside
         mask = is_token if layer.attention.window is None else is_near
         if layer.rotation is None:

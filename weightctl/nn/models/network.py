@@ -38,9 +38,10 @@ class Network(Module):
 
     @abstractmethod
     def begin(self, *args: Any, **kwargs: Any) -> tuple[Value, Beside]:
-        """Return the input of the first layer, and the further arguments of every layer.
+        """Return the input of the first layer, and additional arguments of all layers.
 
-        It takes the inputs; the first of what it gives is [batch, seq, hidden].
+        The arguments of `begin` are the inputs of the model; the first layer's input is [batch,
+        seq, hidden].
         """
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
