@@ -15,7 +15,7 @@ __all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "recognize"]
 
 
 class FamilyLine(NamedTuple):
-    """An entry of the table of families: with it, only the family of a checkpoint is imported.
+    """An entry of the table of families, by which only the family that is needed is imported.
 
     - `module`: the Python module whose `FAMILY` is the `Family`.
     - `gguf`: the value of GGUF's `general.architecture`, which several families can share.

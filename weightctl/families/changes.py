@@ -36,7 +36,7 @@ class Change(Protocol):
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether the change only reorders whole rows, which also applies to biases and blocks."""
+        """Whether the change only reorders whole rows, so it also applies to biases and blocks."""
         ...
 
     @property
@@ -226,7 +226,7 @@ class _PlusOne(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class ScaledQueries(_OfValues):
-    """A weight that multiplies queries; GGUF's also contains a scale that it has no key for.
+    """A weight that multiplies queries, and that contains their scale in GGUF, which has no key.
 
     Attention scores are divided by the square root of `query_scalar` in the config, and in
     llama.cpp by the square root of `llama_cpp(fields)`. If the weight is that of a norm

@@ -225,7 +225,7 @@ class DecoderConfig:
     softcap: float | None = None
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions those of a layer see, including themselves; None for all."""
+        """Return the size of the sliding window of a layer, None if it has full attention."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
 
@@ -278,7 +278,10 @@ class EncoderConfig(DecoderConfig):
     causal: bool = False
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions on each side those of a layer see, including themselves."""
+        """Return how many positions on each side a position sees in a layer, including itself.
+
+        None for full attention.
+        """
         size = DecoderConfig.window(self, layer)
         return None if size is None else size // 2 + 1
 

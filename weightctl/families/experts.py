@@ -179,10 +179,11 @@ def expert_lines(
 
 
 def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
-    """Return the fusions of other forms in which checkpoints store experts and the router.
+    """Return the fusions of other forms in which checkpoints store experts and routers.
 
-    transformers' modules have all experts in one tensor, which `save_pretrained` splits by default,
-    and call the router `router`. The first GGUF files of mixtures had a tensor for each expert.
+    transformers' modules have all experts in one tensor, which `save_pretrained` splits by default;
+    `router` is the name of their router. The first GGUF files of mixtures had a tensor for each
+    expert.
     """
     in_memory, gate, up, down = "model.layers.{}.mlp.", *_PARTS
     fused = [

@@ -43,7 +43,7 @@ _FURTHER = "layers that predict further tokens are not supported"
 def _head_dim(fields: Fields) -> int:
     """Return the size of a head, a usual one if the heads do not divide the hidden size.
 
-    The quotient in transformers' default config would be 42, half of which cannot form pairs.
+    The quotient in transformers' default config would be 42; half of that cannot form pairs.
     """
     hidden, heads = int(fields["hidden"]), int(fields["heads"])
     return _HEAD if hidden % heads else hidden // heads

@@ -44,7 +44,7 @@ class DescribedModel(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, MetadataValue], names: Iterable[str]) -> DescribedModel:
-        """Describe a model by its metadata, or its layers by the tensor names if not stated."""
+        """Describe a model by its metadata; layers that these do not count are counted by name."""
         architecture = str(metadata[ARCHITECTURE].content)
         layers = _number(metadata, f"{architecture}.block_count")
         if layers is None:

@@ -99,7 +99,7 @@ def role(name: str) -> str | None:
 
 
 def layer(name: str) -> int | None:
-    """The layer number in a GGUF name, None if the name does not begin with one."""
+    """Return the layer number that a GGUF name begins with, None if it does not have one."""
     found = _LAYER.match(name)
     return int(found[1]) if found else None
 

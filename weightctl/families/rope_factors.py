@@ -131,8 +131,9 @@ def llama3_scaling(
 
     `original_context` is the length that the file states, which may also be that of a model without
     scaling. The inverses of factors between 1 and the largest depend linearly on the frequency, so
-    two of them determine the scaling except for the unit of length; with fewer, the usual lengths
-    are tried. Raises `ValueError` if no scaling has these factors.
+    two of them determine the scaling except for a common factor of the original context and the
+    frequency factors; with fewer, the usual values are tried. Raises `ValueError` if no scaling has
+    these factors.
     """
     import numpy as np
 

@@ -188,7 +188,8 @@ def _for_gguf(stretched: RopeScaling, fields: Fields) -> dict[str, Any]:
 def _find_multiplier(stretched: RopeScaling) -> float:
     """Return YaRN's factor of the logarithm for the attention scores.
 
-    Raises `ValueError` if `mscale` and `mscale_all_dim` differ, which llama.cpp cannot express.
+    Raises `ValueError` if `mscale` and `mscale_all_dim` are missing or differ, or if
+    `attention_factor` is given, which llama.cpp cannot express.
     """
     multiplier = stretched.mscale_all_dim
     if not multiplier or stretched.mscale != multiplier or stretched.attention_factor is not None:
