@@ -88,7 +88,7 @@ def _check(fields: Fields) -> Fields:
     made = dict(check_latent(fields))
     is_greedy = fields["expert_method"] == "greedy"
     for name in ("expert_groups", "expert_groups_used"):
-        # Groups are not used if the experts are the best of all.
+        # Groups are not used if the best of all experts are selected.
         made[name] = 1 if is_greedy else fields[name] or 1
     return made
 

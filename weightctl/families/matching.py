@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
 
-# The weights with a row for each token. In some checkpoints they have more rows, for speed.
+# The weights with a row for each token. In some checkpoints they have more rows, which made
+# training faster.
 OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weight")
 
 

@@ -56,7 +56,7 @@ def _find_base(fields: Fields) -> int:
 _SCALES = (
     Key(field="embedding_scale", kind=_FACTOR, default=1.0, gguf_default=12.0,
         gguf="{arch}.embedding_scale", hugging_face="scale_emb"),
-    # Files without these keys are the first models.
+    # Files without these keys are from the first models.
     Key(field="residual_scale", kind=_FACTOR, gguf="{arch}.residual_scale",
         gguf_default=lambda fields: 1.4 / fields["layers"] ** 0.5),
     Key(field="depth_scale", kind=_FACTOR, default=1.0, gguf_default=_find_depth_scale,

@@ -90,7 +90,7 @@ def joined_name(name: str) -> str:
 
 
 def role(name: str) -> str | None:
-    """The role of a tensor with a GGUF name: `output`, `token_embd`, `attn_v`, `ffn_down` ...
+    """Return the role of a tensor by its GGUF name: `output`, `attn_v`, `ffn_down` ...
 
     None for other tensors, and for names of other naming conventions.
     """
