@@ -1,4 +1,4 @@
-"""Model families as data: names of tensors, config keys, shapes, and how parts are cut."""
+"""Model families as data: tensor names, config keys, shapes, and how ranks divide the weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "recognize"]
 
 
 class FamilyLine(NamedTuple):
-    """An entry of the table of families.
+    """An entry of the table of families, by which only the family that is needed is imported.
 
-    `module` has the `Family` as `FAMILY`. `gguf` is GGUF's `general.architecture` of its models,
-    which several families can share, and `model_types` are the values of `model_type` in
-    config.json; of several families with one, the type of the text model tells which it is. With
-    these, only the family of a checkpoint is imported.
+    - `module`: the Python module whose `FAMILY` is the `Family`.
+    - `gguf`: the value of GGUF's `general.architecture`, which several families can share.
+    - `model_types`: the values of `model_type` in config.json. If several families have the same
+      one, the `model_type` of the text model (`text_config`) decides between them.
     """
 
     module: str
@@ -32,9 +32,9 @@ class FamilyLine(NamedTuple):
         return cast("Family", load(f"{self.module}:FAMILY"))
 
 
-# A family is a line here and a module: `families/llama.py` has the names of its tensors, the keys
-# of its config, and the blocks that it is made of. No other code names it. The first ten are
-# followed by the later ones in the order of their names.
+# To add a family, add a line here and a module: `families/llama.py` lists the names of its tensors,
+# the keys of its config, and the blocks of its models. No other code names the family. The first
+# ten lines are the oldest families; the others are in alphabetical order.
 FAMILIES: dict[str, FamilyLine] = {
     "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral", "internlm3")),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),

@@ -1,8 +1,8 @@
-"""Trinity (AFMoE): attention with a gate at its output, and experts that are scored one by one.
+"""Trinity (AFMoE): attention with a gate at its output, and experts with sigmoid scores.
 
 Names and keys: transformers' `modeling_afmoe.py`; llama.cpp's `models/afmoe.cpp` and
-`conversion/afmoe.py`. llama.cpp multiplies the embedding by the root of the hidden size in any
-case, and has positions in all layers but every fourth.
+`conversion/afmoe.py`. llama.cpp always multiplies the embedding by the square root of the hidden
+size, and uses RoPE in all layers except every fourth.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _by_period(fields: Fields) -> tuple[bool, ...]:
 
 
 def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, or loads another one."""
+    """Return why llama.cpp does not load a model, or would run a different one, or None."""
     if fields["attention_bias"]:
         return "its attention has biases"
     if fields["rotated_layers"] != every_but(_PERIOD)(fields):

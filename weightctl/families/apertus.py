@@ -1,8 +1,8 @@
-"""Apertus: a llama with norms of queries and keys, and a plain MLP whose activation is learned.
+"""Apertus: a llama with norms of queries and keys, and a plain MLP with a learned activation.
 
 Names and keys: transformers' `modeling_apertus.py` and `XIELUActivation` in its `activations.py`;
-llama.cpp's `models/apertus.cpp` and `conversion/llama.py`. The numbers of xIELU are tensors of
-each layer in Hugging Face's convention, and lists in GGUF's metadata.
+llama.cpp's `models/apertus.cpp` and `conversion/llama.py`. The numbers of xIELU are tensors of each
+layer in Hugging Face's convention, and lists in GGUF's metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 _BASE = 12000000.0
-# What transformers takes where config.json says nothing of RoPE.
+# transformers' defaults if config.json does not have RoPE keys.
 _ROPE = {
     "rope_type": "llama3",
     "rope_theta": _BASE,
@@ -42,12 +42,12 @@ _ROPE = {
 }
 _NUMBERS = LayerValues(Real(-1e9, 1e9, is_closed=True))
 _ACTIVATION = "llama.cpp supports only `xielu` in apertus models"
-# Of each number of xIELU, whether its tensor has a dimension.
+# For each number of xIELU, whether its tensor has a dimension.
 _XIELU = {"alpha_n": True, "alpha_p": True, "beta": False, "eps": False}
 
 
 def _make_numbers(config: Any, *, field: str, has_axis: bool) -> NDArray[Any] | None:
-    """Return a number of each layer as Hugging Face's tensors have it."""
+    """Return one of the numbers of xIELU for each layer, as Hugging Face's tensors contain it."""
     import numpy as np
 
     given = getattr(config, field)
@@ -58,7 +58,7 @@ def _make_numbers(config: Any, *, field: str, has_axis: bool) -> NDArray[Any] | 
 
 
 def _add_number(fields: Fields, numbers: NDArray[Any], *, field: str) -> Fields:
-    """Return the fields with the number of one more layer."""
+    """Return the fields with the number of the next layer added to its list."""
     return {**fields, field: (*fields.get(field, ()), float(numbers.ravel()[0]))}
 
 
@@ -86,7 +86,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check(fields: Fields) -> Fields:
-    """Return the fields; raises `ValueError` if a list has not a number for each layer."""
+    """Return the fields; raises `ValueError` if a list does not have a number for each layer."""
     for name in _XIELU:
         found, layers = fields.get(f"xielu_{name}"), fields["layers"]
         if is_sequence(found) and len(found) != layers:
@@ -95,7 +95,7 @@ def _check(fields: Fields) -> Fields:
 
 
 def _find_no_output(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model whose output is its embedding."""
+    """Return why llama.cpp does not load a tied model, None for others."""
     return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 

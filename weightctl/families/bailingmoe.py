@@ -1,8 +1,8 @@
-"""Ling (Bailing) of the first version: experts beside an MLP, with joined queries, keys and values.
+"""The first version of Ling (Bailing): experts beside a shared MLP, and fused attention.
 
-Names and keys: `configuration_bailing_moe.py` and `modeling_bailing_moe.py` in inclusionAI's
-checkpoints, since transformers does not have the type; llama.cpp's `models/bailingmoe.cpp` and
-`conversion/bailingmoe.py`.
+Queries, keys and values are one projection. Names and keys: `configuration_bailing_moe.py` and
+`modeling_bailing_moe.py` in inclusionAI's checkpoints, since transformers does not have the type;
+llama.cpp's `models/bailingmoe.cpp` and `conversion/bailingmoe.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REFUSED = {
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    # 0 is as many as there are query heads.
+    # 0 means as many KV heads as query heads.
     heads = document.get("num_key_value_heads") or None
     return standard({**document, "num_key_value_heads": heads})
 

@@ -3,9 +3,9 @@
 Names and keys: transformers' `modeling_bert.py` and `configuration_bert.py`; llama.cpp's
 `convert_hf_to_gguf.py`.
 
-A classifier of sequences reads what the pooler makes of the first token. llama.cpp's own script
+A sequence classifier reads the output of the pooler for the first token. llama.cpp's own script
 leaves the pooler out; weightctl writes it as the first projection of llama.cpp's head, which has
-its activation, so that llama.cpp computes what transformers does.
+the same activation, so that llama.cpp computes the same as transformers.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ FAMILY = Family(
     names=(*with_prefix(NAMES, "bert."), *head_lines("bert.pooler.dense", "classifier")),
     keys=(*_KEYS, *HEAD_KEYS),
     fusions=(qkv_form(),),
-    # Heads for the tasks that it was trained on.
+    # Heads for the training tasks.
     beside=(r"pooler\..*", r"cls\..*"),
-    # As checkpoints call them that were TensorFlow's.
+    # The names in checkpoints that were converted from TensorFlow.
     spellings={"gamma": "weight", "beta": "bias"},
     standard=reading_head(dict),
     completed=complete_head,

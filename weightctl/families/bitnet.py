@@ -1,8 +1,8 @@
-"""BitNet: a llama that norms what its heads return and what its MLP multiplies.
+"""BitNet: a llama with norms before the output projection and before the last one of the MLP.
 
-Names and keys: transformers' `modeling_bitnet.py`; llama.cpp's `models/bitnet.cpp`, which has the
-activation of the first models, `silu`, and no output but the embedding. Weights are as they are
-stored: those that transformers would quantize as it loads them are refused.
+Names and keys: transformers' `modeling_bitnet.py`; llama.cpp's `models/bitnet.cpp`, which uses the
+activation of the first models, `silu`, and always the embedding as the output. Weights are used as
+they are stored: checkpoints whose weights transformers would quantize while loading are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONLINE = "weights that are quantized when they are loaded are not supported"
 
 
 def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model."""
+    """Return why llama.cpp does not load a model, None if it does."""
     if not fields["tied"]:
         return "its output matrix is not tied to the embedding"
     return "its attention has biases" if fields["attention_bias"] else None
@@ -41,7 +41,7 @@ _LINES = adapt(
         "mlp.up": {"axes": WeightAxes(("intermediate",), ("hidden",))},
     },
 )
-# Every rank norms all of what its heads return, and of what its MLP multiplies.
+# Every rank norms the outputs of all heads, and all elements of the MLP.
 _NORMS = (
     Name(
         module="layers.{}.attention.inner_norm",

@@ -1,4 +1,4 @@
-"""BLOOM: positions by ALiBi, a norm after the embedding, queries, keys and values by head.
+"""BLOOM: ALiBi positions, a norm after the embedding, and queries, keys and values by head.
 
 Names and keys: transformers' `modeling_bloom.py`; llama.cpp's `models/bloom.cpp`.
 """
@@ -29,7 +29,7 @@ _RESIDUAL = "residual connections after norms are not supported"
 
 _KEYS = with_keys(
     DECODER_KEYS,
-    # transformers knows of no limit; llama.cpp asks for one.
+    # transformers has no limit, but llama.cpp requires one.
     Key(field="context", kind=SIZE, default=2048, gguf="{arch}.context_length"),
     *PLAIN_HEADS,
     replace(LAYER_NORM, hugging_face="layer_norm_epsilon"),

@@ -1,4 +1,4 @@
-"""CamemBERT: a RoBERTa with a unigram tokenizer that begins with the tokens of fairseq.
+"""CamemBERT: a RoBERTa with a unigram tokenizer that begins with fairseq's tokens.
 
 Names and keys: transformers' `modeling_camembert.py`; llama.cpp's `conversion/bert.py`.
 """

@@ -1,6 +1,6 @@
-"""The changes of tensors between the two naming conventions, besides their names.
+"""The differences between the tensors of the two naming conventions, besides their names.
 
-Tensors that hold several parts are `families/fusions.py`.
+`families/fusions.py` defines the tensors that contain several parts.
 """
 
 from __future__ import annotations
@@ -32,40 +32,42 @@ __all__ = [
 
 
 class Change(Protocol):
-    """How a tensor of one convention becomes that of the other; `config` is that of the family."""
+    """How to convert a tensor between the naming conventions; `config` is that of the model."""
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether whole rows change places, so that it can be done to blocks and biases too."""
+        """Whether the change only reorders whole rows, so it also applies to biases and blocks."""
         ...
 
     @property
     def runs_as(self) -> NamingConvention | None:
-        """The convention whose form our modules have.
+        """The naming convention whose form of the tensor our modules compute with.
 
-        None if they compute with either, as a checkpoint has it.
+        None if they compute with both forms.
         """
         ...
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return the fields of a config that say which form its tensors have."""
+        """Return the fields of a config that state which form its tensors have."""
         ...
 
     def to_gguf(self, config: Config) -> Step | None:
-        """Return the step that makes GGUF's tensor from Hugging Face's; None if they are equal."""
+        """Return the step from Hugging Face's tensor to GGUF's; None if they are equal."""
         ...
 
     def to_hugging_face(self, config: Config) -> Step | None:
-        """Return the step that makes Hugging Face's tensor from GGUF's; None if they are equal."""
+        """Return the step from GGUF's tensor to Hugging Face's; None if they are equal."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RopeRows:
-    """The rows of a query or key projection stand in GGUF pair by pair, elsewhere half by half.
+    """The order of the rows of a query or key projection that RoPE rotates in pairs.
 
-    `heads` is the field of the config that counts the heads: `heads` or `kv_heads`. A bias is of
-    rows of one number.
+    In GGUF the two rows of a pair are neighbors (interleaved). In Hugging Face's convention, the
+    first rows of all pairs of a head precede the second ones (half-split). `heads` is the config
+    field with the number of heads: `heads` or `kv_heads`. A bias is reordered as rows of one
+    element.
     """
 
     heads: str
@@ -77,15 +79,15 @@ class RopeRows:
 
     @property
     def runs_as(self) -> None:
-        """None: attention rotates either pairs or halves."""
+        """None: attention rotates pairs in both orders."""
         return None
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return whether pairs stand together."""
+        """Return whether the rows of a pair are neighbors."""
         return {"rope_interleaved": convention == "gguf"}
 
     def to_gguf(self, config: Config) -> Step:
-        """Return the step that puts pairs together."""
+        """Return the step from the half-split to the interleaved order."""
         from weightctl.weights.steps.rows import RowOrder
 
         heads, head_dim, rotated = self._sizes(config)
@@ -94,7 +96,7 @@ class RopeRows:
         )
 
     def to_hugging_face(self, config: Config) -> Step:
-        """Return the step that puts halves together."""
+        """Return the step from the interleaved to the half-split order."""
         from weightctl.weights.steps.rows import RowOrder
 
         heads, head_dim, rotated = self._sizes(config)
@@ -103,7 +105,7 @@ class RopeRows:
         )
 
     def _sizes(self, config: Config) -> tuple[int, int, int]:
-        # Only configs of families with rotary embeddings get here, and those have these fields.
+        # Only configs of families with RoPE get here, and they have these fields.
         given: Any = config
         return getattr(given, self.heads), given.head_dim, given.rope_dimensions
 
@@ -114,9 +116,9 @@ def _describe_rows(heads: int, how: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows stand in another order in Hugging Face's convention: `order` of those of GGUF.
+    """Another order of the rows: `order(config)` has GGUF's row for each of Hugging Face's rows.
 
-    Modules have them as GGUF does. `text` describes the order to users.
+    Our modules use GGUF's order. `text` describes the change to users.
     """
 
     order: Callable[[Any], Sequence[int]]
@@ -133,24 +135,24 @@ class Rows:
         return "gguf"
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return nothing."""
+        """Return no fields."""
         return {}
 
     def to_gguf(self, config: Config) -> Step:
-        """Return the step that undoes the order."""
+        """Return the step that restores GGUF's order."""
         from weightctl.weights.steps.rows import RowOrder
 
         return RowOrder(invert(self.order(config)), self.text)
 
     def to_hugging_face(self, config: Config) -> Step:
-        """Return the step that puts the rows into the order."""
+        """Return the step that applies the order."""
         from weightctl.weights.steps.rows import RowOrder
 
         return RowOrder(tuple(self.order(config)), self.text)
 
 
 class _OfValues:
-    """What the changes have in common that change values or shapes, and are run as they are."""
+    """The common base of changes of values or shapes; modules compute with Hugging Face's form."""
 
     __slots__ = ()
 
@@ -165,28 +167,28 @@ class _OfValues:
         return "hugging_face"
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return nothing."""
+        """Return no fields."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Transposed(_OfValues):
-    """A matrix that stands (inputs, outputs) with Hugging Face's names, as GPT-2's `Conv1D` does.
+    """A matrix that Hugging Face stores as (inputs, outputs), as GPT-2's `Conv1D` does.
 
-    In GGUF it is (outputs, inputs). A vector is the same in both.
+    GGUF stores it as (outputs, inputs). A vector is the same in both conventions.
     """
 
     @property
     def runs_as(self) -> None:
-        """None: a `Linear` multiplies by either."""
+        """None: a `Linear` computes with both forms."""
         return None
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return whether matrices stand (inputs, outputs)."""
+        """Return whether matrices are stored as (inputs, outputs)."""
         return {"transposed": convention == "hugging_face"}
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002  # as a `Change` has it
-        """Return the step that turns the matrix."""
+        """Return the step that transposes the matrix."""
         from weightctl.weights.steps.transposed import Transposed
 
         return Transposed()
@@ -198,15 +200,15 @@ class _Transposed(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class _PlusOne(_OfValues):
-    """The weight of a norm that GGUF has as it multiplies, and Hugging Face's convention less 1."""
+    """The weight of a norm that Hugging Face's convention stores minus 1, and GGUF as it is."""
 
     @property
     def runs_as(self) -> None:
-        """None: norms add what is missing."""
+        """None: norms add the offset that the config states."""
         return None
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return what the weights of norms are stored less."""
+        """Return the offset, which norms add to their weights."""
         return {"norm_offset": 1.0 if convention == "hugging_face" else 0.0}
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002  # as a `Change` has it
@@ -216,7 +218,7 @@ class _PlusOne(_OfValues):
         return Plus(1.0)
 
     def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that takes 1 away."""
+        """Return the step that subtracts 1."""
         from weightctl.weights.steps.numbers import Plus
 
         return Plus(-1.0)
@@ -224,11 +226,11 @@ class _PlusOne(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class ScaledQueries(_OfValues):
-    """A weight that multiplies queries, with their scale in GGUF, which has no key for it.
+    """A weight that multiplies queries, and that contains their scale in GGUF, which has no key.
 
-    The root of a config's `query_scalar` divides the scores; in llama.cpp, the root of what
-    `llama_cpp` returns from the fields of the config. If the weight is that of a norm (`is_norm`),
-    Hugging Face's convention stores it minus 1.
+    Attention scores are divided by the square root of `query_scalar` in the config, and in
+    llama.cpp by the square root of `llama_cpp(fields)`. If the weight is that of a norm
+    (`is_norm`), Hugging Face's convention stores it minus 1.
     """
 
     llama_cpp: Callable[[Fields], int]
@@ -236,15 +238,18 @@ class ScaledQueries(_OfValues):
 
     @property
     def runs_as(self) -> None:
-        """None: the scale in a config is the one that belongs to its weights."""
+        """None: a config states the scale that belongs to its own weights."""
         return None
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return what the weights of norms are stored less."""
+        """Return the offset, which norms add to their weights."""
         return PLUS_ONE.fields(convention) if self.is_norm else {}
 
     def to_gguf(self, config: Config) -> Step | None:
-        """Return the step that multiplies by the scale, None if llama.cpp takes the same."""
+        """Return the step that multiplies by the ratio of the scales, and adds 1 for a norm.
+
+        None for other weights if both scales are equal.
+        """
         from weightctl.weights.steps.numbers import Scaled
 
         given: Any = config
@@ -255,22 +260,22 @@ class ScaledQueries(_OfValues):
         return Scaled(math.sqrt(scalar / given.query_scalar), 1.0 if self.is_norm else 0.0)
 
     def to_hugging_face(self, config: Config) -> Step | None:
-        """Return the step that takes 1 away from a norm; the scale is then llama.cpp's."""
+        """Return the step that subtracts 1 for a norm; the config then has llama.cpp's scale."""
         return PLUS_ONE.to_hugging_face(config) if self.is_norm else None
 
 
 @dataclass(frozen=True, slots=True)
 class _MinusExp(_OfValues):
-    """The rates of a state space, `-exp(x)` in GGUF and `x` in Hugging Face's convention."""
+    """The rates of a state space model: `-exp(x)` in GGUF, `x` in Hugging Face's convention."""
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that takes the exponential."""
+        """Return the step that computes `-exp(x)`."""
         from weightctl.weights.steps.numbers import MinusExp
 
         return MinusExp()
 
     def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that takes the logarithm."""
+        """Return the step that computes the logarithm of the negated values."""
         from weightctl.weights.steps.numbers import LogOfMinus
 
         return LogOfMinus()
@@ -278,9 +283,9 @@ class _MinusExp(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class Squeezed(_OfValues):
-    """A tensor with a dimension of 1, `axis` of Hugging Face's shape, that GGUF leaves out.
+    """A tensor in which GGUF leaves out a dimension of 1, `axis` of Hugging Face's shape.
 
-    Modules have it as Hugging Face does, or as GGUF does if `is_run_without`.
+    Our modules have the dimension, unless `is_run_without`.
     """
 
     axis: int
@@ -292,13 +297,13 @@ class Squeezed(_OfValues):
         return "gguf" if self.is_run_without else "hugging_face"
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that leaves it out."""
+        """Return the step that removes the dimension."""
         from weightctl.weights.steps.reshaped import WithoutAxis
 
         return WithoutAxis(self.axis)
 
     def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that puts it in."""
+        """Return the step that inserts the dimension."""
         from weightctl.weights.steps.reshaped import WithAxis
 
         return WithAxis(self.axis)
@@ -306,16 +311,16 @@ class Squeezed(_OfValues):
 
 @dataclass(frozen=True, slots=True)
 class LeadingRows:
-    """A table whose first rows nothing looks up: GGUF leaves out `count` of them.
+    """A table whose first `count(config)` rows are never looked up, so that GGUF leaves them out.
 
-    Hugging Face's convention has them, as zeros where they are made again. Modules are without.
+    Hugging Face's convention has them; they are written as zeros. Our modules do not have them.
     """
 
     count: Callable[[Any], int]
 
     @property
     def is_of_rows(self) -> bool:
-        """False: rows are made, too."""
+        """False: rows are also added."""
         return False
 
     @property
@@ -324,17 +329,17 @@ class LeadingRows:
         return "gguf"
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return nothing."""
+        """Return no fields."""
         return {}
 
     def to_gguf(self, config: Config) -> Step:
-        """Return the step that leaves them out."""
+        """Return the step that removes the rows."""
         from weightctl.weights.steps.rows import RowsFrom
 
         return RowsFrom(self.count(config))
 
     def to_hugging_face(self, config: Config) -> Step:
-        """Return the step that puts zeros there."""
+        """Return the step that inserts zeros in place of the rows."""
         from weightctl.weights.steps.rows import ZerosBefore
 
         return ZerosBefore(self.count(config))
@@ -342,24 +347,24 @@ class LeadingRows:
 
 @dataclass(frozen=True, slots=True)
 class TurnedHeads(_OfValues):
-    """A projection of each head by itself, which GGUF has as one tensor for each head.
+    """A projection that GGUF stores head by head, along a new first dimension.
 
-    Hugging Face's convention has the rows of all heads, one after the other, of one matrix; GGUF
-    has `[heads, rows, inputs]`, or `[heads, inputs, rows]` where `is_transposed`. `heads` is the
-    field of the config that counts them.
+    Hugging Face's convention stores one matrix with the rows of all heads, one head after the
+    other. GGUF stores `[heads, rows, inputs]`, or `[heads, inputs, rows]` if `is_transposed`.
+    `heads` is the config field with the number of heads.
     """
 
     heads: str = "heads"
     is_transposed: bool = False
 
     def to_gguf(self, config: Config) -> Step:
-        """Return the step that takes the heads apart."""
+        """Return the step that splits the matrix into heads."""
         from weightctl.weights.steps.reshaped import SplitHeads
 
         return SplitHeads(getattr(config, self.heads), self.is_transposed)
 
     def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that puts the heads together."""
+        """Return the step that joins the heads into one matrix."""
         from weightctl.weights.steps.reshaped import JoinedHeads
 
         return JoinedHeads(self.is_transposed)

@@ -1,4 +1,4 @@
-"""A checkpoint as a model of a supported family: its config, and its weights by module names."""
+"""A checkpoint as a model of a supported family: its config, and its weights by module name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecognizedModel"]
 
-# Of thousands nobody reads more; a file may claim any number of them.
+# A file may cause any number of problems; a message lists only this many.
 _MOST_NAMED = 20
 
 
@@ -30,13 +30,18 @@ _MOST_NAMED = 20
 class RecognizedModel:
     """A recognized model: a checkpoint with its family, config and weights.
 
-    `tree` is the checkpoint, `where` its name in errors, and `convention` the naming convention of
-    its tensors. `fields` are the values of its config, by the names in the family's table, and
-    `document` is the content of config.json, empty if there is none. `tensors` are by the names of
-    modules. `missing` lists tensors that the config requires, and `unexpected` tensors that are not
-    part of the model, by their names in the checkpoint; `beside` lists tensors of training heads,
-    which the model does not use. `stored` maps the names of modules to the tensors of the tree that
-    have them, including copies that the model does not need.
+    - `tree`: the checkpoint.
+    - `where`: its name in errors.
+    - `family`, `config`: the model family, and the config of the model.
+    - `convention`: the naming convention of its tensors.
+    - `fields`: the values of the config, by the names of the fields in the family's keys.
+    - `document`: the content of config.json, empty if there is none.
+    - `tensors`: the tensors of the model, by their names in our modules.
+    - `missing`: tensors that the config requires and the checkpoint does not have.
+    - `unexpected`: tensors that are not part of the model, by their names in the checkpoint.
+    - `beside`: tensors that the family allows but does not use, such as training heads.
+    - `stored`: maps the names of tensors in our modules to the tensors of the checkpoint that
+      contain them, also those of copies that the model does not need.
     """
 
     tree: Checkpoint
@@ -60,7 +65,7 @@ class RecognizedModel:
 
     @cached_property
     def weights(self) -> Mapping[str, Checkpoint]:
-        """The tensors by the names of our modules, as an engine's registry."""
+        """The tensors by their names in our modules, as a `weights_registry` of an engine."""
         source = source_of(self.tree)
         stored = Checkpoint(source)
         made = {
@@ -85,7 +90,7 @@ class RecognizedModel:
         shape: tuple[int, ...] = ()
         for names in self.family.tensors(self.config):
             kind = (names.line.module, names.kind, names.layer)
-            if kind != alike:  # those of experts, which follow one another, have one shape
+            if kind != alike:  # the experts of a layer follow one another
                 alike, shape = kind, shape_of(names, self.config)
             tensor = self.tensors.get(names.module)
             if tensor is not None and (wrong := _describe_misfit(tensor, shape)):
@@ -94,14 +99,14 @@ class RecognizedModel:
             raise self._error(problems)
 
     def _disagreements(self) -> list[str]:
-        """Say which tensors are missing, and which are of no part of the model."""
+        """Return which tensors are missing, and which are not part of the model."""
         problems = [f"`{name}` is missing" for name in self.missing]
         return problems + [
             f"`{name}` is not a part of {self.family.name}" for name in self.unexpected
         ]
 
     def _error(self, problems: list[str]) -> ArchitectureError:
-        """Return the error for a checkpoint that is not a whole model, with all that is wrong."""
+        """Return the error that lists all problems of a checkpoint."""
         folded = _fold_problems(problems)
         return ArchitectureError(
             "\n  ".join(
@@ -117,7 +122,7 @@ class RecognizedModel:
 
 
 def _fold_problems(problems: list[str]) -> list[str]:
-    """Return the problems, one for all that differ in the numbers of layers and experts alone."""
+    """Return the problems, merging those that differ only in layer and expert numbers."""
     return [
         same[0] if len(same) == 1 else f"{same[0]}, and {len(same) - 1} more like it"
         for same in group_alike(problems, mask_numbers)
@@ -125,7 +130,7 @@ def _fold_problems(problems: list[str]) -> list[str]:
 
 
 def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
-    """Say what is wrong with a tensor for a weight of a shape; nothing if nothing is."""
+    """Return what is wrong with a tensor for a weight of this shape, empty if nothing is."""
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:

@@ -1,9 +1,9 @@
-"""Command R: attention and MLP read by one LayerNorm without bias; logits are scaled.
+"""Command R: attention and MLP share a LayerNorm without bias, and logits are scaled.
 
-Command R+ norms queries and keys, each head with weights of its own.
+In Command R+, queries and keys are normed, each head with its own weights.
 
-Names and keys: transformers' `modeling_cohere.py`; llama.cpp's `conversion/command_r.py`. Pairs
-stand together in either convention.
+Names and keys: transformers' `modeling_cohere.py`; llama.cpp's `conversion/command_r.py`. Rotated
+pairs are neighbors in both conventions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _IF_NORMED = {"when": ("qk_norm",)}
 
 
 def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model: it infers the norms from the number of layers."""
+    """Return why llama.cpp does not load a model, None if it does.
+
+    llama.cpp infers from the number of layers whether queries and keys are normed.
+    """
     if (fields["qk_norm"] is not None) == (fields["layers"] >= _LAYERS_WITH_NORMS):
         return None
     found = "norms" if fields["qk_norm"] else "no norms"
@@ -73,7 +76,7 @@ FAMILY = Family(
     },
     heads_fill_hidden=True,
     unloaded=_find_unlike,
-    # llama.cpp reads no output of its own.
+    # llama.cpp always uses the embedding as the output.
     names=adapt(
         DECODER,
         {

@@ -1,7 +1,7 @@
-"""Command R7B and Command A: a Command R whose layers with a window alone have positions.
+"""Command R7B and Command A: a Command R in which only layers with a window have RoPE.
 
 Names and keys: transformers' `modeling_cohere2.py`; llama.cpp's `models/cohere2.cpp`, in which the
-last layer of each period sees all positions.
+last layer of each period has full attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _usual_layers(fields: Fields) -> tuple[bool, ...]:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring config.json into the form of transformers 5, which has no period of layers."""
+    """Return config.json in the form of transformers 5: layer types instead of a period."""
     found = standard(document)
     period = document.get("sliding_window_pattern")
     if period is None or document.get("layer_types") is not None:

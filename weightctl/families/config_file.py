@@ -1,4 +1,4 @@
-"""The config.json that is beside a checkpoint's files."""
+"""Reading of the config.json beside a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_config"]
 
-# The longest that are known list a few hundred thousand labels.
+# The longest known ones list a few hundred thousand labels.
 _MAX_SIZE = 20_000_000
 _HINT = (
     "download config.json from where you got the checkpoint, or pass its content as `config` in "
@@ -30,7 +30,7 @@ _HINT = (
 def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     """Return the path and the content of the config.json beside a checkpoint.
 
-    Raises `ArchitectureError` if there is none that is a JSON object.
+    Raises `ArchitectureError` if it is missing, cannot be read, or is not a JSON object.
     """
     if not header.files:
         raise ArchitectureError(

@@ -1,4 +1,4 @@
-"""A family's config out of GGUF's metadata, or out of config.json."""
+"""Reading of a family's config from GGUF's metadata, or from config.json."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "is_same_floa
 
 MODEL_TYPE = "model_type"
 
-# A list with a value for each layer has no more.
+# The limit of a list with a value for each layer.
 _MOST_LAYERS = 100_000
 _MISSING = object()
 
 
 class Read(NamedTuple):
-    """What a config says: its fields as the family's lines have them, and the config they make."""
+    """The result of reading a config: the fields of the family's keys, and the config itself."""
 
     fields: Fields
     config: Config
@@ -43,7 +43,7 @@ def from_gguf(
 ) -> Read:
     """Return the config that GGUF's metadata describe, as llama.cpp reads them.
 
-    Raises `ArchitectureError` that names `where` and the key.
+    Raises `ArchitectureError`, which names `where` and the key, if the metadata are invalid.
     """
     architecture = metadata[ARCHITECTURE].content
 
@@ -64,8 +64,8 @@ def from_gguf(
 def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -> Read:
     """Return the config that a config.json of one of the family's types describes.
 
-    What it leaves out is as transformers takes it. Raises `ArchitectureError` that names `where`
-    and the key.
+    Missing keys get the defaults of transformers. Raises `ArchitectureError`, which names `where`
+    and the key, if config.json is invalid.
     """
     kind = family.model_types[document[MODEL_TYPE]]
     try:
@@ -77,7 +77,8 @@ def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -
         if key.field in kind.fixed or not key.hugging_face:
             return key.hugging_face, _MISSING
         content = _at(standard, key.hugging_face)
-        # Where a value may be left open, null leaves it open, whatever the type's own default is.
+        # If the field may be undefined, null leaves it undefined, whatever the type's own default
+        # is.
         is_open = key.default is None or callable(key.default)
         if content is None and not is_open:
             content = _MISSING
@@ -129,7 +130,7 @@ def _read(key: Key, content: object, default: Any, fields: Mapping[str, Any]) ->
 
 
 def _at(document: Mapping[str, Any], path: str) -> object:
-    """Return what is at a dotted path, `_MISSING` where nothing is."""
+    """Return the value at a dotted path, `_MISSING` if there is none."""
     found: Any = document
     for part in path.split("."):
         if not is_object(found) or part not in found:
@@ -139,7 +140,7 @@ def _at(document: Mapping[str, Any], path: str) -> object:
 
 
 def _one(value: MetadataValue, place: str) -> object:
-    """Return a value, that of all layers where each has its own and they agree."""
+    """Return a value; of a list with an equal value for each layer, return that value."""
     content = value.content
     if is_sequence(content):
         if (
@@ -157,13 +158,13 @@ def _one(value: MetadataValue, place: str) -> object:
 
 
 def shortest(number: float) -> float:
-    """Return the shortest decimal that is the same float32: 1e-05 for 9.999999747378752e-06."""
+    """Return the shortest decimal with the same float32 value: 1e-05 for 9.999999747378752e-06."""
     rounded = (float(f"{number:.{digits}g}") for digits in range(6, 9))
     return next((short for short in rounded if is_same_float32(short, number)), number)
 
 
 def is_same_float32(one: float, other: float) -> bool:
-    """Whether two numbers are the same when rounded to float32."""
+    """Whether two numbers are equal after they are rounded to float32."""
     if not max(abs(one), abs(other)) < 1e38:
         return one == other
     return struct.pack("<f", one) == struct.pack("<f", other)

@@ -1,4 +1,4 @@
-"""Tensors of a model in a naming convention, and as our modules compute with them."""
+"""Conversion of tensors between the naming conventions and the form our modules compute with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["convert_form", "module_form"]
 
 
 def module_form(names: TensorNames, convention: NamingConvention) -> NamingConvention:
-    """Return the convention whose form a tensor has in the modules of a model.
+    """Return the naming convention whose form a tensor has in our modules.
 
     `convention` is that of the model's checkpoint.
     """
@@ -31,9 +31,10 @@ def convert_form(
     form: NamingConvention,
     wanted: NamingConvention,
 ) -> ReadableTensor:
-    """Return a tensor in the form of another naming convention, unchanged if it is the same.
+    """Return a tensor in the form of the naming convention `wanted`.
 
-    Raises `ConversionError` if its shape does not fit the change between the conventions.
+    The tensor is returned unchanged if the forms are the same. Raises `ConversionError` if its
+    shape does not fit the change between the conventions.
     """
     change = names.change
     if change is None or form == wanted:

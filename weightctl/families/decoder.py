@@ -1,4 +1,4 @@
-"""The specification of a model's blocks and sizes; one Module runs decoders, one encoders."""
+"""The configs of decoders and encoders: their sizes, and the blocks that they consist of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DecoderConfig", "EncoderConfig", "EncoderDecoderConfig", "check_layers"]
 
-# How messages call fields with a value for each layer.
+# The fields with a value for each layer, and how messages call them.
 _LISTED = {
     "windowed_layers": "attention types",
     "rotated_layers": "the use of RoPE",
@@ -19,64 +19,115 @@ _LISTED = {
     "chunked_layers": "the use of chunks",
 }
 
-# Of what queries and keys are normed: each head alike, or all heads together; or each head after
-# RoPE, without weights; or each head by a LayerNorm with weights of its own.
+# How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
+# heads. `whole`: an RMSNorm over all heads together. `unit`: an RMSNorm of each head after RoPE,
+# without weights, in layers with RoPE only. `apart`: a LayerNorm of each head, with weights for
+# each.
 QkNorm: TypeAlias = Literal["head", "whole", "unit", "apart"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The sizes of a decoder, and which blocks it is made of.
+    """The sizes of a decoder, and the blocks that it consists of.
 
-    A family gives the fields that all of its models have alike as `Family.blocks`, and others by
-    its keys. A tuple has a value for each layer. A `tied` model has no output weight of its own.
+    Each field comes from the keys of the family, or from `Family.blocks` if all models of the
+    family have the same value. A field with a tuple has a value for each layer.
 
-    Norms: `norm` is their kind, `norm_bias` and `norm_weight` say what a LayerNorm has, and
-    `norm_offset` is what the weights are stored less. Attention and MLP have a norm before
-    (`pre_norms`) or after them (`post_norms`), or both; or, with `norms_after`, one that norms the
-    sum of what they add and what they read. Where `attention_norms` is given, only those layers
-    have the norm before attention. With `inner_norms`, what heads return is normed before the
-    output projection, and the product of gate and up before the last one. With `parallel` both read
-    the same input, by one norm if `shared_norm`. `embedding_norm` is after the embedding.
+    Sizes:
 
-    Attention: `attention_bias` is that of queries, keys and values, which are one projection if
-    `fused_qkv`. `qk_norm` norms queries and keys, before RoPE or after it (`qk_norm_after_rope`);
-    `unit` norms only rotated layers, and `apart` is a LayerNorm. Scores are multiplied by
-    `attention_scale`, or by `query_scalar ** -0.5`, and bounded by `attention_softcap`.
-    `sliding_window` is how many positions back, itself included, a position sees: in the layers
-    that `windowed_layers` says, in all where it is None. `query_clamp` bounds queries, keys and
-    values. With `sinks`, each head has a score of its own that takes a share of the softmax and
-    belongs to no key. Queries beyond the first `temperature_length` positions are multiplied, by as
-    much as `temperature_scale` and `temperature_offset` say (`nn/temperature.py`), unless the scale
-    is 0, and only in layers that are not rotated if `temperature_without_rope`. In
-    `chunked_layers`, a position sees those of its chunk of `attention_chunk` positions alone. With
-    `attention_gate`, what the heads return is multiplied by the sigmoid of a projection of what
-    attention reads. If `latent_rank` is not 0, keys and values are computed from a latent vector of
-    that size: `plain_dimensions` of each key, whose other dimensions are rotated. Queries are
-    computed from a latent vector of size `query_rank`, unless that is 0. Values have
-    `value_dimensions` per head, as many as keys if that is 0, and are multiplied by `value_scale`.
+    - `vocabulary`, `context`, `hidden`, `layers`: as in `Config`.
+    - `heads`, `kv_heads`: the numbers of query heads and KV heads.
+    - `head_dim`: the number of elements of a query or key.
+    - `intermediate`: the width of the MLP.
+    - `tied`: whether the output uses the weight of the embedding.
 
-    Positions: by `rope`, `learned`, `alibi` or `relative` distances. `rope_dimensions` is how many
-    values of each head are rotated; `rope_interleaved` says that neighbors are, as in most of GGUF,
-    not each half's with the other's. Layers with a window may have a `local_rope_base`, and only
-    `rotated_layers` are rotated where that is given. A checkpoint that `has_rope_factors` has as
-    tensors what divides the frequencies: those for long contexts and those for short ones if
-    `rope_factors_by_length`.
+    Norms:
 
-    MLP: plain if not `gated`; gate and up are one projection if `fused_gate_up`. `transposed` says
-    that weights are `(in, out)`. The numbers of a learned activation are `xielu_alpha_n` and so on,
-    for each layer, or tensors if `has_xielu_weights`. Mixtures have `experts` in place of the MLP,
-    in `sparse_layers`; `router` is by what their shares follow, of the `experts_used` with the
-    largest scores, to which a correction is added if `router_correction`. `expert_bias` is that of
-    router and experts. Shares are those among themselves if `experts_normalized`, and multiplied by
-    `experts_scale`; they multiply what experts return, or what they read if `shares_scale_inputs`.
-    Of `expert_groups`, those in the `expert_groups_used` best can be chosen. A
-    `shared_intermediate` wide MLP sees all positions beside them, by a gate of its own if
-    `shared_gate`.
+    - `norm`, `norm_epsilon`: the kind of norm, and the epsilon of all norms.
+    - `norm_bias`, `norm_weight`: whether LayerNorms have a bias and a weight.
+    - `norm_offset`: the value that norms add to their weights.
+    - `pre_norms`: whether attention and MLP have a norm before them.
+    - `attention_norms`: which layers have the norm before attention; None for all.
+    - `post_norms`: whether the outputs of attention and MLP are normed before they are added.
+    - `norms_after`: whether the sums after attention and after the MLP are normed.
+    - `inner_norms`: whether there is an RMSNorm before the last projection of attention and of the
+      MLP.
+    - `parallel`: whether attention and MLP read the same input and their outputs are added
+      together.
+    - `shared_norm`: whether both read it through the same norm.
+    - `embedding_norm`: whether there is a norm after the embedding.
 
-    Multipliers: the embedding's (`embedding_scale`, the root of the hidden size if
-    `embedding_by_root`), that of what a block adds (`residual_scale`), and the logits', which are
-    divided by `logit_divisor`, too, and bounded by `softcap`. The output has an `output_bias`.
+    Attention in each layer:
+
+    - `attention_bias`: whether queries, keys and values have a bias.
+    - `attention_output_bias`: whether the output projection has a bias.
+    - `fused_qkv`: whether one projection computes queries, keys and values.
+    - `qk_norm`: how queries and keys are normed; `qk_norm_after_rope` states that it is after RoPE.
+    - `attention_scale`: the factor of the scores, `head_dim ** -0.5` if None. If `query_scalar` is
+      given, the factor is `query_scalar ** -0.5`.
+    - `attention_softcap`: the bound of the scores.
+    - `sliding_window`: how many positions a position sees, including itself.
+    - `windowed_layers`: the layers with the window; None for all.
+    - `query_clamp`: the bound of queries, keys and values.
+    - `sinks`: whether each head has an additional score that belongs to no key.
+    - `value_scale`: the factor of the values.
+    - `temperature_scale`, `temperature_length`, `temperature_offset`: the factor of queries far
+      into a text (`nn/temperature.py`), if the scale is not 0; with `temperature_without_rope`,
+      only in layers without RoPE.
+    - `attention_gate`: whether the outputs of the heads are multiplied by the sigmoid of another
+      projection of the input.
+    - `attention_chunk`, `chunked_layers`: the number of positions per chunk, and the layers in
+      which a position only sees its own chunk.
+    - `causal`: whether a position only sees those before it.
+    - `latent_rank`: the size of the latent vector that keys and values are computed from (MLA), or
+      0.
+    - `query_rank`: the size of the latent vector that queries are computed from, or 0.
+    - `plain_dimensions`: with latent vectors, the elements of a query or key without RoPE.
+    - `value_dimensions`: the number of elements of a value, `head_dim` if 0.
+
+    Positions:
+
+    - `position`: how positions are encoded; `alibi_bias` is the largest exponent of ALiBi's slopes.
+    - `rope_base`, `rope_scaling`: the base of RoPE, and its scaling.
+    - `rope_dimensions`: how many elements of each head are rotated.
+    - `rope_interleaved`: whether the elements of a pair are neighbors, as usual in GGUF, instead of
+      in different halves.
+    - `local_rope_base`: another base, without scaling, for layers with a sliding window.
+    - `rotated_layers`: the layers with RoPE; None for all.
+    - `has_rope_factors`: whether tensors divide the frequencies: one, or with
+      `rope_factors_by_length` one for short contexts and one for long ones.
+
+    MLP:
+
+    - `activation`, `gated`, `mlp_bias`: the activation, and whether there is a gate and biases.
+    - `fused_gate_up`: whether one projection computes gate and up.
+    - `transposed`: whether the weights of attention and MLP are stored as (inputs, outputs).
+    - `xielu_*`: the numbers of the activation xIELU; `has_xielu_weights` states that they are
+      tensors.
+
+    Mixture of experts, in place of the MLP:
+
+    - `experts`, `experts_used`: the number of experts, and how many compute a position.
+    - `expert_intermediate`, `expert_bias`: the width of an expert, and whether experts and router
+      have biases.
+    - `sparse_layers`: the layers with experts; None for all.
+    - `router`, `router_correction`: how the routing weights of the experts follow from the router's
+      values, and whether a tensor is added to the scores for the selection.
+    - `experts_normalized`, `experts_scale`: whether the routing weights of the selected experts are
+      divided by their sum, and the factor of these weights.
+    - `expert_groups`, `expert_groups_used`: experts are selected from the best of these groups.
+    - `shared_intermediate`, `shared_gate`: the width of the MLP that all positions also pass
+      through, or 0, and whether it has a gate of its own.
+    - `shares_scale_inputs`: whether the routing weights multiply the inputs of the experts instead
+      of the outputs.
+
+    Other factors:
+
+    - `embedding_scale`: the factor of the embedding, times `sqrt(hidden)` if `embedding_by_root`.
+    - `residual_scale`: the factor of the outputs of attention and MLP.
+    - `logit_scale`, `logit_divisor`, `softcap`: the factor, the divisor and the bound of the
+      logits.
+    - `output_bias`: whether the output has a bias.
     """
 
     vocabulary: int
@@ -174,12 +225,12 @@ class DecoderConfig:
     softcap: float | None = None
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions back those of a layer see; None, all."""
+        """Return the size of the sliding window of a layer, None if it has full attention."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
 
     def count_kv_heads(self, layer: int) -> int:
-        """Return how many KV heads a layer has."""
+        """Return the number of KV heads of a layer."""
         counts = self.kv_heads
         return counts if isinstance(counts, int) else counts[layer]
 
@@ -188,7 +239,7 @@ class DecoderConfig:
         return self.sinks if isinstance(self.sinks, bool) else self.sinks[layer]
 
     def chunk(self, layer: int) -> int | None:
-        """Return how many positions the chunks of a layer have; None, there are none."""
+        """Return the number of positions in the chunks of a layer, None if it has no chunks."""
         return self.attention_chunk if self.chunked_layers and self.chunked_layers[layer] else None
 
     def is_sparse(self, layer: int) -> bool:
@@ -196,20 +247,24 @@ class DecoderConfig:
         return self.experts > 0 and (self.sparse_layers is None or self.sparse_layers[layer])
 
     def is_rotated(self, layer: int) -> bool:
-        """Whether a layer's queries and keys are rotated."""
+        """Whether a layer has RoPE."""
         return self.rotated_layers is None or self.rotated_layers[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(DecoderConfig):
-    """The sizes of an encoder, and which blocks it is made of, as those of a decoder.
+    """The sizes of an encoder, and the blocks that it consists of.
 
-    Besides words and positions, there may be an embedding of `token_types`. It has no output but
-    the states of its last layer. `padding` is the token that fills batches up. A `sliding_window`
-    is as wide as both sides of a position together. If there are `labels`, a head makes a number
-    for each of them: by a projection, with a bias if `head_bias`, its `head_activation`, a norm if
-    `head_norm`, and another projection. It reads the state of the first position, or the mean of
-    all (`head_pooling`).
+    The fields are those of a decoder, with these differences. The output is the states of the last
+    layer, or the values of a classifier head. A `sliding_window` counts the positions on both sides
+    together.
+
+    - `token_types`: the number of token types, each with an embedding, or 0.
+    - `padding`: the id of the padding token.
+    - `labels`: the number of labels of the classifier head, or 0 without a head. The head is a
+      projection, with a bias if `head_bias`, the `head_activation`, a norm if `head_norm`, and a
+      projection to a value for each label.
+    - `head_pooling`: whether the head reads the state of the first position or the mean of all.
     """
 
     token_types: int = 0
@@ -223,19 +278,22 @@ class EncoderConfig(DecoderConfig):
     causal: bool = False
 
     def window(self, layer: int) -> int | None:
-        """Return how many positions, itself included, those of a layer see on either side."""
+        """Return how many positions on each side a position sees in a layer, including itself.
+
+        None for full attention.
+        """
         size = DecoderConfig.window(self, layer)
         return None if size is None else size // 2 + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderDecoderConfig(DecoderConfig):
-    """The sizes of an encoder, and of a decoder that reads what the encoder makes.
+    """The sizes of an encoder, and of a decoder that also reads the states of the encoder.
 
-    The first `encoder_layers` of the layers are the encoder's. Positions are `relative`: each head
-    adds a number to a score, by the bucket of the distance. Of `buckets`, half are of one distance
-    each, and the others of ranges of distances up to `farthest`. What the decoder makes begins
-    after a `start_token`.
+    The first `encoder_layers` of the `layers` are the encoder's. Positions are `relative`: each
+    head adds a value to a score, by the bucket of the distance. Half of the `buckets` have one
+    distance each, and the others ranges of distances up to `farthest`. The decoder's input begins
+    with the `start_token`.
     """
 
     encoder_layers: int
@@ -246,17 +304,17 @@ class EncoderDecoderConfig(DecoderConfig):
 
     @property
     def in_encoder(self) -> tuple[bool, ...]:
-        """Whether each layer is of the encoder."""
+        """Whether each layer belongs to the encoder."""
         return tuple(layer < self.encoder_layers for layer in range(self.layers))
 
     @property
     def in_decoder(self) -> tuple[bool, ...]:
-        """Whether each layer is of the decoder."""
+        """Whether each layer belongs to the decoder."""
         return tuple(layer >= self.encoder_layers for layer in range(self.layers))
 
 
 def check_layers(fields: Fields) -> None:
-    """Raise `ValueError` for fields with a value for each layer that have too few or too many."""
+    """Raise `ValueError` if a field with a value for each layer has too few or too many values."""
     from weightctl.text.untyped import is_sequence
     from weightctl.text.wording import pluralize
 

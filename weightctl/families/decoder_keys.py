@@ -1,6 +1,6 @@
-"""The usual config keys of decoders in either naming convention; a family has what differs.
+"""The usual config keys of decoders in both naming conventions; a family states what differs.
 
-Keys: llama.cpp's `llama-arch.cpp`, and those that most of transformers' configs have.
+Keys: llama.cpp's `llama-arch.cpp`, and those that most configs of transformers have.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ BIASES = (
         seen=Present("blk.0.ffn_up.bias")),
 )  # fmt: skip
 
-# Where the norms are LayerNorms.
+# For families whose norms are LayerNorms.
 LAYER_NORM = Key(
     field="norm_epsilon",
     kind=EPSILON,
@@ -90,7 +90,7 @@ LAYER_NORM = Key(
     hugging_face="layer_norm_eps",
 )
 
-# 0 is none, in GGUF.
+# 0 means that there is no window.
 SLIDING_WINDOW = Key(
     field="sliding_window",
     kind=OrNone(SIZE),
@@ -112,9 +112,9 @@ KQV_CLAMP = Key(
 
 
 def activation(name: str, *spellings: str, key: str = "hidden_act") -> Key:
-    """Return the key of an activation that llama.cpp takes for granted.
+    """Return the key of an activation that llama.cpp assumes without a key.
 
-    `spellings` are what transformers' own configs call it, where there are several.
+    `spellings` are the names that transformers' own configs use, if there are several for it.
     """
     kind = ACTIVATION.preferring(*spellings)
     return Key(field="activation", kind=kind, default=name, gguf_default=name, hugging_face=key)
@@ -127,7 +127,7 @@ NO_EXPERTS = Key(
     gguf="{arch}.expert_count",
 )
 
-# What most decoders of today have, without biases.
+# The keys of most decoders, without those of biases.
 DECODER_KEYS = (
     *SIZES,
     Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
@@ -140,14 +140,15 @@ DECODER_KEYS = (
     *ROPE_KEYS,
 )  # fmt: skip
 
-# Where each query head has keys of its own, and the heads fill the hidden size.
+# For families in which each query head has its own KV head, and the heads together are as wide as
+# the hidden size.
 PLAIN_HEADS = (
     Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads")),
     Key(field="head_dim", kind=SIZE, default=quotient("hidden", "heads"),
         gguf_default=quotient("hidden", "heads")),
 )  # fmt: skip
 
-# Where a part of each head is rotated.
+# For families in which only a part of each head is rotated.
 PARTIAL_ROPE = Key(
     field="rope_dimensions",
     kind=SIZE,
@@ -174,7 +175,7 @@ MULTIPLIERS: Mapping[str, Key] = {
 }  # fmt: skip
 
 
-# Those that models of Granite have.
+# The factors of Granite models.
 GRANITE_SCALES = tuple(
     MULTIPLIERS[name]
     for name in ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
@@ -184,9 +185,9 @@ GRANITE_SCALES = tuple(
 def with_keys(
     keys: tuple[Key, ...], *others: Key, without: tuple[str, ...] = ()
 ) -> tuple[Key, ...]:
-    """Return keys with others in place of those of the same fields, and without some fields.
+    """Return keys with some replaced by `others` for the same fields, and some fields left out.
 
-    Keys of further fields stand behind those that they may follow from.
+    Keys of additional fields come last, so that their defaults can be computed from the rest.
     """
     by_field: dict[str, list[Key]] = {}
     for key in others:
@@ -202,7 +203,7 @@ def with_keys(
 
 
 def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:
-    """Return keys that config.json calls otherwise, by their fields."""
+    """Return keys with other names in config.json, by their fields."""
     from dataclasses import replace
 
     return tuple(
@@ -214,9 +215,9 @@ def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, .
 
 
 def check_decoder(fields: Fields) -> Fields:
-    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict.
+    """Return the fields as `DecoderConfig` has them.
 
-    0 stands for no window, where a convention has no other way to say it.
+    Raises `ValueError` if they contradict each other. A `sliding_window` of 0 becomes None.
     """
     check_layers(fields)
     made = dict(fields)

@@ -1,7 +1,7 @@
-"""DeepSeek-V2: latent attention, and experts beside MLPs that see all positions.
+"""DeepSeek-V2: latent attention, and experts beside an MLP for all positions.
 
 Names and keys: transformers' `modeling_deepseek_v2.py`; llama.cpp's `models/deepseek2.cpp` and
-`conversion/deepseek.py`. Neighbors are rotated in both conventions.
+`conversion/deepseek.py`. Rotated pairs are neighbors in both conventions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "SOFTMAX_GATING",
 ]
 
-# What llama.cpp calls routers that score each expert by itself.
+# llama.cpp's number for routers that compute the sigmoid of each score.
 SIGMOID = 2
 GATING = "deepseek2.expert_gating_func"
 
@@ -64,7 +64,7 @@ NO_MLP_BIASES = Key(
     default=False,
     hugging_face="mlp_bias",
 )
-# What llama.cpp takes where nothing is said.
+# The router that llama.cpp assumes without a key.
 SOFTMAX_GATING = replace(
     ROUTER_GATING, kind=Exactly(1, "other routers are not supported"), gguf_default=1
 )
@@ -75,7 +75,7 @@ def _is_softmax(metadata: Mapping[str, MetadataValue]) -> bool:
 
 
 def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not compute what the model does."""
+    """Return why llama.cpp would compute something else for a model, None if it would not."""
     if fields["expert_method"] == "groups":
         return (
             "llama.cpp ranks a group of experts by its best two experts, but DeepSeek-V2 by its "
@@ -88,7 +88,7 @@ def _check(fields: Fields) -> Fields:
     made = dict(check_latent(fields))
     is_greedy = fields["expert_method"] == "greedy"
     for name in ("expert_groups", "expert_groups_used"):
-        # Groups say nothing where the best of all experts are used.
+        # Groups are not used if the best of all experts are selected.
         made[name] = 1 if is_greedy else fields[name] or 1
     return made
 
@@ -121,7 +121,7 @@ FAMILY = Family(
         *with_keys(
             ROUTED_KEYS,
             SOFTMAX_GATING,
-            # transformers does not read it.
+            # transformers does not read this key.
             Key(field="experts_normalized", default=False, gguf_default=False,
                 kind=Exactly(False, "transformers does not normalize the shares of experts"),
                 gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),

@@ -1,7 +1,7 @@
-"""DeepSeek-V3 and Kimi K2: a DeepSeek-V2 whose experts are scored one by one, in groups.
+"""DeepSeek-V3 and Kimi K2: a DeepSeek-V2 whose experts have sigmoid scores, in groups.
 
 Names and keys: transformers' `modeling_deepseek_v3.py`; llama.cpp's `models/deepseek2.cpp` and
-`conversion/deepseek.py`. The layers that predict further tokens are not part of the model.
+`conversion/deepseek.py`. The layers of multi-token prediction are not part of the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""DistilBERT: a BERT without types of tokens, by other names.
+"""DistilBERT: a BERT without token types, and with other tensor names.
 
-Names and keys: transformers' `modeling_distilbert.py`; llama.cpp's `conversion/bert.py`, to which
-it is a bert without `token_types`. llama.cpp has no head with a ReLU, as its classifiers have.
+Names and keys: transformers' `modeling_distilbert.py`; llama.cpp's `conversion/bert.py`, which
+treats it as a bert without `token_types`. DistilBERT's classifiers have a ReLU, which llama.cpp's
+heads do not support.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _KEYS = with_keys(
         {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim",
          "activation": "activation"},
     ),
-    # transformers has it for all models.
+    # transformers uses this value for all models.
     Key(field="norm_epsilon", kind=Exactly(_EPSILON, f"transformers always uses {_EPSILON:g}"),
         default=_EPSILON),
     Key(field="norm_epsilon", kind=EPSILON, gguf="{arch}.attention.layer_norm_epsilon"),
-    # llama.cpp asks for a count.
+    # llama.cpp requires a count.
     Key(field="counted_types", kind=Exactly(1, "there are no types of tokens"), gguf_default=1,
         gguf=_COUNT, written=True),
     without=("token_types", "positions", "is_decoder"),

@@ -1,4 +1,4 @@
-"""dots.llm1: a Qwen3 with experts that are scored one by one, and an MLP beside them.
+"""dots.llm1: a Qwen3 whose experts have sigmoid scores, with a shared MLP beside them.
 
 Names and keys: transformers' `modeling_dots1.py`; llama.cpp's `conversion/qwen.py`.
 """

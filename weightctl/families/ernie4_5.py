@@ -1,4 +1,4 @@
-"""ERNIE 4.5, as dense models: a llama whose pairs stand together in either convention.
+"""ERNIE 4.5, dense models: a llama whose rotated pairs are neighbors in both conventions.
 
 Names and keys: transformers' `modeling_ernie4_5.py`; llama.cpp's `conversion/ernie.py`.
 """

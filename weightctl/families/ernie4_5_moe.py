@@ -1,4 +1,4 @@
-"""ERNIE 4.5, as mixtures of experts: chosen by scores to which a correction is added.
+"""ERNIE 4.5, mixtures of experts: a correction is added to the scores that select the experts.
 
 Names and keys: transformers' `modeling_ernie4_5_moe.py`; llama.cpp's `conversion/ernie.py` and
 `models/ernie4-5-moe.cpp`.
@@ -52,7 +52,7 @@ def _last_layer(fields: Fields) -> int:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json in which the last layer with experts is one that there is."""
+    """Return config.json in which the number of the last layer with experts is a valid layer."""
     found = standard(document)
     last = document.get(_LAST, _USUAL_LAYERS - 1)
     layers = LAYERS.read(document.get("num_hidden_layers", _USUAL_LAYERS))
@@ -61,7 +61,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_other_layers(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model in which later layers have no experts."""
+    """Return why llama.cpp does not load a model with dense layers after the first ones."""
     if all(fields["sparse_layers"][fields["dense_first"] :]):
         return None
     return f"some layers after the first {fields['dense_first']} have no experts"

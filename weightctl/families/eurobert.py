@@ -1,4 +1,4 @@
-"""EuroBERT: a llama that sees later tokens, too, and has no output.
+"""EuroBERT: a llama that also attends to later tokens, and that has no output matrix.
 
 Names and keys: transformers' `modeling_eurobert.py`; llama.cpp's `models/eurobert.cpp`.
 """

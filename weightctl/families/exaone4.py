@@ -1,8 +1,7 @@
-"""EXAONE 4: norms behind attention and MLP, and positions in layers with a window alone.
+"""EXAONE 4: norms after attention and MLP, and RoPE only in layers with a sliding window.
 
-Names and keys: transformers' `modeling_exaone4.py`; llama.cpp's `models/exaone4.cpp`, which has a
-window in models of 64 layers, and in no others. A model without windows has positions in all
-layers.
+Names and keys: transformers' `modeling_exaone4.py`; llama.cpp's `models/exaone4.cpp`, which only
+applies a window in models with 64 layers. A model without windows has RoPE in all layers.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _PATTERN, _FLAGS = pattern_keys(_PERIOD, is_stated=False)
 
 
 def _find_pattern(fields: Fields) -> Any:
-    """Return what GGUF has in place of the usual period: nothing if there is no window."""
+    """Return what GGUF states in place of the usual period: None if there is no window."""
     find: Any = _PATTERN.gguf_default
     return None if fields["sliding_window"] is None else find(fields)
 
@@ -59,7 +58,7 @@ def _mark_rotated(fields: Fields) -> tuple[bool, ...] | None:
 
 
 def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with a type of each layer, which older ones state by a period."""
+    """Return config.json with a type for each layer, where older files state a period."""
     found = standard(document)
     period = document.get("sliding_window_pattern")
     if document.get("layer_types") is not None or not period:
@@ -75,7 +74,7 @@ def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_other_windows(fields: Fields) -> str | None:
-    """Return why llama.cpp would compute something else."""
+    """Return why llama.cpp would compute something else for a model, None if it would not."""
     has_window, layers = fields["sliding_window"] is not None, fields["layers"]
     if has_window != (layers == _LAYERS_OF_32B):
         found = "has a sliding window" if has_window else "has no sliding window"

@@ -1,8 +1,8 @@
-"""K-EXAONE: experts that are scored one by one, and positions in layers with a window alone.
+"""K-EXAONE: experts with sigmoid scores, and RoPE only in layers with a sliding window.
 
 Names and keys: transformers' `modeling_exaone_moe.py`; llama.cpp's `conversion/exaone.py` and
-`models/exaone-moe.cpp`. What checkpoints have of layers that predict further tokens is left out, as
-transformers does.
+`models/exaone-moe.cpp`. Layers of multi-token prediction in checkpoints are left out, as in
+transformers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FURTHER = "layers that predict further tokens are not supported"
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json in which the number of dense layers is that of their types."""
+    """Return config.json with the number of dense layers that `mlp_layer_types` begins with."""
     found = standard_windows(document)
     types = document.get(_TYPES)
     if not is_list(types):
@@ -55,7 +55,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_no_output(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model whose output is its embedding."""
+    """Return why llama.cpp does not load a tied model, None for others."""
     return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
@@ -94,7 +94,7 @@ FAMILY = Family(
         with_keys(
             DECODER_KEYS,
             *window_keys(4, pattern=True)[1:],
-            # Without one transformers and llama.cpp differ in which layers have positions.
+            # Without a window, transformers and llama.cpp differ in which layers have RoPE.
             Key(field="sliding_window", kind=SIZE, default=4096,
                 gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
             Key(field="rotated_layers", kind=ONES, default=same("windowed_layers"),

@@ -1,4 +1,4 @@
-"""The routers and experts that stand in place of each layer's MLP.
+"""The usual lines and keys of mixtures of experts, which replace the MLP of a layer.
 
 Names and keys: transformers' `modeling_mixtral.py`, `modeling_qwen3_moe.py` and, for what it saves,
 `conversion_mapping.py`; llama.cpp's `llama-arch.cpp`, `conversion/llama.py` and
@@ -44,10 +44,11 @@ __all__ = [
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _PARTS = ("gate", "up", "down")
-# The field of a config that says which layers have experts, where some have an MLP instead.
+# The config field with the layers that have experts, if other layers have an MLP.
 _SPARSE = "sparse_layers"
 
-# llama.cpp's `LLAMA_MAX_EXPERTS`; and several times what any model has in all of its layers.
+# llama.cpp's `LLAMA_MAX_EXPERTS`, and a limit for all layers together, several times the number in
+# any published model.
 _EXPERTS = WholeNumber(1, 1024)
 _MOST = 1 << 16
 
@@ -59,7 +60,7 @@ EXPERT_WIDTH = Key(
     gguf="{arch}.expert_feed_forward_length",
     hugging_face="moe_intermediate_size",
 )
-# Of what all positions pass through beside the experts.
+# The width of the MLP that all positions pass through beside the experts.
 SHARED_WIDTH = Key(
     field="shared_intermediate",
     kind=SIZE,
@@ -71,7 +72,7 @@ SHARED_WIDTH = Key(
 
 _FACTOR = Real(0, 1e9)
 
-# Of routers that score each expert by itself.
+# For routers that compute the sigmoid of each score (`expert_gating_func` 2).
 ROUTER_GATING = Key(
     field="router_gating",
     kind=Exactly(2, "other routers are not supported"),
@@ -79,14 +80,14 @@ ROUTER_GATING = Key(
     gguf="{arch}.expert_gating_func",
     written=True,
 )
-# The experts are in groups, of which some are used.
+# For experts in groups, where only the best groups are used.
 GROUP_KEYS = (
     Key(field="expert_groups", kind=_EXPERTS, default=1, gguf_default=1,
         gguf="{arch}.expert_group_count", hugging_face="n_group"),
     Key(field="expert_groups_used", kind=_EXPERTS, default=1, gguf_default=1,
         gguf="{arch}.expert_group_used_count", hugging_face="topk_group"),
 )  # fmt: skip
-# The first layers have an MLP in place of experts.
+# For models whose first layers have an MLP in place of experts.
 LEADING_DENSE_KEYS = (
     Key(field="dense_first", kind=WholeNumber(0, LAYERS.most), default=0, gguf_default=0,
         gguf="{arch}.leading_dense_block_count", hugging_face="first_k_dense_replace",
@@ -100,7 +101,7 @@ def _shared_width(fields: Fields) -> int:
     return int(fields["expert_intermediate"] * fields["shared_count"])
 
 
-# What all positions pass through is as wide as some experts.
+# For a shared MLP that is as wide as `shared_count` experts together.
 SHARED_COUNT_KEYS = (
     Key(field="shared_count", kind=WholeNumber(0, 1024), default=0, gguf_default=0,
         gguf="{arch}.expert_shared_count", hugging_face="n_shared_experts", written=True),
@@ -108,7 +109,8 @@ SHARED_COUNT_KEYS = (
         gguf_default=_shared_width),
 )  # fmt: skip
 
-# What DeepSeek-V3 and the models made after it have; a family has what differs, by `with_keys`.
+# The keys of DeepSeek-V3 and of the models that follow it; a family replaces those that differ with
+# `with_keys`.
 ROUTED_KEYS = (
     EXPERT_WIDTH,
     ROUTER_GATING,
@@ -121,7 +123,7 @@ ROUTED_KEYS = (
     *LEADING_DENSE_KEYS,
 )  # fmt: skip
 
-# That width where llama.cpp reads it too.
+# For families in which llama.cpp also reads the width of the shared MLP.
 STATED_SHARED_WIDTH = replace(
     SHARED_WIDTH,
     kind=WholeNumber(0, SIZE.most),
@@ -132,8 +134,8 @@ STATED_SHARED_WIDTH = replace(
 )
 
 
-# What `expert_lines` takes as `more` where positions pass through an MLP beside the experts, and
-# where a correction is added to the scores, too.
+# Values of `more` for `expert_lines`: for families with a shared MLP, and for those in which a
+# correction is also added to the scores.
 SHARED_LINES = {f"mlp.shared.{part}": f"shared_experts.{part}_proj" for part in _PARTS}
 ROUTED_LINES = {"mlp.correction": "gate.e_score_correction_bias", **SHARED_LINES}
 
@@ -146,12 +148,13 @@ def expert_lines(
     more: Mapping[str, str | Mapping[str, Any]] | None = None,
     dense: bool = False,
 ) -> tuple[Name, ...]:
-    """Return the lines of a family with those of experts in the place of those of its MLPs.
+    """Return the lines of a family with lines of experts in place of those of its MLPs.
 
-    `mlp` begins their names in a layer at Hugging Face, where `parts` are an expert's gate, up and
-    down, None for one that a fusion has. `more` are further roles, each with the rest of its name,
-    or the fields of its line that are not usual. With `dense` some layers have an MLP in place of
-    experts: all but the config's `sparse_layers`.
+    `mlp` is the prefix of their names in a layer in Hugging Face's convention. `parts` are the
+    names of an expert's gate, up and down there, None for one that a fusion contains. `more` maps
+    additional roles to the rest of their names, or to the fields that differ from the usual line.
+    With `dense`, some layers have an MLP in place of experts: all except the `sparse_layers` of the
+    config.
     """
     condition = (_SPARSE,) if dense else ()
     layer = f"model.layers.{{}}.{mlp}"
@@ -176,10 +179,11 @@ def expert_lines(
 
 
 def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
-    """Return the other forms of a layer's experts, and of what transformers calls `router`.
+    """Return the fusions of other forms in which checkpoints store experts and routers.
 
-    transformers' modules have all experts in one tensor, which `save_pretrained` takes apart by
-    default; the first GGUFs of mixtures had each expert by itself.
+    transformers' modules have all experts in one tensor, which `save_pretrained` splits by default;
+    `router` is the name of their router. The first GGUF files of mixtures had a tensor for each
+    expert.
     """
     in_memory, gate, up, down = "model.layers.{}.mlp.", *_PARTS
     fused = [
@@ -199,7 +203,7 @@ def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
 
 
 def stacked_gate_up() -> Fusion:
-    """Return the form of GGUF in which each expert has its gate and up in one tensor."""
+    """Return the fusion of GGUF files that have the gate and up of each expert in one tensor."""
     return Fusion(
         convention="gguf",
         name="blk.{}.ffn_gate_up_exps.{kind}",
@@ -211,9 +215,10 @@ def stacked_gate_up() -> Fusion:
 def expert_keys(
     keys: tuple[Key, ...], count: str, *more: Key, experts: int, used: int
 ) -> tuple[Key, ...]:
-    """Return the keys of a family with those of experts, and `more`, in the place of its own.
+    """Return the keys of a family with the keys of experts, and `more`.
 
-    `count` is what config.json calls the number of experts; `experts` and `used` are the defaults.
+    `count` is the key of config.json with the number of experts; `experts` and `used` are the
+    defaults.
     """
     added = (
         Key(field="experts", kind=_EXPERTS, default=experts, gguf="{arch}.expert_count",
@@ -222,7 +227,7 @@ def expert_keys(
             hugging_face="num_experts_per_tok"),
     )  # fmt: skip
     if not any(key.field == "expert_groups" for key in more):
-        # Of groups llama.cpp takes some for each position.
+        # If there are groups of experts, llama.cpp selects some groups for each position.
         more = (*more, Key(field="single_group", kind=WholeNumber(0, 1), gguf_default=0,
                            gguf="{arch}.expert_group_count", written=False))  # fmt: skip
     others = [key for key in keys if key.field != "experts"]
@@ -230,7 +235,10 @@ def expert_keys(
 
 
 def find_shared_heads(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model that has fewer KV heads than query heads."""
+    """Return why llama.cpp does not load a model with fewer KV heads than query heads.
+
+    None if the numbers are equal.
+    """
     if fields["kv_heads"] == fields["heads"]:
         return None
     return (
@@ -240,7 +248,7 @@ def find_shared_heads(fields: Fields) -> str | None:
 
 
 def checking_experts(checked: Callable[[Fields], Fields]) -> Callable[[Fields], Fields]:
-    """Return a family's `checked` that refuses more experts than one can use, too."""
+    """Return a family's `checked` that also checks the number of experts."""
 
     def check(fields: Fields) -> Fields:
         _check_experts(fields)

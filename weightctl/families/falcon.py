@@ -1,7 +1,7 @@
-"""Falcon: attention and MLP beside each other, few keys, and rotary positions.
+"""Falcon: parallel attention and MLP, few KV heads, and RoPE.
 
-Names and keys: transformers' `modeling_falcon.py`; llama.cpp's `conversion/falcon.py`. Those of the
-new architecture have keys by groups of queries, and two norms in each layer, or one.
+Names and keys: transformers' `modeling_falcon.py`; llama.cpp's `conversion/falcon.py`. Models of
+the new architecture use grouped-query attention, and one or two norms in each layer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def _order(config: Any) -> Sequence[int]:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with as many KV heads as its flags say, and the number of norms."""
+    """Return config.json with the number of KV heads, which older files state as flags.
+
+    The number of norms is added if a model of the new architecture does not state it.
+    """
     found = dict(standard_rope(document))
     if not found.get(_NEW):
         is_shared = found.get("multi_query", True)
@@ -83,7 +86,7 @@ _KEYS = with_keys(
     Key(field="has_biases", kind=Exactly(False, "biases are not supported"), default=False,
         hugging_face="bias"),
 )  # fmt: skip
-# Each convention's keys follow from the other's.
+# The keys of each convention are computed from those of the other.
 _NORM_KEYS = (
     Key(field="norms_of_layer", kind=OrNone(WholeNumber(1, 2)), default=_count_norms,
         hugging_face=_NORMS, written=True),

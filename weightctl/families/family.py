@@ -1,4 +1,4 @@
-"""Families: their tensors and config keys, by the names of GGUF and of Hugging Face."""
+"""The tables of a model family: the names of its tensors and the keys of its config."""
 
 from __future__ import annotations
 
@@ -34,21 +34,25 @@ __all__ = [
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _LAYER_NUMBER = re.compile(r"(?:layers|blk)\.(\d{1,9})\.")
-# What some checkpoints call the layers that predict further tokens.
+# The prefix that some checkpoints give to the layers of multi-token prediction.
 _FURTHER = "mtp."
-# The field of a config that leaves out what is a copy of the embedding.
+# The field of a config that states that the output is the embedding. Checkpoints then do not need
+# an output weight.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
-# What lies along an axis of a weight: a word of `families/parts.py`, or a field of the config that
-# has its size.
+# What the elements along an axis of a weight are: an extent that `families/parts.py` defines, or
+# the name of the config field with the number of elements.
 Extent: TypeAlias = str
 
 
 class WeightAxes(NamedTuple):
-    """What lies along the axes of a part's weight: `outputs` one after the other, and `inputs`.
+    """What the elements along the two axes of a weight are, as our modules store it.
 
-    A vector has no inputs. `all_layers` need a part though it is of none.
+    `outputs` are the extents along the rows, one after the other (queries, keys and values of a
+    fused projection), and `inputs` those along the columns. A vector has no `inputs`. `all_layers`
+    states that the part is not in a layer, but that every layer needs it: each pipeline stage gets
+    a copy.
     """
 
     outputs: tuple[Extent, ...]
@@ -58,23 +62,34 @@ class WeightAxes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """What a part of a model is called: by our modules, in GGUF, and by transformers.
+    """A part of a model, in each layer or once: what its tensors are called, and what they contain.
 
-    `{}` is the number of a layer, `{expert}` that of one of its experts; a naming convention whose
-    name lacks the latter stacks all experts along a new first dimension. Each part has a tensor
-    `weight`, and one `bias` where `bias` is true or names a field of the config that is. `axes` are
-    those of the weight in our modules: its shape follows from them, and how it is cut.
+    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the three names,
+    `{}` is the layer number and `{expert}` the number of an expert. If the name in a naming
+    convention lacks `{expert}`, that convention stores all experts of a layer in one tensor, along
+    a new first dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
 
-    If a naming convention does not have the tensor by itself, its name is None: a `Fusion` of the
-    family may have it. `made` returns the numbers in it, float32, if a config has them, because
-    the other naming convention has keys for them; those of layers stand one after the other.
-    `add_fields` returns the fields of a config with what the numbers of a tensor say. The part is
-    there where all fields `when` are true, and not where `unless` is; a field may have a value for
-    each layer. What a checkpoint still holds of a part that `tied` leaves out is a copy of
-    something. `change` says how else the naming conventions differ. `is_float32` says that GGUF
-    keeps it in float32, as it does all vectors, whatever the rest is stored in. `ends` is what the
-    name of its weight ends in, in a naming convention where that is not `.weight`. Naming
-    conventions count layers from the one that the field `first` of a config has the number of.
+    - `module`: the name in our modules, for example `layers.{}.attention.q`.
+    - `gguf`, `hugging_face`: the names in the naming conventions, without `.weight`. None if the
+      convention does not store the tensor on its own: a `Fusion` of the family may contain it, or
+      `made` may compute it.
+    - `axes`: what the elements along the axes of the weight are. The shape and the shards follow
+      from it.
+    - `bias`: whether there is a bias, or the name of the config field that states it.
+    - `when`: the config fields that must all be true for the part to exist. A field may have a
+      value per layer.
+    - `unless`: the config field that must be false for the part to exist. With `tied`, a checkpoint
+      may still store the tensor, as a copy of the embedding.
+    - `change`: how the values or their order differ between the naming conventions.
+    - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
+      is. GGUF does so for all vectors.
+    - `first`: the config field whose value is subtracted from the layer number in the names of both
+      conventions; empty to subtract nothing.
+    - `made`: a function that returns the tensor's values, float32, from a config whose naming
+      convention has them as config keys, or None. A part of layers has a row per layer.
+    - `add_fields`: the opposite: a function that returns the fields of a config with those that the
+      values of the tensor define.
+    - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
     """
 
     module: str
@@ -98,32 +113,32 @@ class Name:
 
     @property
     def is_of_layers(self) -> bool:
-        """Whether layers have the part, each of them one."""
+        """Whether each layer has the part."""
         return _NUMBER in self.module
 
     def is_in(self, config: Config, layer: int = 0) -> bool:
-        """Whether a model of this config has the part, in a layer if it is of layers."""
+        """Whether a model with this config has the part, in the given layer if layers have it."""
         wanted = all(at_layer(config, field, layer) for field in self.when)
         return bool(wanted and not (self.unless and at_layer(config, self.unless, layer)))
 
     def kinds(self, config: Config) -> tuple[str, ...]:
-        """Return which tensors the part has in a model of this config."""
+        """Return which tensors the part has in a model with this config."""
         has_bias = getattr(config, self.bias) if isinstance(self.bias, str) else self.bias
         return ("weight", "bias") if has_bias else ("weight",)
 
     def template(self, convention: NamingConvention) -> str | None:
-        """Return what a naming convention calls the part, None if it has no tensor for it."""
+        """Return the part's name in a naming convention, None if it is not stored on its own."""
         return self.gguf if convention == "gguf" else self.hugging_face
 
     def tensor(
         self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
     ) -> str | None:
-        """Return the name of a tensor of the part, None if a convention does not have it."""
+        """Return the name of one of the part's tensors, None if the convention does not have it."""
         template = self.tensor_template(convention, kind)
         return None if template is None else template.format(layer, expert=expert)
 
     def tensor_template(self, convention: NamingConvention, kind: str) -> str | None:
-        """Return the name of a tensor of the part, with fields for the numbers in it."""
+        """Return the name of a tensor of the part, without the numbers filled in."""
         template = self.template(convention)
         if template is None:
             return None
@@ -132,16 +147,17 @@ class Name:
 
 
 def at_layer(config: Any, field: str, layer: int) -> Any:
-    """Return what a field of a config says of a layer; it may have a value for each."""
+    """Return the value of a config field for a layer; the field may have a value per layer."""
     value = getattr(config, field)
     return cast("Sequence[Any]", value)[layer] if type(value) is tuple else value
 
 
 class TensorNames(NamedTuple):
-    """One tensor of a model: its name to our modules and in either naming convention, and its line.
+    """A tensor of a model: its names in our modules and in both naming conventions, and its line.
 
-    `layer` and `expert` are 0 where it is of none. Where checkpoints of a convention have it in one
-    tensor with other parts, the name there is that tensor's, and `fusions` say how.
+    `layer` and `expert` are 0 for tensors outside of layers and experts. If checkpoints of a naming
+    convention store the tensor in a fused one, the name is that of the fused tensor, and `fusions`
+    has the `Fusion`.
     """
 
     module: str
@@ -154,11 +170,11 @@ class TensorNames(NamedTuple):
     fusions: Mapping[NamingConvention, Fusion] = _NOTHING
 
     def name(self, convention: NamingConvention) -> str | None:
-        """Return its name in a naming convention, None if that does not have the tensor."""
+        """Return the name in a naming convention, None if that does not have the tensor."""
         return self.gguf if convention == "gguf" else self.hugging_face
 
     def is_stacked(self, convention: NamingConvention) -> bool:
-        """Whether a convention has it in one tensor with those of the layer's other experts."""
+        """Whether a naming convention stores all experts of the layer in one tensor."""
         if not self.line.is_of_experts:
             return False
         if convention in self.fusions:
@@ -168,24 +184,24 @@ class TensorNames(NamedTuple):
 
     @property
     def change(self) -> Change | None:
-        """How it differs between the naming conventions; None if it is the same in both."""
+        """How the tensor differs between the naming conventions; None if it is the same in both."""
         change = self.line.change
         is_bias = self.kind == "bias"
         return None if change is None or (is_bias and not change.is_of_rows) else change
 
     @property
     def is_float32(self) -> bool:
-        """Whether GGUF keeps it in float32 whatever the rest is stored in."""
+        """Whether GGUF stores the tensor in float32 whatever the type of the other tensors is."""
         return self.line.is_float32 or self.kind == "bias"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelType:
-    """A `model_type` of config.json's that is of a family.
+    """A `model_type` of config.json that belongs to a family.
 
-    `defaults` are where it departs from those of the family's lines; `fixed` are fields that it
-    does not read from config.json. `class_name` is transformers' class of the whole model, which
-    config.json's `architectures` gets.
+    - `class_name`: transformers' class of the whole model, which is written to `architectures`.
+    - `defaults`: the defaults that differ from those of the family's keys, by field.
+    - `fixed`: the fields that have one value for this type, and that are not read from config.json.
     """
 
     class_name: str = ""
@@ -199,26 +215,54 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A family of models: how its checkpoints are read in either convention, and what runs them.
+    """A model family: what its checkpoints look like in both naming conventions, and what runs it.
 
-    `name` is GGUF's `general.architecture`, unless that is `gguf`; where several families have the
-    same, `is_of` tells one by the metadata, and no model of it has the tensor that it `lacks`.
-    `model_types` are config.json's, the usual one first. `config` and `module` refer to the class
-    of its configs and of the whole model; where `module` is empty weightctl does not run its
-    models, and does all else. `blocks` are fields of the config that all models of the family have
-    alike: what blocks it is made of. `prefix` is what all names of Hugging Face's but the head's
-    begin with, or lack; `other_prefixes` are what stands there in checkpoints of more than the
-    model. `beside` are patterns of tensors in either naming convention that belong to no part of
-    the model, without the prefix. `spellings` are other words for `weight` and `bias` at the end of
-    names. With `has_further_layers` checkpoints may have more layers than the config counts, for
-    training and drafts. `fusions` are tensors with several parts. `keeps_window` says that
-    llama.cpp knows of sliding windows in this family, and `heads_fill_hidden` that it loads no
-    models whose heads together are wider or narrower than the hidden size; `unloaded` returns why
-    else it does not load a model with some fields, and `differs` says what it computes differently
-    from transformers, for tied models alone if `differs_tied`. `older` is what older versions of
-    transformers call keys of rotary embeddings. `standard` brings config.json into the form that
-    the keys are of, and `completed` brings it back. `checked` returns the fields that the lines
-    gave as the config has them; raises `ValueError` if they contradict each other.
+    To add a family, write a module with a `FAMILY` and add a line to `FAMILIES`. Most families
+    change a few lines of the usual tables: `DECODER` in `families/lines.py` and `DECODER_KEYS` in
+    `families/decoder_keys.py`. "Plain names" are Hugging Face's tensor names without the prefix.
+
+    What a family is:
+
+    - `name`: the name of the family in messages.
+    - `gguf`: the value of GGUF's `general.architecture`; empty if it is `name`.
+    - `model_types`: the values of `model_type` in config.json, the usual one first.
+    - `is_of`: returns whether GGUF metadata describe this family. If several families have the same
+      `general.architecture`, all but the usual one have this function.
+    - `lacks`: a GGUF tensor that the models of a family with `is_of` never have.
+
+    Tensors:
+
+    - `names`: the lines of its tensors; the lines of layers follow one another.
+    - `fusions`: tensors that contain several parts.
+    - `prefix`: what Hugging Face's names begin with, except that of the output. Checkpoints of the
+      base model lack it.
+    - `other_prefixes`: prefixes in larger checkpoints, such as those of multimodal models.
+    - `spellings`: other last words of names, mapped to `weight` or `bias`.
+    - `beside`: regular expressions for tensors, by their GGUF names or plain names, that
+      checkpoints may contain although they are not a part of the model.
+    - `has_further_layers`: whether checkpoints may have more layers than the config counts
+      (multi-token prediction).
+
+    Config:
+
+    - `keys`: the keys of its config, in the order in which they are read.
+    - `config`: the class of its configs, as `module:class`.
+    - `blocks`: the fields of the config that are the same in all models of the family.
+    - `standard`: brings a config.json into the form that the keys describe.
+    - `completed`: the opposite, for a config.json that is written.
+    - `older`: the names of RoPE keys in older versions of transformers.
+    - `checked`: returns the fields that the keys gave as the config has them; raises `ValueError`
+      if they contradict each other.
+
+    Programs:
+
+    - `module`: the class of the whole model, as `module:class`; empty if weightctl does not run it.
+    - `keeps_window`: whether llama.cpp applies sliding windows in this family.
+    - `heads_fill_hidden`: whether llama.cpp only loads models whose heads together are as wide as
+      the hidden size.
+    - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None.
+    - `differs`: what llama.cpp computes differently from transformers.
+    - `differs_tied`: whether `differs` only applies to tied models.
     """
 
     name: str
@@ -249,11 +293,11 @@ class Family:
 
     @property
     def gguf_name(self) -> str:
-        """GGUF's `general.architecture`."""
+        """The value of GGUF's `general.architecture`."""
         return self.gguf or self.name
 
     def tensors(self, config: Config) -> Iterator[TensorNames]:
-        """Yield every tensor that a model of this config has, layer after layer."""
+        """Yield all tensors of a model with this config, layer after layer."""
         for of_layers, group in groupby(self.names, lambda line: line.is_of_layers):
             lines = [(line, self._written_fusions(line)) for line in group]
             for layer in range(config.layers if of_layers else 1):
@@ -264,31 +308,31 @@ class Family:
                         yield from _list_tensors(line, layer, kind, fusions, config)
 
     def copies(self, config: Config) -> Iterator[TensorNames]:
-        """Yield the tensors that checkpoints of this config may hold as copies of others."""
+        """Yield the tensors that checkpoints with this config may hold as copies of others."""
         for line in self.names:
             if line.unless == _TIED and at_layer(config, _TIED, 0):
                 yield from _list_tensors(line, 0, "weight", _NOTHING, config)
 
     def plain(self, name: str) -> str:
-        """Return a name of Hugging Face's as all checkpoints have it in common."""
+        """Return a name of Hugging Face's without its prefix, ending in `weight` or `bias`."""
         prefixes = (*self.other_prefixes, self.prefix)
         name = name.removeprefix(next(filter(name.startswith, prefixes), ""))
         stem, dot, last = name.rpartition(".")
         return f"{stem}{dot}{self.spellings[last]}" if last in self.spellings else name
 
     def is_beside(self, name: str, config: Config) -> bool:
-        """Whether a tensor belongs to no part of the model: a head for training, for one.
+        """Whether a tensor is not a part of the model, for example a head for training.
 
-        `name` is as all checkpoints have it in common.
+        `name` is a plain name.
         """
         if any(re.fullmatch(pattern, name) for pattern in self.beside):
             return True
         return self.is_further(name, config)
 
     def is_further(self, name: str, config: Config) -> bool:
-        """Whether a tensor is of layers that predict further tokens, behind those of the model.
+        """Whether a tensor belongs to layers of multi-token prediction, after those of the model.
 
-        `name` is as all checkpoints have it in common.
+        `name` is a plain name.
         """
         if not self.has_further_layers:
             return False
@@ -296,9 +340,9 @@ class Family:
         return name.startswith(_FURTHER) or (found is not None and int(found[1]) >= config.layers)
 
     def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
-        """Return the family's config, a frozen dataclass, of those of these fields that it has.
+        """Return the config, a frozen dataclass, from the fields that its class has.
 
-        Modules compute with tensors as a naming convention has them, which is in the config too.
+        The config also states the form of the tensors, which depends on the naming convention.
         """
         made = load(self.config)
         own = made.__dataclass_fields__
@@ -310,7 +354,7 @@ class Family:
         return config
 
     def _written_fusions(self, line: Name) -> Mapping[NamingConvention, Fusion]:
-        """Return the fusions that conventions have in place of the part's own tensors."""
+        """Return the fusion that each naming convention uses instead of the part's own tensors."""
         found: dict[NamingConvention, Fusion] = {}
         for fusion in self.fusions:
             if line.module in fusion.parts and line.template(fusion.convention) is None:
@@ -325,7 +369,7 @@ def _list_tensors(
     fusions: Mapping[NamingConvention, Fusion],
     config: Any,
 ) -> Iterator[TensorNames]:
-    """Yield the tensors of a line and a kind in a layer: one, or one for each expert."""
+    """Yield the weights or biases of a line in a layer: one tensor, or one for each expert."""
     gguf, hugging_face = (
         fusions[convention].template(kind)
         if convention in fusions

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that hold several parts of a model."""
+"""Tensors of a checkpoint that contain several parts of a model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ __all__ = ["Fusion", "qkv_form"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """A form in which checkpoints of a convention have some parts: all in one tensor.
+    """One tensor of a checkpoint that contains several parts, for example queries, keys and values.
 
-    `name` is that of the whole tensor, in which `{kind}` is `weight` or `bias`; `bias_name` is that
-    of the biases where it is another. The rows of the `parts`, which are modules of the family's
-    lines, stand one after the other, as many as each has; `order` returns for each row of the
-    tensor which of those it is, where they stand otherwise. With `of_experts` the first dimension
-    is the experts, and each has the parts. A `transposed` tensor has columns in place of rows.
+    - `convention`: the naming convention of the checkpoints.
+    - `name`: the name of the tensor. `{}` is the layer number, `{expert}` the number of an expert,
+      and `{kind}` is `weight` or `bias`.
+    - `bias_name`: the name of the bias, if it does not follow from `name`.
+    - `parts`: the `module` of the line of each part, in the order in which their rows are stored.
+    - `of_experts`: whether the first dimension is the experts, each with all parts.
+    - `order`: a function of the config, if the rows of the parts are not stored one part after the
+      other. It returns, for each row of the tensor, its number in the concatenated parts.
+    - `transposed`: whether the weight is stored as (inputs, outputs).
 
-    If a line of a part has no name in the convention, the first fusion with it is what checkpoints
-    of the convention have, and what is written. Other fusions are only read.
+    A part that has no name of its own in the convention is written as the first fusion that lists
+    it. All other fusions are only read.
     """
 
     convention: NamingConvention
@@ -36,21 +40,21 @@ class Fusion:
     bias_name: str = ""
 
     def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
-        """Return the name of the tensor with the weights or biases of a layer."""
+        """Return the name of the tensor with the weights or the biases in a layer."""
         return self.template(kind).format(layer, expert=expert)
 
     def template(self, kind: str) -> str:
-        """Return the name of the tensor with the weights or biases, with fields for numbers."""
+        """Return the name of the weights' or biases' tensor, without the numbers filled in."""
         template = self.bias_name if kind == "bias" and self.bias_name else self.name
         return template.replace("{kind}", kind)
 
     def is_transposed(self, kind: str) -> bool:
-        """Whether the tensor of a kind has columns in place of rows."""
+        """Whether the tensor with the weights or the biases is stored as (inputs, outputs)."""
         return self.transposed and kind == "weight"
 
 
 def qkv_form(name: str = "blk.{}.attn_qkv.{kind}") -> Fusion:
-    """Return the form of GGUF in which queries, keys and values are in one tensor."""
+    """Return the fusion of GGUF files that have queries, keys and values in one tensor."""
     return Fusion(
         convention="gguf",
         name=name,

@@ -1,4 +1,4 @@
-"""The first gemma: a llama whose embeddings are scaled, and whose norms are stored less 1.
+"""The first Gemma: a llama with scaled embeddings, whose norm weights are stored minus 1.
 
 Names and keys: transformers' `modeling_gemma.py`; llama.cpp's `conversion/gemma.py`.
 """
@@ -36,7 +36,7 @@ FAMILY = Family(
         )
     },
     blocks={"embedding_by_root": True},
-    # llama.cpp reads no output of its own.
+    # llama.cpp always uses the embedding as the output.
     names=adapt(
         DECODER,
         {"attention_norm": _NORM, "mlp_norm": _NORM, "norm": _NORM, "output": {"gguf": None}},

@@ -1,11 +1,12 @@
-"""gemma2, and what gemma3 has in common with it.
+"""Gemma 2, and what Gemma 3 has in common with it.
 
 Names and keys: transformers' `modeling_gemma2.py` and `configuration_gemma2.py`; llama.cpp's
 `conversion/gemma.py` and `src/models/gemma2.cpp`.
 
-What GGUF has no key for is as llama.cpp takes it: the output is the embedding, and the activation
-is GELU by its tanh. The scale of queries follows from their length, or from the hidden size in a
-model with as many layers as the one of 27 billion parameters; the weights contain any other scale.
+GGUF does not have keys for everything that llama.cpp assumes: the output is the embedding, and the
+activation is GELU with tanh. The scale of queries follows from their size, or from the hidden size
+in a model with as many layers as the one with 27 billion parameters; the weights contain any other
+scale.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LAYERS_OF_27B, _PERIOD, _NO_CAP = 46, 2, 1e6
 SOFTCAP = Real(0, 1e9)
 
 _NORM = {"change": PLUS_ONE}
-# Attention and MLP stand between two norms each.
+# Attention and MLP have a norm before and after them.
 GEMMA_LINES = adapt(
     DECODER,
     {
@@ -59,7 +60,7 @@ BLOCKS = {"post_norms": True, "embedding_by_root": True}
 
 
 def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
-    """Return the default of the value whose root divides the attention scores in llama.cpp."""
+    """Return the default of `query_scalar` in llama.cpp: its root divides the attention scores."""
 
     def scalar(fields: Fields) -> int:
         if fields["layers"] == layers_of_27b:
@@ -76,13 +77,13 @@ def _usually_windowed(fields: Fields) -> tuple[bool, ...]:
     return mark_windowed_layers(fields["layers"], _PERIOD)
 
 
-# What transformers takes for either gemma where config.json has no value.
+# transformers' defaults for Gemma 2 and Gemma 3.
 GEMMA_TYPE = {
     "vocabulary": 256000, "context": 8192, "hidden": 2304, "layers": 26, "heads": 8, "kv_heads": 4,
     "head_dim": 256, "intermediate": 9216, "tied": True,
 }  # fmt: skip
 
-# A model scaled as llama3 is has no form in GGUF, where no gemma has the tensor for it.
+# GGUF cannot express `llama3` scaling of a Gemma: llama.cpp does not read the tensor for it there.
 ROPE = tuple(key for key in ROPE_KEYS if key.field != "scaling.kind")
 SCALING = (
     Key(field="scaling.kind", default=None,
@@ -91,7 +92,7 @@ SCALING = (
     *(key for key in ROPE_KEYS if key.field == "scaling.kind" and key.gguf),
 )  # fmt: skip
 
-# Those that either gemma has. The order is that of what follows from what.
+# The keys of Gemma 2 and Gemma 3, in the order in which defaults are computed from others.
 GEMMA_KEYS = with_keys(
     DECODER_KEYS,
     Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"), default="gelu_tanh",
@@ -112,7 +113,7 @@ _KEYS = (
     Key(field="windowed_layers", kind=WORDS, default=_usually_windowed,
         hugging_face="layer_types"),
     *pattern_keys(_PERIOD),
-    # llama.cpp always has caps: one that bounds nothing stands for none.
+    # llama.cpp always applies a cap: None is written as one that does not bound anything.
     Key(field="attention_softcap", kind=OrNone(SOFTCAP, _NO_CAP), default=None, gguf_default=50.0,
         gguf="{arch}.attn_logit_softcapping", hugging_face="attn_logit_softcapping",
         written=True),
@@ -131,7 +132,7 @@ _KEYS = (
 def _check_fields(fields: Fields) -> Fields:
     if fields.get("local_rope_base", fields["rope_base"]) != fields["rope_base"]:
         raise ValueError("separate RoPE settings for sliding window layers are not supported")
-    # It is that of all layers.
+    # All layers have the same base.
     return {**check_decoder(fields), "local_rope_base": None}
 
 
@@ -151,7 +152,7 @@ FAMILY = Family(
     },
     blocks=BLOCKS,
     keeps_window=True,
-    # llama.cpp reads no output of its own.
+    # llama.cpp always uses the embedding as the output.
     names=adapt(
         GEMMA_LINES,
         {"output": {"gguf": None}, "attention.q": {"change": ScaledQueries(_SCALAR)}},

@@ -1,10 +1,10 @@
-"""gemma3, and the part of its multimodal models that reads and writes text.
+"""Gemma 3, and the text model of its multimodal models.
 
 Names and keys: transformers' `modeling_gemma3.py` and `configuration_gemma3.py`; llama.cpp's
 `conversion/gemma.py` and its loader of `gemma3`.
 
-What GGUF has no key for is as for gemma2. Besides, llama.cpp stretches no rotations of layers
-with a window, and has none of those where the metadata give no window.
+What GGUF does not have keys for is as in Gemma 2. In addition, llama.cpp does not apply RoPE
+scaling in layers with a window, and does not use windows if the metadata do not state their size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"
 
 
 def _find_stated_window(fields: Fields) -> int | None:
-    """Return the window that GGUF has, none where no layer has one."""
+    """Return the window that GGUF states, None if no layer has one."""
     window: int | None = fields.get("sliding_window")
     return window if any(fields.get("windowed_layers", ())) else None
 
@@ -60,7 +60,7 @@ _SCALAR = query_scalar(_LAYERS_OF_27B)
 
 
 def _mark_layers(fields: Fields) -> Any:
-    """Return which layers have a window: none if GGUF has no size of one."""
+    """Return which layers have a window: none if GGUF does not state its size."""
     spread: Any = _FLAGS.gguf_default
     windowed = spread(fields)
     return windowed if fields["stated_window"] is not None else (False,) * len(windowed)
@@ -92,13 +92,13 @@ _KEYS = (
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lift the config of the text model, and bring it into the form of transformers 5."""
+    """Return the config of the text model in the form of transformers 5."""
     text = _text(document)
     kinds = text.get(_TYPES)
     if kinds is None:
         kinds = _types(text)
     found = {**text, _TYPES: kinds, **rope_by_layer(text)}
-    # A window that no layer has says nothing.
+    # A window has no meaning if no layer uses it.
     has_window = not is_list(kinds) or LOCAL in kinds
     return found if has_window else {**found, "sliding_window": _WINDOW}
 
@@ -107,12 +107,12 @@ def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if document.get("model_type") != "gemma3":
         return document
     text = object_of(document, "text_config")
-    # The head belongs to the whole model, and so does what says that it is tied.
+    # The output belongs to the whole model, and so does the key that states that it is tied.
     return {**text, _TIED: document[_TIED]} if _TIED in document else text
 
 
 def _types(text: Mapping[str, Any]) -> list[str]:
-    """Return what older transformers said by a number."""
+    """Return the layer types, which older versions of transformers stated as a period."""
     layers = LAYERS.read(text.get("num_hidden_layers", 26))
     pattern = text.get("sliding_window_pattern")
     period = _PERIOD if pattern is None else SIZE.read(pattern)
@@ -122,7 +122,7 @@ def _types(text: Mapping[str, Any]) -> list[str]:
 def _check_fields(fields: Fields) -> Fields:
     made = check_decoder(fields)
     if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
-        # There llama.cpp would stretch those of layers with a window too, in part.
+        # llama.cpp would partly apply the scaling in layers with a window, too.
         raise ValueError("`yarn` scaling in a model with sliding window layers is not supported")
     return made
 
@@ -141,7 +141,8 @@ FAMILY = Family(
     },
     blocks={**BLOCKS, "qk_norm": "head"},
     keeps_window=True,
-    # What a multimodal model's text part is called: on the Hub, in memory, without a head.
+    # The prefixes of the text model in multimodal checkpoints: on the Hub, in memory, without a
+    # head.
     other_prefixes=("language_model.model.", "model.language_model.", "language_model."),
     names=adapt(
         GEMMA_LINES,
@@ -152,7 +153,7 @@ FAMILY = Family(
     ),
     keys=_KEYS,
     fusions=(qkv_form(),),
-    # What of a multimodal model sees, and turns images into what stands for words.
+    # The image encoder of a multimodal model, and its projection to token vectors.
     beside=(r"vision_tower\..+", r"multi_modal_projector\..+"),
     standard=_standard,
     checked=_check_fields,

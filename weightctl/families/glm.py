@@ -1,4 +1,4 @@
-"""GLM-4 of 2024: a GLM-4 of 2025 with two norms in a layer in place of four.
+"""GLM-4 of 2024: like GLM-4 of 2025, with two norms per layer instead of four.
 
 Names and keys: transformers' `modeling_glm.py`; llama.cpp's `conversion/chatglm.py`.
 """

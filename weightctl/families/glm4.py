@@ -1,7 +1,7 @@
-"""GLM-4 of 2025: four norms, pairs of half of each head rotated, gate and up in one tensor.
+"""GLM-4 of 2025: four norms, RoPE on half of each head, and gate and up in one tensor.
 
-Names and keys: transformers' `modeling_glm4.py`; llama.cpp's `conversion/glm.py`. Pairs stand
-together in either convention.
+Names and keys: transformers' `modeling_glm4.py`; llama.cpp's `conversion/glm.py`. Rotated pairs are
+neighbors in both conventions.
 """
 
 from __future__ import annotations

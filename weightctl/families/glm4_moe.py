@@ -1,7 +1,7 @@
-"""GLM-4.5 to GLM-4.7: experts that are scored one by one, after some dense layers.
+"""GLM-4.5 to GLM-4.7: experts with sigmoid scores, after some dense layers.
 
-Names and keys: transformers' `modeling_glm4_moe.py`; llama.cpp's `models/glm4-moe.cpp`. What
-checkpoints have of layers that predict further tokens is left out, as transformers does.
+Names and keys: transformers' `modeling_glm4_moe.py`; llama.cpp's `models/glm4-moe.cpp`. Layers of
+multi-token prediction in checkpoints are left out, as in transformers.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _FURTHER = "layers that predict further tokens are not supported"
 
 
 def _head_dim(fields: Fields) -> int:
-    """Return the usual length of a head where the hidden size is not a multiple of the heads.
+    """Return the size of a head, a usual one if the heads do not divide the hidden size.
 
-    That of transformers' own config is not: it would be 42 numbers, half of them in pairs.
+    The quotient in transformers' default config would be 42; half of that cannot form pairs.
     """
     hidden, heads = int(fields["hidden"]), int(fields["heads"])
     return _HEAD if hidden % heads else hidden // heads

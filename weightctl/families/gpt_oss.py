@@ -1,10 +1,10 @@
 """gpt-oss: a sink in each head, windows in every second layer, and experts with biases.
 
 Names and keys: transformers' `modeling_gpt_oss.py`; llama.cpp's `models/openai-moe.cpp`. In Hugging
-Face's convention the columns of an expert's gate and up take turns, and its inputs are rows.
+Face's convention, the columns of an expert's gate and up alternate, and its inputs are rows.
 
-The ramp of YaRN runs between pairs (`truncate` is false), as in OpenAI's own code. llama.cpp rounds
-its ends to whole pairs in all families, and has no key for that: its logits of the same weights are
+The ends of YaRN's ramp are not rounded to whole pairs (`truncate` is false), as in OpenAI's own
+code. llama.cpp rounds them in all families, without a key: its logits of the same weights are
 slightly different.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["FAMILY"]
 
 _MLP, _EXPERT = "model.layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _CLAMPED = "llama.cpp and weightctl support only alpha 1.702 and limit 7 in gpt-oss"
-# What `GptOssConfig` takes where config.json says nothing of it.
+# The defaults of `GptOssConfig` for RoPE.
 _ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -115,7 +115,7 @@ FAMILY = Family(
             without=("activation",),
         ),
         "num_local_experts",
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate"), gguf="{arch}.expert_feed_forward_length",
             written=True),

@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP read by one norm, pairs of a part of each head that stand together.
+"""GPT-J: attention and MLP share a norm, and a part of each head has RoPE with neighboring pairs.
 
 Names and keys: transformers' `modeling_gptj.py`; gguf's `MODEL_ARCH.GPTJ`. llama.cpp does not run
 it.

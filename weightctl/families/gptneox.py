@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: a part of each head rotated, queries, keys and values of a head together.
+"""GPT-NeoX and Pythia: RoPE on a part of each head, and queries, keys and values by head.
 
 Names and keys: transformers' `modeling_gpt_neox.py`; llama.cpp's `models/gptneox.cpp`. GGUF has all
 queries before all keys.
@@ -38,10 +38,10 @@ def _order(config: Any) -> Sequence[int]:
     return group_heads(config.heads, (config.head_dim,) * 3)
 
 
-# The rows of a head's queries, keys and values stand together in Hugging Face's convention.
+# In Hugging Face's convention, each head has the rows of its queries, keys and values together.
 BY_HEAD = Rows(_order, "queries, keys and values by head")
 
-# What transformers called them before version 5.
+# The names in transformers before version 5.
 _OLDER = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 
 

@@ -1,4 +1,4 @@
-"""Granite, as dense models: a llama with multipliers of what it embeds, adds, attends and says.
+"""Granite, dense models: a llama with factors of embeddings, residuals, scores and logits.
 
 Names and keys: transformers' `modeling_granite.py`; llama.cpp's `conversion/granite.py`.
 """

@@ -1,4 +1,4 @@
-"""Granite, as mixtures of experts: a Granite whose experts are two tensors of a layer.
+"""Granite, mixtures of experts: a Granite whose experts are two tensors per layer.
 
 Names and keys: transformers' `modeling_granitemoe.py`; llama.cpp's `conversion/granite.py`.
 """
@@ -38,7 +38,7 @@ FAMILY = replace(
     keys=expert_keys(
         GRANITE.keys,
         "num_local_experts",
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate")),
         experts=8,

@@ -1,7 +1,7 @@
-"""Granite, as mixtures of experts beside an MLP that all positions pass through.
+"""Granite, mixtures of experts beside a shared MLP for all positions.
 
 Names and keys: transformers' `modeling_granitemoeshared.py`; llama.cpp's `conversion/granite.py`,
-to which it is a granitemoe that has the width of that MLP.
+which treats it as a granitemoe that states the width of the shared MLP.
 """
 
 from __future__ import annotations

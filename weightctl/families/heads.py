@@ -1,7 +1,7 @@
-"""Classifier heads of encoders: one vector of a text in, a number for each label out.
+"""Classifier heads of encoders: from one vector per text to a value for each label.
 
 Names and keys: transformers' classes for sequence classification; llama.cpp's `build_pooling` and
-`conversion/bert.py`. llama.cpp has them for texts that it ranks, and reads the labels' names.
+`conversion/bert.py`. llama.cpp uses these heads to rank texts, and reads the names of the labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["HEAD_KEYS", "check_head", "complete_head", "head_lines", "reading_he
 
 _HEAD, _CLASSES, _ENDING = "head", "architectures", "ForSequenceClassification"
 _IF_HEAD = ("labels",)
-# transformers' own number of labels, where a config does not say it.
+# transformers' default number of labels.
 _USUAL = 2
 _MOST = 1 << 16
 
@@ -41,7 +41,7 @@ class LabelNames(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of names."""
+        """The type of an array of strings."""
         return "array[string]"
 
     def write(self, value: Sequence[str]) -> list[str]:
@@ -61,7 +61,7 @@ def _complete_names(fields: Fields) -> tuple[str, ...] | None:
     return fields["label_names"] or _name_labels(fields)
 
 
-# A model without a head has no labels. In GGUF the names may be left out.
+# A model without a head has 0 labels. GGUF files may lack the names.
 HEAD_KEYS = (
     Key(field="label_names", kind=LabelNames(), gguf_default=None,
         gguf="{arch}.classifier.output_labels"),
@@ -74,7 +74,7 @@ HEAD_KEYS = (
 
 
 def head_lines(dense: str, output: str, norm: str = "") -> tuple[Name, ...]:
-    """Return the lines of a head, by the names of its parts in Hugging Face's convention."""
+    """Return the lines of a head; the arguments are the names in Hugging Face's convention."""
     common: dict[str, Any] = {"when": _IF_HEAD}
     found = [
         Name(module="head.dense", gguf="cls", hugging_face=dense, bias="head_bias",
@@ -90,9 +90,9 @@ def head_lines(dense: str, output: str, norm: str = "") -> tuple[Name, ...]:
 
 
 def with_prefix(names: tuple[Name, ...], prefix: str) -> tuple[Name, ...]:
-    """Return the lines of an encoder, and those of one with a head, which begin with a prefix.
+    """Return the lines of an encoder without a head, and with a prefix those of one with a head.
 
-    transformers before version 5 does not load a head beside names without it.
+    transformers before version 5 does not load a head if the other names lack the prefix.
     """
     made: list[Name] = []
     for each in names:
@@ -105,9 +105,9 @@ def with_prefix(names: tuple[Name, ...], prefix: str) -> tuple[Name, ...]:
 def reading_head(
     standard: Callable[[Document], Document], *own: str
 ) -> Callable[[Document], Document]:
-    """Return a family's `standard` that brings what config.json says of a head together.
+    """Return a family's `standard` that also collects what config.json states about a head.
 
-    `own` are keys that say something of heads alone. Without a head they say nothing.
+    `own` are keys that only apply to heads; they are ignored without a head.
     """
 
     def read(document: Document) -> Document:
@@ -124,7 +124,10 @@ def reading_head(
 
 
 def _list_labels(document: Document) -> list[Any]:
-    """Return the names of the labels in order; raises `ValueError` if numbers are left out."""
+    """Return the names of the labels in order.
+
+    Raises `ValueError` if `id2label` does not number them from 0.
+    """
     given = document.get("id2label")
     if not is_object(given):
         count = WholeNumber(1, _MOST).read(document.get("num_labels", _USUAL))
@@ -137,7 +140,7 @@ def _list_labels(document: Document) -> list[Any]:
 
 
 def complete_head(document: Document) -> Document:
-    """Return a config.json that says what it has of a head as transformers reads it."""
+    """Return config.json with what it states about a head in the form that transformers reads."""
     rest = {name: value for name, value in document.items() if name != _HEAD}
     head = dict(document.get(_HEAD, {}))
     if not head.get("size"):
@@ -154,7 +157,7 @@ def complete_head(document: Document) -> Document:
 
 
 def check_head(fields: Fields) -> Fields:
-    """Return the fields; raises `ValueError` if labels have too few names or too many."""
+    """Return the fields; raises `ValueError` if the numbers of labels and names differ."""
     names = fields["label_names"] or ()
     if len(names) != fields["labels"]:
         raise ValueError(f"{len(names)} names are given for {fields['labels']} labels")

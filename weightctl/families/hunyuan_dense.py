@@ -1,9 +1,9 @@
-"""Hunyuan of 2025 as dense models: a llama with norms of queries and keys after RoPE.
+"""Hunyuan of 2025, dense models: a llama with norms of queries and keys after RoPE.
 
 Names and keys: transformers' `modeling_hunyuan_v1_dense.py`; llama.cpp's `models/hunyuan-vl.cpp`
-and `conversion/hunyuan.py`. RoPE of type `dynamic` with an `alpha` is one with a larger base, which
-is all that GGUF has of it. weightctl keeps the context of config.json; llama.cpp's converter writes
-256K for published models with an `alpha`.
+and `conversion/hunyuan.py`. RoPE of type `dynamic` with an `alpha` is the same as a larger base,
+which GGUF states. weightctl keeps the context of config.json; llama.cpp's converter writes 256K for
+published models with an `alpha`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FAMILY = Family(
     ),
     keys=with_keys(
         DECODER_KEYS,
-        # transformers does not compute it.
+        # transformers does not compute a default.
         *(replace(key, written=True) for key in DECODER_KEYS if key.field == "head_dim"),
         *BIASES[:2],
         Key(field="normed_heads", default=True, hugging_face="use_qk_norm",

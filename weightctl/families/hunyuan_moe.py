@@ -1,4 +1,4 @@
-"""Hunyuan of 2025 as mixtures of experts: the dense model with experts beside its MLP.
+"""Hunyuan of 2025, mixtures of experts: the dense model with experts beside its MLP.
 
 Names and keys: transformers' `modeling_hunyuan_v1_moe.py`; llama.cpp's `models/hunyuan-moe.cpp`.
 All experts and the shared MLP are as wide as `intermediate_size` states.

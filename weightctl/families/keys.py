@@ -1,4 +1,4 @@
-"""Configs, and the lines that say where GGUF's metadata and config.json have their fields."""
+"""The keys that map a config field to GGUF's metadata and to config.json, and their defaults."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ __all__ = [
     "same",
 ]
 
-# How a checkpoint calls things: as llama.cpp does, or as transformers does.
+# Whose names a checkpoint uses: those of llama.cpp, or those of transformers.
 NamingConvention: TypeAlias = Literal["gguf", "hugging_face"]
 Fields: TypeAlias = Mapping[str, Any]
-# A value, or what gives it from the fields of the lines above.
+# A value, or a function that computes it from the fields of the keys before this one.
 Default: TypeAlias = "Callable[[Fields], Any] | int | float | str | bool | None"
 
 
 class Config(Protocol):
-    """What the configs of all families have; each is a frozen dataclass with fields of its own."""
+    """The properties that all configs have; each config is a frozen dataclass with more fields."""
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         ...
 
     @property
     def context(self) -> int:
-        """How many positions the model was made for."""
+        """The number of positions that the model was trained for."""
         ...
 
     @property
     def hidden(self) -> int:
-        """How many numbers go from layer to layer for each position."""
+        """The hidden size: the number of values per position between layers."""
         ...
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         ...
 
 
 class _Required:
-    """Stands where a file must have the key."""
+    """The type of `REQUIRED`, the default of a key that a file must have."""
 
     def __repr__(self) -> str:
         return "REQUIRED"
@@ -70,42 +70,43 @@ REQUIRED = _Required()
 
 
 class RowCount(NamedTuple):
-    """How many rows a tensor has; nothing if there is none."""
+    """A field's value is the number of rows of a tensor."""
 
     tensor: str
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> int | None:
-        """Return the rows."""
+        """Return the number of rows, None if the tensor is missing."""
         info = tensors.get(self.tensor)
         return info.shape[0] if info is not None and info.shape else None
 
 
 class Present(NamedTuple):
-    """Whether there is a tensor, or the one that it may be a part of."""
+    """A field's value is whether a checkpoint has a tensor, or the fused tensor `whole`."""
 
     tensor: str
     whole: str = ""
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
-        """Return whether either is there."""
+        """Return whether the checkpoint has one of the two tensors."""
         return self.tensor in tensors or self.whole in tensors
 
 
 class PresentAs(NamedTuple):
-    """What the presence of a tensor means."""
+    """A field's value is `meaning` if the checkpoint has a tensor."""
 
     tensor: str
     meaning: str
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> str | None:
-        """Return the meaning if it is there."""
+        """Return the meaning, None if the tensor is missing."""
         return self.meaning if self.tensor in tensors else None
 
 
 class LayersWith(NamedTuple):
-    """For each layer one of two words: `word` if it has a tensor, and `other` if not.
+    """A field's value is a word per layer: `word` if the layer has a tensor, otherwise `other`.
 
-    The names have a field for the number of a layer; every layer has the tensor `usual`.
+    `{}` in `tensor` and `usual` is the layer number. Layers are counted as long as they have the
+    tensor `usual`.
     """
 
     tensor: str
@@ -123,12 +124,12 @@ class LayersWith(NamedTuple):
 
 
 class IsAbsent(NamedTuple):
-    """Whether the tensor is missing."""
+    """A field's value is whether a checkpoint lacks a tensor."""
 
     tensor: str
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
-        """Return whether it is not there."""
+        """Return whether the tensor is missing."""
         return self.tensor not in tensors
 
 
@@ -136,14 +137,14 @@ Seen: TypeAlias = RowCount | Present | PresentAs | LayersWith | IsAbsent
 
 
 def same(field: str) -> Callable[[Fields], Any]:
-    """Return what gives the value of another field."""
+    """Return a default that is the value of another field."""
     return lambda fields: fields[field]
 
 
 def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
-    """Return what gives one field divided by another.
+    """Return a default that is one field divided by another.
 
-    `ValueError` if something is left over.
+    The default raises `ValueError` if the division leaves a remainder.
     """
 
     def divide(fields: Fields) -> int:
@@ -158,24 +159,39 @@ def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
 
 
 def product(field: str, factor: int) -> Callable[[Fields], Any]:
-    """Return what gives a field multiplied."""
+    """Return a default that is a field times a factor."""
     return lambda fields: fields[field] * factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Where one field of a config stands in either convention, and what it is where it does not.
+    """A field of a config: its key in GGUF's metadata, its path in config.json, and its defaults.
 
-    `gguf` is a key of GGUF's metadata, in which `{arch}` is the architecture; where `seen` is
-    given, the tensors themselves say it, and the key counts only where they do not. `hugging_face`
-    is a path into config.json. If it is empty, the key does not exist. `default` is what
-    transformers takes where config.json has none, `gguf_default` what llama.cpp takes.
+    A family has a tuple of keys. They are read in order, so that a default can be computed from the
+    fields of earlier keys. A field can have several keys, for example one for each naming
+    convention.
 
-    Into GGUF's metadata a value goes as `gguf_type`, or as the usual type of its kind. Where the
-    fields lack it, because the other naming convention does, its default is written if it follows
-    from other fields. Into config.json a value does not go that follows from others. With `written`
-    set each is written in either naming convention, and with `written` False the key is only read.
-    If a value `is_in_weights`, GGUF's tensors contain it, so that its metadata can differ.
+    - `field`: the name of the field. Fields that are not in the family's config class are only used
+      by defaults and checks.
+    - `kind`: which values are allowed, and how they are read and written (`families/kinds.py`).
+    - `gguf`: the key in GGUF's metadata, in which `{arch}` is the architecture; empty if there is
+      none.
+    - `hugging_face`: the path in config.json, with dots between nested objects; empty if there is
+      none.
+    - `default`: the value that transformers uses if config.json does not have the key.
+    - `gguf_default`: the value that llama.cpp uses if the metadata do not have the key.
+    - `seen`: how to get the value from the tensors of a GGUF file. `gguf` is read only if that
+      returns None.
+    - `gguf_type`: the type of the value in GGUF's metadata; empty for the usual type of the `kind`.
+    - `written`: False if the key is only read. Otherwise it is written, but config.json does not
+      get a value that its default computes, unless this is True.
+    - `is_in_weights`: whether the tensors of a GGUF file already contain the value, so that the
+      metadata may state another one.
+
+    A key that has neither a name nor a default in a naming convention is not a key of that
+    convention. If the source's convention does not define a field that the target needs, the
+    default of the target is written if it is computed from other fields; into GGUF, a constant
+    default is also written if `written` is True.
     """
 
     field: str
@@ -190,7 +206,7 @@ class Key:
     is_in_weights: bool = False
 
     def is_in(self, convention: NamingConvention) -> bool:
-        """Whether the line is of a naming convention: whether it has a key or a default there."""
+        """Whether a naming convention defines the field: by a key, by tensors or by a default."""
         if convention == "gguf":
             is_known = bool(self.gguf) or self.seen is not None
             return is_known or self.gguf_default is not REQUIRED

@@ -1,4 +1,4 @@
-"""Kinds of values of a model's config: their bounds, and how they are written."""
+"""Kinds of config values: which values are allowed, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -37,24 +37,30 @@ _LONGEST = 40
 
 
 class Kind(Protocol):
-    """What values of a key are allowed."""
+    """Which values a key may have, and how they are read and written."""
 
     @property
     def gguf_type(self) -> str:
-        """The type that the value of such a key has in GGUF's metadata."""
+        """The usual type of the value in GGUF's metadata."""
         ...
 
     def read(self, content: object) -> Any:
-        """Return what a value means; `ValueError` says what should stand there instead."""
+        """Return the value that the content of a file means.
+
+        Raises `ValueError` with a message that says what is expected.
+        """
         ...
 
     def write(self, value: Any) -> Any:
-        """Return the content that is read as `value`; raises `ValueError` if there is none."""
+        """Return the content that is read as `value`.
+
+        Raises `ValueError` if the kind does not allow the value.
+        """
         ...
 
 
 class WholeNumber(NamedTuple):
-    """Whole numbers from `least` to `most`."""
+    """Integers from `least` to `most`."""
 
     least: int
     most: int
@@ -77,7 +83,7 @@ class WholeNumber(NamedTuple):
 
 
 class Real(NamedTuple):
-    """Numbers above `least`, or equal to it where `is_closed`, up to `most`."""
+    """Numbers above `least`, or equal to it if `is_closed`, up to `most`."""
 
     least: float
     most: float
@@ -101,14 +107,14 @@ class Real(NamedTuple):
         return self.read(value)
 
     def _holds(self, content: float) -> bool:
-        # A whole number may be too large for a float, and compares all the same.
+        # An integer can be too large for a float, but can be compared anyway.
         if isinstance(content, bool) or (isinstance(content, float) and not isfinite(content)):
             return False
         return self.least < content <= self.most or (self.is_closed and content == self.least)
 
 
 class WholeReal(NamedTuple):
-    """Whole numbers from `least` to `most`, which GGUF has as floats."""
+    """Integers from `least` to `most`, which GGUF stores as floats."""
 
     least: int
     most: int
@@ -130,7 +136,7 @@ class WholeReal(NamedTuple):
 
 
 class Reals(NamedTuple):
-    """Some numbers of a kind, up to `most`."""
+    """A list of 1 to `most` numbers of `kind`."""
 
     kind: Real
     most: int
@@ -154,23 +160,23 @@ class Reals(NamedTuple):
 
 
 class ScaledReal(NamedTuple):
-    """Numbers of another kind, which stand multiplied by a factor; 0 is none."""
+    """Numbers of `kind` that are stored multiplied by a factor; 0 means None."""
 
     kind: Real
     factor: float
 
     def read(self, content: object) -> float | None:
-        """Return the number without the factor."""
+        """Return the number divided by the factor, rounded to 6 digits; None for 0."""
         number = self.kind.read(content) / self.factor
         return float(f"{number:.6g}") or None
 
     @property
     def gguf_type(self) -> str:
-        """That of the numbers."""
+        """The type of the numbers."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> float:
-        """Return the number multiplied."""
+        """Return the number multiplied by the factor."""
         return self.kind.write(value * self.factor)
 
 
@@ -194,15 +200,15 @@ class Flag(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One of some words; `meanings` says what each means to us.
+    """One of several words, which `meanings` maps to values of the config.
 
-    Of several words of one meaning the first is written.
+    If several words have the same meaning, the first one is written.
     """
 
     meanings: Mapping[str, Any]
 
     def read(self, content: object) -> Any:
-        """Return what the word means."""
+        """Return the meaning of the word."""
         if isinstance(content, str) and content in self.meanings:
             return self.meanings[content]
         known = ", ".join(f"`{word}`" for word in self.meanings)
@@ -214,19 +220,19 @@ class Choice(NamedTuple):
         return "string"
 
     def write(self, value: Any) -> str:
-        """Return the first word that means the value."""
+        """Return the first word with this meaning."""
         for word, meaning in self.meanings.items():
             if type(meaning) is type(value) and meaning == value:
                 return word
         raise ValueError(f"is {show_value(value)}, a value that the key does not support")
 
     def preferring(self, *words: str) -> Choice:
-        """Return the same choice, in which these words are written before others."""
+        """Return the same choice, in which these words are written rather than others."""
         return Choice({word: self.meanings[word] for word in words} | dict(self.meanings))
 
 
 class Exactly(NamedTuple):
-    """One value; any other is a kind of model that `reason` says is not supported."""
+    """One value; models with another value are not supported, for the given `reason`."""
 
     value: object
     reason: str
@@ -239,7 +245,7 @@ class Exactly(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of the value."""
+        """The type of the value."""
         return _GGUF_TYPES[type(self.value)]
 
     def write(self, value: Any) -> object:
@@ -248,24 +254,24 @@ class Exactly(NamedTuple):
 
 
 class OrNone(NamedTuple):
-    """What another kind allows, or a value that represents none."""
+    """A value of `kind`, or the value `none`, which means None."""
 
     kind: Kind
     none: object = 0
 
     def read(self, content: object) -> Any:
-        """Return what the value means, None if it represents none."""
+        """Return the value, None for `none`."""
         if type(content) is type(self.none) and content == self.none:
             return None
         return self.kind.read(content)
 
     @property
     def gguf_type(self) -> str:
-        """That of the other kind."""
+        """The type of `kind`."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:
-        """Return the value as the other kind writes it, or what represents none."""
+        """Return the value as `kind` writes it, `none` for None."""
         return self.none if value is None else self.kind.write(value)
 
 
@@ -273,16 +279,16 @@ _GGUF_TYPES: dict[type, str] = {bool: "bool", int: "u32", float: "f32", str: "st
 
 
 FLAG = Flag()
-# No model comes near these; what is beyond them is a mistake or an attack.
+# Limits that no published model comes near; larger values are errors or attacks.
 SIZE = WholeNumber(1, (1 << 31) - 1)
 HEADS = WholeNumber(1, 1 << 16)
 LAYERS = WholeNumber(1, 10_000)
 EPSILON = Real(0, 1, is_closed=True)
-# What the speeds of rotations are divided by, for each pair of a head's numbers.
+# The divisors of the RoPE frequencies, one for each pair of rotary dimensions.
 FACTORS = Reals(Real(1e-6, 1e12, is_closed=True), 1 << 16)
-# Whether a position sees those before it alone, as GGUF may say of any family.
+# Whether a position only sees those before it, which GGUF can state in any family.
 CAUSAL = Exactly(True, "attention to later tokens is not supported")
-# What transformers calls the functions between layers (`ACT2FN`), and what we do.
+# The names of activations in transformers (`ACT2FN`), and ours.
 ACTIVATION = Choice({
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
@@ -291,7 +297,7 @@ ACTIVATION = Choice({
 
 
 def show_value(content: object) -> str:
-    """Return how a value looks in a message, whatever it is."""
+    """Return a value as messages show it."""
     if isinstance(content, int) and content.bit_length() > 200:
         return "an integer of hundreds of digits"
     if is_sequence(content) and not isinstance(content, bytes):
@@ -302,7 +308,7 @@ def show_value(content: object) -> str:
 
 
 def show_values_apart(content: object, other: object) -> tuple[str, str]:
-    """Return how two different values look in a message, so that the difference is seen."""
+    """Return two different values as messages show them, so that the difference is visible."""
     pair = show_value(content), show_value(other)
     if not is_sequence(content) or not is_sequence(other) or pair[0] != pair[1]:
         return pair
@@ -317,7 +323,7 @@ def show_values_apart(content: object, other: object) -> tuple[str, str]:
 
 
 def _show_list(content: Sequence[Any]) -> str:
-    # What nests deeply or holds much is not worth a look.
+    # Nested lists are not shown, and long ones only in part.
     first = content[:_LONGEST]
     if not first or not all(isinstance(each, str | int | float | None) for each in first):
         return "a list"

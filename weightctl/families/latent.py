@@ -1,8 +1,8 @@
-"""The lines and keys of attention with latent vectors (MLA), in either naming convention.
+"""The lines and keys of latent attention (MLA), in both naming conventions.
 
 Names and keys: transformers' `modeling_deepseek_v3.py`; llama.cpp's `models/deepseek2.cpp` and
-`conversion/deepseek.py`. There a model has one key and value for all heads, the latent vector with
-the rotated numbers; the sizes of a head are keys of their own.
+`conversion/deepseek.py`. In llama.cpp such a model has one KV head, which is the latent vector with
+the rotated elements; the sizes of the heads have keys of their own.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _JOINED_HEADS = (
     "convert the original checkpoint again"
 )
 
-# Those of a head are in GGUF its key and the rotated part, elsewhere the two parts of a key. All
-# heads have one key and value in llama.cpp.
+# GGUF states the size of a whole key and of its rotated part, and config.json the sizes of the two
+# parts of a key. llama.cpp counts one KV head.
 LATENT_SIZES = (
     Key(field="kv_heads", kind=HEADS, default=same("heads"), gguf_default=same("heads"),
         hugging_face="num_key_value_heads", written=True),
@@ -81,7 +81,8 @@ LATENT_SIZES = (
         gguf="{arch}.attention.value_length"),
 )  # fmt: skip
 
-# YaRN makes the scores of whole heads louder. llama.cpp's converter writes a tenth of the number.
+# YaRN scales the attention scores of whole heads. llama.cpp's converter writes a tenth of this
+# number.
 YARN_MULTIPLIER = Key(
     field="scaling.log_multiplier",
     kind=ScaledReal(Real(0, 1e6, is_closed=True), 0.1),
@@ -91,7 +92,8 @@ YARN_MULTIPLIER = Key(
 )
 
 
-# The lines of a decoder with latent vectors. GGUF has for each head what makes its keys and values.
+# The lines of a decoder with latent attention. In GGUF, the projections to keys and values have one
+# matrix per head.
 LATENT_DECODER: tuple[Name, ...] = (
     *lines("embedding", "attention_norm"),
     line("attention.q", unless="query_rank", bias=False),
@@ -105,7 +107,7 @@ LATENT_DECODER: tuple[Name, ...] = (
 
 
 def joined_form(convention: NamingConvention = "hugging_face") -> Fusion:
-    """Return the form in which a head has what makes its key before what makes its value."""
+    """Return the fusion in which each head has the rows of its keys before those of its values."""
     name = "model.layers.{}.self_attn.kv_b_proj.{kind}"
     if convention == "gguf":
         name = "blk.{}.attn_kv_b.{kind}"
@@ -119,7 +121,7 @@ def _by_head(config: Any) -> Sequence[int]:
 def latent_keys(
     keys: tuple[Key, ...], *more: Key, sizes: tuple[Key, ...] = LATENT_SIZES
 ) -> tuple[Key, ...]:
-    """Return the keys of a decoder with those of latent vectors, and `more`."""
+    """Return the keys of a decoder with those of latent attention, and `more`."""
     own = ("kv_heads", "head_dim", "value_dim", "rope_dimensions", "rotated_share")
     kept = with_keys(keys, without=own)
     place = next(number for number, key in enumerate(kept) if key.field == "heads") + 1
@@ -127,7 +129,10 @@ def latent_keys(
 
 
 def check_latent(fields: Fields) -> Fields:
-    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    """Return the fields as `DecoderConfig` has them.
+
+    Raises `ValueError` if they contradict each other.
+    """
     check_layers(fields)
     heads, kv_heads = fields["heads"], fields["kv_heads"]
     if heads != kv_heads:
@@ -157,10 +162,11 @@ def check_latent(fields: Fields) -> Fields:
 
 
 def find_unlike_latent(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model of its `deepseek2`, or computes something else."""
+    """Return why llama.cpp does not load or run this model as `deepseek2`, None if it does."""
     if fields["scaling.kind"] == "linear":
         return "llama.cpp scales attention scores differently in models with `linear` RoPE scaling"
-    # It tells by the layers, and in one case the vocabulary, whether queries have latent vectors.
+    # llama.cpp decides by the number of layers, and in one case by the vocabulary, whether queries
+    # are computed from latent vectors.
     layers = fields["layers"]
     is_lite = layers in {26, 27} or (layers == 48 and fields["vocabulary"] == 128256)
     if is_lite == (fields["query_rank"] is None):

@@ -1,6 +1,6 @@
 """RoPE that differs between layers with a sliding window and layers with full attention.
 
-Transformers' `rope_parameters` then has an object for each kind of layer. Only layers with full
+Transformers' `rope_parameters` then has an object for each type of layer. Only layers with full
 attention have RoPE scaling.
 """
 
@@ -24,9 +24,9 @@ _ROPE = "rope_parameters"
 
 
 def keys_of_global_layers(keys: tuple[Key, ...], base: float) -> tuple[Key, ...]:
-    """Return keys of RoPE as those of the layers that see all positions.
+    """Return keys of RoPE that only apply to the layers with full attention.
 
-    `base` is what transformers takes for their `rope_theta`.
+    `base` is transformers' default for their `rope_theta`.
     """
 
     def of_global(key: Key) -> Key:
@@ -38,7 +38,7 @@ def keys_of_global_layers(keys: tuple[Key, ...], base: float) -> tuple[Key, ...]
 
 
 def local_base_key(default: float | None = None) -> Key:
-    """Return the key of the base of layers with a window, in GGUF that of all layers."""
+    """Return the key of the RoPE base of layers with a window; GGUF has one base for all layers."""
     return Key(
         field="local_rope_base",
         kind=Real(1e-6, 1e12, is_closed=True),
@@ -50,10 +50,10 @@ def local_base_key(default: float | None = None) -> Key:
 
 
 def rope_by_layer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` with an object for each kind of layer.
+    """Return `rope_parameters` with an object for each type of layer.
 
-    Those of older versions of transformers are of the layers that see all positions. Raises
-    `ValueError` for scaling of the others.
+    The values of older versions of transformers apply to the layers with full attention. Raises
+    `ValueError` if layers with a window have RoPE scaling.
     """
     given = object_of(document, _ROPE)
     near = object_of(given, LOCAL)
@@ -67,7 +67,10 @@ def rope_by_layer(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the JSON object that a key has, empty if it has none."""
+    """Return the JSON object at a key, an empty one if the key is missing or null.
+
+    Raises `ValueError` if the value is not an object.
+    """
     found: Any = document.get(name)
     if found is None:
         return {}

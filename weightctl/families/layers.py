@@ -1,4 +1,4 @@
-"""Values that a config has for each layer, and how either convention writes them."""
+"""Kinds of config values that have a value for each layer, in both naming conventions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Layered(NamedTuple):
-    """A list with a value of another kind for each layer."""
+    """A list with a value of `kind` for each layer."""
 
     kind: Kind
 
@@ -44,7 +44,7 @@ class Layered(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of an array of values."""
+        """The type of an array of values."""
         return f"array[{self.kind.gguf_type}]"
 
     def write(self, value: Any) -> Any:
@@ -53,12 +53,12 @@ class Layered(NamedTuple):
 
 
 class Uniform(NamedTuple):
-    """A value of another kind, or a list that has it for each layer."""
+    """A value of `kind`, or a list that has the same value for each layer."""
 
     kind: Kind
 
     def read(self, content: object) -> Any:
-        """Return the value; `ValueError` if layers have different ones."""
+        """Return the value; raises `ValueError` if it differs between layers."""
         if not is_sequence(content):
             return self.kind.read(content)
         found = Layered(self.kind).read(content)
@@ -70,7 +70,7 @@ class Uniform(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of the value."""
+        """The type of the value."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:
@@ -79,7 +79,7 @@ class Uniform(NamedTuple):
 
 
 class LayerValues(NamedTuple):
-    """A list with a value of another kind for each layer, or one value for all."""
+    """A list with a value of `kind` for each layer, or one value for all layers."""
 
     kind: Kind
 
@@ -93,7 +93,7 @@ class LayerValues(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of values."""
+        """The type of an array of values."""
         return f"array[{self.kind.gguf_type}]"
 
     def write(self, value: Any) -> list[Any]:
@@ -102,10 +102,10 @@ class LayerValues(NamedTuple):
 
 
 class LayerOnes(NamedTuple):
-    """1 for each layer that has something, and 0 for the others."""
+    """A list with 1 for each layer that has a property, and 0 for the others."""
 
     def read(self, content: object) -> tuple[bool, ...]:
-        """Return whether each layer has it."""
+        """Return for each layer whether it has the property."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must be a list with 0 or 1 per layer")
         if not all(each in (0, 1) for each in content):
@@ -114,7 +114,7 @@ class LayerOnes(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of numbers."""
+        """The type of an array of integers."""
         return "array[u32]"
 
     def write(self, value: Sequence[bool]) -> list[int]:
@@ -123,33 +123,33 @@ class LayerOnes(NamedTuple):
 
 
 class LayersAlike(NamedTuple):
-    """A word for each layer, which must be that of attention to all positions."""
+    """A list of layer types that must all be full attention; `reason` says why."""
 
     reason: str
 
     def read(self, content: object) -> None:
-        """Return None: there is nothing that differs between layers."""
+        """Return None, because no layer differs."""
         if not is_sequence(content) or any(word != GLOBAL for word in content):
             raise ValueError(f"is {show_value(content)}: {self.reason}")
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of words."""
+        """The type of an array of strings."""
         return "array[string]"
 
     def write(self, value: Any) -> list[str]:
-        """Raise `ValueError`: nothing is written of it."""
+        """Raise `ValueError`: values of this kind are not written."""
         raise ValueError(f"is {show_value(value)}: {self.reason}")
 
 
 class LayerChoice(NamedTuple):
-    """One of two words for each layer: one if it has something, and another if not."""
+    """A list of words: `word` for each layer that has a property, and `other` for the others."""
 
     word: str
     other: str
 
     def read(self, content: object) -> tuple[bool, ...]:
-        """Return whether each layer has it."""
+        """Return for each layer whether it has the property."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             expected = f"a list with `{self.word}` or `{self.other}` for each layer"
             raise ValueError(f"is {show_value(content)}; it must be {expected}")
@@ -161,7 +161,7 @@ class LayerChoice(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of words."""
+        """The type of an array of strings."""
         return "array[string]"
 
     def write(self, value: Sequence[bool]) -> list[str]:
@@ -170,23 +170,23 @@ class LayerChoice(NamedTuple):
 
 
 class FlagMeaning(NamedTuple):
-    """True for a meaning, and false for None."""
+    """A flag: true means the value `meaning`, and false means None."""
 
     meaning: object
 
     def read(self, content: object) -> object:
-        """Return the meaning, or None; what is seen of tensors is the meaning itself."""
+        """Return the meaning or None. A value found in the tensors may be the meaning itself."""
         if content == self.meaning:
             return content
         return self.meaning if FLAG.read(content) else None
 
     @property
     def gguf_type(self) -> str:
-        """That of a flag."""
+        """The type of a flag."""
         return FLAG.gguf_type
 
     def write(self, value: Any) -> bool:
-        """Return whether there is a value."""
+        """Return whether the value is not None."""
         return value is not None
 
 
@@ -194,7 +194,7 @@ ONES = LayerOnes()
 
 
 def no_windows(family: str) -> Key:
-    """Return the key of layers that may have a window, for a family that has none in GGUF."""
+    """Return the key of layer types for a family without sliding windows in llama.cpp."""
     reason = f"llama.cpp has no sliding windows for {family}"
     return Key(
         field="windowed_layers",
@@ -209,10 +209,10 @@ def no_windows(family: str) -> Key:
 def window_keys(
     period: int, *, window: int | None = None, pattern: bool = False
 ) -> tuple[Key, ...]:
-    """Return the keys of windows in all layers but the last of each `period`.
+    """Return the keys of sliding windows in all layers except the last of each `period`.
 
-    `window` is the default of its size. With `pattern` GGUF has a flag for each layer; without, it
-    has them only where llama.cpp would take others for granted.
+    `window` is the default size. With `pattern`, GGUF has a flag for each layer; otherwise it has
+    flags only if llama.cpp would assume other ones.
     """
     usual = every_but(period)
     flags = Key(field="windowed_layers", kind=FLAGS, gguf_default=usual,
@@ -228,10 +228,10 @@ def window_keys(
 
 
 def every_but(period: int) -> Callable[[Fields], tuple[bool, ...]]:
-    """Return what marks all layers but the last of each `period`."""
+    """Return a default that marks all layers except the last of each `period`."""
     return lambda fields: tuple((layer + 1) % period != 0 for layer in range(fields["layers"]))
 
 
 def from_layer(first: str) -> Callable[[Fields], tuple[bool, ...]]:
-    """Return what marks the layers from the one on that a field names."""
+    """Return a default that marks the layers from the number in the field `first` on."""
     return lambda fields: tuple(layer >= fields[first] for layer in range(fields["layers"]))

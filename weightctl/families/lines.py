@@ -1,6 +1,7 @@
-"""The usual lines of parts: their names in both conventions, their axes. A family is what differs.
+"""The usual `Name` lines of parts: their names in both conventions, and their axes.
 
-Names: llama.cpp's `llama-arch.cpp`, and those that most of transformers' models have.
+A family states only what differs. Names: llama.cpp's `llama-arch.cpp`, and those that most models
+of transformers have.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def _of_layer(each: Name) -> Name:
     )
 
 
-# A tensor that divides the frequencies of RoPE.
+# The checkpoint has a tensor by which the frequencies of RoPE are divided.
 _IF_FACTORS = ("has_rope_factors",)
-# Queries are made of a latent vector.
+# Queries are computed from a latent vector.
 _IF_QUERY_RANK = ("query_rank",)
-# An MLP beside the experts.
+# The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
 
@@ -88,8 +89,8 @@ _OF_LAYERS = (
     _matrix("attention.v", "attn_v", "self_attn.v_proj", ("keys",), bias="attention_bias"),
     _matrix("attention.qkv", "attn_qkv", "self_attn.qkv_proj", ("queries", "keys", "keys"),
             bias="attention_bias"),
-    # Each head is normed by itself, all with the same weights.
-    # Of attention with latent vectors: `a` makes them, and `b` queries, keys and values of them.
+    # Latent attention (MLA): `a` projects to the latent vectors, and `b` projects these to queries,
+    # keys and values.
     _matrix("attention.q_a", "attn_q_a", "self_attn.q_a_proj", ("query_rank",),
             when=_IF_QUERY_RANK),
     _vector("attention.q_a_norm", "attn_q_a_norm", "self_attn.q_a_layernorm", "query_rank",
@@ -101,11 +102,12 @@ _OF_LAYERS = (
     _vector("attention.kv_a_norm", "attn_kv_a_norm", "self_attn.kv_a_layernorm", "latent_rank"),
     _matrix("attention.k_b", "attn_k_b", None, ("plain_keys",), ("latent_rank",)),
     _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
+    # Each head is normed separately, all heads with the same weights.
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
-    # What each head returns is multiplied by the sigmoid of this.
+    # The output of each head is multiplied by the sigmoid of this projection.
     _matrix("attention.gate", "attn_gate", "self_attn.gate_proj", ("queries",)),
-    # Of each query head a score beside those of its keys; every rank has all of them.
+    # An additional score of each query head, which belongs to no key; every rank has all of them.
     _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
             ends={"hugging_face": ""}),
     _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
@@ -117,7 +119,7 @@ _OF_LAYERS = (
     _matrix("mlp.gate_up", "ffn_up", "mlp.gate_up_proj", ("inner", "inner"), bias="mlp_bias"),
     _matrix("mlp.down", "ffn_down", "mlp.down_proj", _HIDDEN, ("inner",), bias="mlp_bias"),
     _vector("post_mlp_norm", "post_ffw_norm", "post_feedforward_layernorm"),
-    # Every rank chooses among all experts.
+    # Every rank has the whole router, because each selects among all experts.
     _matrix("mlp.router", "ffn_gate_inp", "mlp.gate", ("experts",), is_float32=True),
     _vector("mlp.correction", "exp_probs_b", "mlp.gate.e_score_correction_bias", "experts",
             ends={"gguf": ".bias", "hugging_face": ""}),
@@ -134,13 +136,13 @@ _OF_LAYERS = (
             is_float32=True, change=Squeezed(0)),
 )  # fmt: skip
 
-# What stands behind the layers.
+# The parts that follow the layers.
 _BEHIND = ("norm", "output")
 
-# Roles that a part of the same module has in some families only: what lies along its axes there.
-# Where queries and keys are normed as a whole, every rank computes all of them. Norms `apart` have
-# weights for each head. Values of latent
-# vectors, and of some other heads, have a size of their own.
+# Variants of roles, by `role.variant`: the axes of the part where they differ from the usual ones.
+# `whole`: queries and keys are normed over all heads together, so every rank computes all of them.
+# `apart`: each head has its own norm weights. `sized` and `latent`: values have a size of their
+# own.
 _VARIANTS = {
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
     "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
@@ -160,12 +162,13 @@ def _list_all() -> dict[str, Name]:
                     for name, axes in _VARIANTS.items()}  # fmt: skip
 
 
-# By the module of a part, without the number of its layer, and for some with how its axes differ.
+# The usual line of each role. A role is the module of a part without the prefix of its layer, or a
+# variant of one.
 LINES: Mapping[str, Name] = MappingProxyType(_list_all())
 
 
 def line(role: str, **changes: Any) -> Name:
-    """Return the usual line of a role with some fields changed."""
+    """Return the usual line of a role with some fields replaced."""
     return replace(LINES[role], **changes) if changes else LINES[role]
 
 
@@ -177,10 +180,10 @@ def lines(*roles: str) -> tuple[Name, ...]:
 def layer_lines(
     prefix: str, roles: Mapping[str, str | Mapping[str, Any]], **common: Any
 ) -> tuple[Name, ...]:
-    """Return the lines of a layer whose names in Hugging Face's convention begin with `prefix`.
+    """Return lines of a layer whose names in Hugging Face's convention begin with `prefix`.
 
-    `roles` has for each role the rest of that name, or the fields of the line that are not usual;
-    `common` are fields of all.
+    `roles` maps each role to the rest of that name, or to the fields that differ from the usual
+    line. `common` are fields of all these lines.
     """
     made: list[Name] = []
     for role, changes in roles.items():
@@ -194,10 +197,11 @@ def layer_lines(
 def adapt(
     names: tuple[Name, ...], changes: Mapping[str, str | Mapping[str, Any] | None]
 ) -> tuple[Name, ...]:
-    """Return the lines of a model with some changed, left out (None) or more of a layer.
+    """Return the lines of a model with some lines changed, added, or left out (None).
 
-    `changes` are by role. A text is the name in Hugging Face's convention after that of the layer;
-    a mapping has the fields that change. A role that the lines lack stands behind those of layers.
+    `changes` are by role: a text is the name in Hugging Face's convention after that of the layer,
+    and a mapping has the fields that change. An added line follows the other lines of layers, or
+    precedes them if it is outside of the layers.
     """
     of_role = {_role(each): each for each in names}
     for role, given in changes.items():
@@ -220,7 +224,7 @@ def _role(each: Name) -> str:
     return each.module.removeprefix(_LAYER)
 
 
-# What most decoders of today have.
+# The lines of most decoders.
 DECODER = lines(
     "embedding", "attention_norm", "attention.q", "attention.k", "attention.v", "attention.o",
     "mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "norm", "output",

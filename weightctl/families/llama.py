@@ -1,4 +1,4 @@
-"""llama, and what is built alike: Mistral, InternLM3, SmolLM, TinyLlama.
+"""llama, and the families with the same layers: Mistral, InternLM3, SmolLM, TinyLlama.
 
 Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; llama.cpp's
 `convert_hf_to_gguf.py` and `llama-model.cpp`.
@@ -22,7 +22,7 @@ from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
 
 __all__ = ["FAMILY", "ROPE_ROWS"]
 
-# GGUF has the rows of a head's pairs together.
+# In GGUF, the two rows of each rotated pair are neighbors.
 ROPE_ROWS = {
     "attention.q": {"change": RopeRows("heads")},
     "attention.k": {"change": RopeRows("kv_heads")},
@@ -42,7 +42,7 @@ FAMILY = Family(
             },
             fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
         ),
-        # transformers runs it as a llama, and GGUF has it as one.
+        # transformers and GGUF treat it as a llama.
         "internlm3": ModelType(
             class_name="LlamaForCausalLM",
             defaults={
@@ -68,9 +68,9 @@ FAMILY = Family(
         SLIDING_WINDOW,
     ),
     fusions=(qkv_form(),),
-    # What GGUFs of the first versions kept of the rotary embeddings.
+    # Frequencies of RoPE in the first GGUF files.
     beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
-    # As InternLM's own code calls them.
+    # The names in InternLM's own code.
     standard=standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
     checked=check_decoder,
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Llama 4, and the text part of its multimodal models: chunks of positions, and single experts.
+"""Llama 4, and the text model of its multimodal models: chunked attention, and single experts.
 
 Names and keys: transformers' `modeling_llama4.py` and `configuration_llama4.py`; llama.cpp's
-`models/llama4.cpp` and `conversion/llama.py`. llama.cpp has no keys for the size of chunks, for
-which layers have them, and for the attention temperature: it takes those of the published models.
+`models/llama4.cpp` and `conversion/llama.py`. llama.cpp does not have keys for the size of chunks,
+for the layers that have them, and for the attention temperature: it assumes those of the published
+models.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _EVERY_FOURTH = every_but(_PERIOD)
 
 
 class _LayerNumbers(NamedTuple):
-    """The numbers of some layers."""
+    """A list of layer numbers."""
 
     def read(self, content: object) -> tuple[int, ...]:
         """Return the numbers."""
@@ -46,7 +47,7 @@ class _LayerNumbers(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of numbers."""
+        """The type of an array of integers."""
         return "array[u32]"
 
     def write(self, value: tuple[int, ...]) -> list[int]:
@@ -75,7 +76,7 @@ def _find_norm(fields: Fields) -> str | None:
 
 
 def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, or loads another one."""
+    """Return why llama.cpp does not load a model, or would run a different one, or None."""
     if fields["attention_bias"]:
         return "its attention has biases"
     if fields["sparse_layers"] != _by_step(fields):
@@ -89,7 +90,7 @@ def _find_difference(fields: Fields) -> str | None:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the standard config.json of the text model, which multimodal models have inside."""
+    """Return the standard config.json of the text model, which multimodal models contain."""
     if document["model_type"] == "llama4":
         tied = "tie_word_embeddings"
         outer = {tied: document[tied]} if tied in document else {}
@@ -97,7 +98,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     made = dict(standard(document))
     if not made.get("no_rope_layers"):
         made.pop("no_rope_layers", None)
-    # The first versions of transformers had a number there.
+    # The first versions of transformers wrote a number here.
     tuning = made.get("attn_temperature_tuning")
     if type(tuning) is int:
         made["attn_temperature_tuning"] = tuning != 0
@@ -175,7 +176,7 @@ FAMILY = Family(
                 kind=LayerChoice("chunked_attention", "full_attention")),
             Key(field="attention_chunk", kind=OrNone(SIZE, None), default=_CHUNK,
                 gguf_default=_CHUNK, hugging_face="attention_chunk_size"),
-            # 0 says that no layer has chunks.
+            # 0 would mean that no layer has chunks, which is refused.
             Key(field="chunk_state", kind=WholeNumber(1, SIZE.most), gguf_default=_CHUNK,
                 gguf="{arch}.attention.sliding_window", written=False),
             Key(field="has_temperature", kind=FLAG, default=True, gguf_default=True,

@@ -1,4 +1,4 @@
-"""The pairing of a checkpoint's tensors with the parts of a model."""
+"""The matching of a checkpoint's tensors with the parts of a model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
 
-# What has a row for each token, and in some checkpoints more, for the speed of the training.
+# The weights with a row for each token. In some checkpoints they have more rows, which made
+# training faster.
 OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weight")
 
 
 class Match(NamedTuple):
-    """The tensors of a model by the names of our modules, as its checkpoint's convention has them.
+    """The tensors of a model, by their names in our modules, and the tensors that do not match.
 
-    `missing` are those that the config asks for, as the checkpoint would call them, `unexpected`
-    those that no part of the model is known to have, and `beside` those of heads for training.
+    - `tensors`: the tensors of the model, in the form that our modules compute with.
+    - `missing`: tensors that the config requires, by their names in the checkpoint's convention.
+    - `unexpected`: tensors that are not part of the model.
+    - `beside`: tensors that the family allows but does not use, such as training heads.
+    - `stored`: maps the names of tensors in our modules to the tensors of the checkpoint that
+      contain them.
     """
 
     tensors: Mapping[str, ReadableTensor]
@@ -47,10 +52,11 @@ class Match(NamedTuple):
 def match(
     weights: Checkpoint, family: Family, convention: NamingConvention, config: Config, where: str
 ) -> Match:
-    """Match the tensors of a checkpoint with those that a model of this config has.
+    """Match the tensors of a checkpoint with the tensors of a model with this config.
 
-    Of tensors that hold several parts, each part is a tensor made of it; rows of an embedding
-    without a token are left out. Raises `ArchitectureError` if one is too small for that.
+    A part of a fused tensor becomes a derived tensor. Rows of an embedding or output after those of
+    the vocabulary are left out. Raises `ArchitectureError` if a fused tensor does not have the rows
+    of its parts.
     """
     names = _Names(weights, family, convention)
     fusions = [each for each in family.fusions if each.convention == convention]
@@ -77,7 +83,7 @@ def match(
             raise ArchitectureError(f"{where}: {error.message}", hint=error.hint) from error
         form = module_form(tensor, convention)
         if form != convention:
-            with suppress(ConversionError):  # it has not the shape of its module either
+            with suppress(ConversionError):  # `check` reports the shape
                 stored = convert_form(tensor, stored, config, convention, form)
         tensors[tensor.module] = _without_padding(tensor, stored, config)
         stored_as[tensor.module] = found
@@ -99,7 +105,7 @@ def match(
 
 
 def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
-    """Return a tensor without the rows behind those of the vocabulary's tokens."""
+    """Return a tensor without rows after those of the vocabulary's tokens."""
     shape = tensor.info.shape
     if names.module not in OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
         return tensor
@@ -107,7 +113,7 @@ def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config)
 
 
 class _Names:
-    """The names of a checkpoint, found by how all checkpoints of the convention have them."""
+    """The names in a checkpoint, which can also be found by their plain names."""
 
     def __init__(self, weights: Checkpoint, family: Family, convention: NamingConvention) -> None:
         self.weights = weights
@@ -132,7 +138,7 @@ def _part_of(
     lines: Mapping[str, Name],
     config: Config,
 ) -> tuple[ReadableTensor, str] | None:
-    """Return a part of a tensor that holds several, and that one's name; None if none does."""
+    """Return a part of a fused tensor, and the name of that tensor; None if none contains it."""
     for fusion in fusions:
         if tensor.line.module not in fusion.parts:
             continue
@@ -142,7 +148,7 @@ def _part_of(
         whole: ReadableTensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
             whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
-        # Blocks are along the inputs: what is stored in blocks has its outputs as rows.
+        # Blocks run along the inputs, so a tensor that is stored in blocks has its outputs as rows.
         if fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1:
             whole = DerivedTensor(tensor.module, Transposed(), [whole])
         sizes = [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]

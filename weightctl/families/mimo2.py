@@ -1,11 +1,11 @@
 """MiMo-V2-Flash: windows with sinks and twice the KV heads, and values smaller than keys.
 
 Names and keys: transformers' `modeling_mimo_v2_flash.py`; llama.cpp's `models/mimo2.cpp` and
-`conversion/mimo.py`. Layers that predict further tokens are left out, as transformers does.
+`conversion/mimo.py`. Layers of multi-token prediction are left out, as in transformers.
 
-A window has one position more than `sliding_window_size` states: as transformers says, that many
-before a position and itself, as in the code that the model was published with. llama.cpp's own
-converter writes `sliding_window`, one less.
+A window has one position more than `sliding_window_size`: that many before a position, and the
+position itself, as in transformers and in the code that was published with the model. llama.cpp's
+own converter writes `sliding_window`, which is one less.
 """
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ _ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
 _SPARSE, _DENSE = "sparse", "dense"
 _PERIOD = 6
 _FURTHER = "layers that predict further tokens are not supported"
-# What the published config.json calls otherwise.
+# The names of keys in the published config.json.
 _CALLED = {"layernorm_epsilon": "rms_norm_eps"}
-# And what it has a number for in each layer, 0 for the first of these words.
+# The keys with a number for each layer in the published config.json, where transformers has words:
+# 0 means the first word.
 _WORDS = {
     "hybrid_layer_pattern": ("layer_types", (GLOBAL, LOCAL)),
     "moe_layer_freq": ("mlp_layer_types", (_DENSE, _SPARSE)),
 }
-# What transformers takes where config.json says nothing of RoPE.
+# transformers' defaults if config.json does not have RoPE keys.
 _BASES = {GLOBAL: 5000000.0, LOCAL: 10000.0}
 _USUAL_SHARE = 0.334
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring the published config.json into the form of transformers."""
+    """Return the published config.json in the form of transformers."""
     made = {new: document[old] for old, new in _CALLED.items() if old in document} | dict(document)
     for old, (new, words) in _WORDS.items():
         numbers: Any = document.get(old)
@@ -70,7 +71,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
             made[new] = [words[bool(number)] for number in numbers]
     if isinstance(document.get("sliding_window_size"), int):
         made["sliding_window"] = document["sliding_window_size"] + 1
-    # What is null in either is a factor of 1.
+    # A factor that is null in either of the forms is 1.
     for factor in ("routed_scaling_factor", "attention_value_scale"):
         if factor in made and made[factor] is None:
             made[factor] = 1.0
@@ -97,13 +98,13 @@ def _all_but_first(fields: Fields) -> tuple[bool, ...]:
 
 
 def _count_kv_heads(fields: Fields) -> tuple[int, ...]:
-    """Return the KV heads of each layer: layers with a window have twice as many."""
+    """Return the number of KV heads of each layer, which depends on whether it has a window."""
     own, twice = fields["global_kv_heads"], fields["local_kv_heads"]
     return tuple(twice if windowed else own for windowed in fields["windowed_layers"])
 
 
 def _find_kv_heads(fields: Fields) -> int:
-    """Return the KV heads of layers without a window."""
+    """Return the number of KV heads of layers without a window: half of those with a window."""
     counts = zip(fields["kv_heads"], fields["windowed_layers"], strict=False)
     found = (count if not windowed else count // 2 for count, windowed in counts)
     return int(next(found))

@@ -1,8 +1,8 @@
-"""MiniCPM and MiniCPM4: a llama with multipliers that follow from its sizes.
+"""MiniCPM and MiniCPM4: a llama with factors that are computed from its sizes.
 
 Names and keys: `configuration_minicpm.py` and `modeling_minicpm.py` in OpenBMB's checkpoints, since
 transformers does not have the type; llama.cpp's `models/minicpm.cpp` and `conversion/minicpm.py`.
-MiniCPM4 has LongRoPE. The sparse attention that some checkpoints offer is left out.
+MiniCPM4 has LongRoPE. The sparse attention that some checkpoints offer is not supported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _share(fields: Fields) -> float:
 
 
 def _find_depth_scale(fields: Fields) -> float:
-    """Return the shortest number that gives the same share of each layer in float32."""
+    """Return the shortest `scale_depth` that gives the same residual scale in float32."""
     share, root = fields["residual_scale"], fields["layers"] ** 0.5
     rounded = (float(f"{share * root:.{digits}g}") for digits in range(1, 17))
     same = (each for each in rounded if is_same_float32(each / root, share))
@@ -52,11 +52,11 @@ def _find_base(fields: Fields) -> int:
     return round(hidden / divisor)
 
 
-# Of GGUF, then of config.json; each of the two follows from the other's.
+# GGUF's keys, then those of config.json, each computed from those of the other.
 _SCALES = (
     Key(field="embedding_scale", kind=_FACTOR, default=1.0, gguf_default=12.0,
         gguf="{arch}.embedding_scale", hugging_face="scale_emb"),
-    # Files without these are of the models that were first.
+    # Files without these keys are from the first models.
     Key(field="residual_scale", kind=_FACTOR, gguf="{arch}.residual_scale",
         gguf_default=lambda fields: 1.4 / fields["layers"] ** 0.5),
     Key(field="depth_scale", kind=_FACTOR, default=1.0, gguf_default=_find_depth_scale,

@@ -1,8 +1,8 @@
-"""MiniCPM3: a MiniCPM with latent attention, which rotates the halves of a head.
+"""MiniCPM3: a MiniCPM with latent attention, whose RoPE pairs the two halves of a head.
 
-Names and keys: transformers' `modeling_minicpm3.py`; llama.cpp's `models/minicpm3.cpp`, which takes
-the three multipliers of the published model for granted. In both conventions each head has what
-makes its key before what makes its value.
+Names and keys: transformers' `modeling_minicpm3.py`; llama.cpp's `models/minicpm3.cpp`, which
+assumes the three factors of the published model. In both conventions, each head has the rows of its
+keys before those of its values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FAMILY"]
 
 _SCALES = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 _WIDTH = quotient("hidden", "heads")
-# llama.cpp has keys and values of all heads, and a name for their sizes.
+# llama.cpp computes the keys and values of all heads, and has other keys for their sizes.
 _SIZES = tuple(
     replace(key, gguf=key.gguf.replace("_mla", ""))
     for key in LATENT_SIZES

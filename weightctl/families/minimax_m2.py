@@ -1,4 +1,4 @@
-"""MiniMax-M2: experts scored one by one; queries and keys normed over all heads together.
+"""MiniMax-M2: experts with sigmoid scores; queries and keys normed over all heads together.
 
 Names and keys: transformers' `modeling_minimax_m2.py`; llama.cpp's `conversion/minimax.py` and
 `models/minimax-m2.cpp`.
@@ -36,7 +36,7 @@ _HEAD_DIM = 128
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring the `rotary_dim` of the first checkpoints into `rope_parameters`."""
+    """Return config.json with the `rotary_dim` of the first checkpoints in `rope_parameters`."""
     rotated, head_dim = document.get("rotary_dim"), document.get("head_dim", _HEAD_DIM)
     if type(rotated) is int and type(head_dim) is int and head_dim > 0:
         document = {"partial_rotary_factor": rotated / head_dim, **document}
@@ -81,7 +81,7 @@ FAMILY = Family(
         with_keys(DECODER_KEYS, PARTIAL_ROPE),
         "num_local_experts",
         ROUTER_GATING,
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate"), gguf="{arch}.expert_feed_forward_length",
             written=True),

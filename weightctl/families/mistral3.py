@@ -1,8 +1,8 @@
 """Ministral 3, and the text model of Mistral Small 3.1: a llama with an attention temperature.
 
 Names and keys: transformers' `modeling_ministral3.py` and `configuration_mistral3.py`; llama.cpp's
-`models/mistral3.cpp` and `conversion/mistral3.py`. Cosines and sines have the ratio of `mscale` and
-`mscale_all_dim` in both; scores have no share of their own.
+`models/mistral3.cpp` and `conversion/mistral3.py`. In both, cosines and sines are multiplied by the
+ratio of `mscale` and `mscale_all_dim`, and the scores are not scaled in addition.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 
 _MULTIPLIER = Real(0, 1e6, is_closed=True)
 _ORIGINAL = "rope_parameters.original_max_position_embeddings"
-# What a multimodal model's text part is called: on the Hub, in memory, without a head.
+# The prefixes of the text model in multimodal checkpoints: on the Hub, in memory, without a head.
 MULTIMODAL_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
-# What of it sees, and turns images into what stands for words.
+# The image encoder of a multimodal model, and its projection to token vectors.
 MULTIMODAL_PARTS = (r"vision_tower\..+", r"multi_modal_projector\..+")
 
-# In llama.cpp it says `mscale_all_dim` of cosines and sines, whose `mscale` is 1.
+# In llama.cpp, this is `mscale_all_dim` of cosines and sines, and `mscale` is 1.
 HEAD_MULTIPLIER = Key(
     field="scaling.head_multiplier",
     kind=OrNone(_MULTIPLIER, 0.0),
@@ -55,7 +55,7 @@ HEAD_MULTIPLIER = Key(
     gguf_default=None,
     gguf="{arch}.rope.scaling.yarn_log_multiplier",
 )
-# transformers multiplies queries by the second, whatever the first says.
+# transformers reads the second key even if the first one is 0.
 TEMPERATURE_KEYS = (
     Key(field="temperature_scale", kind=_MULTIPLIER, default=0.0, gguf_default=0.0,
         gguf="{arch}.attention.temperature_scale",
@@ -73,7 +73,7 @@ _MINISTRAL = {
     "head_dim": 128,
     "norm_epsilon": 1e-5,
 }
-# What transformers takes where config.json says nothing of RoPE.
+# transformers' defaults if config.json does not have RoPE keys.
 _ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,
@@ -83,7 +83,7 @@ _ROPE: Mapping[str, Any] = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-# What it takes for a text model of type `mistral`.
+# Its defaults for a text model of type `mistral`.
 _MISTRAL: Mapping[str, Any] = {
     "vocab_size": 32000,
     "max_position_embeddings": 131072,
@@ -96,9 +96,9 @@ _MISTRAL: Mapping[str, Any] = {
 
 
 def standard_text(document: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the standard config.json of a text model, with `rope` where nothing is said of it.
+    """Return the standard config.json of a text model, with `rope` if it does not state RoPE.
 
-    That of a multimodal model has it as `text_config`.
+    A multimodal model has it as `text_config`.
     """
     if document["model_type"] == "mistral3":
         text = object_of(document, "text_config")
@@ -112,7 +112,7 @@ def standard_text(document: Mapping[str, Any], rope: Mapping[str, Any]) -> Mappi
 
 
 def check_temperature(fields: Fields) -> Fields:
-    """Return the fields; raises `ValueError` for a temperature that llama.cpp does not have."""
+    """Return the fields; raises `ValueError` for a temperature that llama.cpp does not support."""
     if fields["temperature_scale"] and fields["scaling.kind"] != "yarn":
         raise ValueError("`llama_4_scaling_beta` is only supported with `yarn` scaling")
     return fields

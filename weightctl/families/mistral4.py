@@ -1,9 +1,9 @@
-"""Mistral 4: latent attention with a temperature, and experts beside an MLP.
+"""Mistral 4: latent attention with a temperature, and experts beside a shared MLP.
 
 Names and keys: transformers' `modeling_mistral4.py`; llama.cpp's `models/deepseek2.cpp`, which runs
 it. llama.cpp's own converter does not write the attention temperature of this family, though
-llama.cpp computes it: its logits beyond the original context are others than transformers'.
-weightctl writes it.
+llama.cpp supports it: its logits beyond the original context then differ from those of
+transformers. weightctl writes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 _NO_GROUPS = "groups of experts are not supported"
-# What transformers takes where config.json says nothing of RoPE.
+# transformers' defaults if config.json does not have RoPE keys.
 _ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -83,7 +83,7 @@ def _find_share(fields: Fields) -> float:
 
 
 def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, or computes something else."""
+    """Return why llama.cpp does not load a model, or computes something else, or None."""
     if fields["scaling.kind"] == "yarn" and fields["scaling.mscale_all_dim"] != 1:
         return "llama.cpp always uses 1 for `mscale` and `mscale_all_dim`"
     return find_unlike_latent(fields)

@@ -1,6 +1,6 @@
-"""Mixtral: a llama whose layers have a mixture of experts each.
+"""Mixtral: a llama with a mixture of experts in each layer.
 
-To llama.cpp it is a llama that has an `expert_count`.
+llama.cpp treats it as a llama that has an `expert_count`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAMILY = Family(
     keys=expert_keys(
         LLAMA.keys,
         "num_local_experts",
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate")),
         experts=8,

@@ -1,4 +1,4 @@
-"""The metadata of a model that the types of its tensors depend on."""
+"""The properties of a model that decide the quantization types of its tensors."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ __all__ = ["ARCHITECTURE", "DescribedModel"]
 
 ARCHITECTURE = "general.architecture"
 
-# How many layers a model has that llama.cpp takes for one of 70 billion parameters, by
+# The number of layers by which llama.cpp takes a model for one of 70 billion parameters, by
 # architecture (`LLM_TYPE_70B`, set by its `load_arch_hparams`).
 _LAYERS_OF_70B = {
     "llama": 80, "llama-embed": 80, "deci": 80, "olmo": 80, "qwen2": 80, "jais2": 68,
 }  # fmt: skip
-# Where it does so only if query heads share key-value heads; else it is one of 65 billion.
+# The architectures for which it does so only with grouped-query attention; otherwise it takes the
+# model for one of 65 billion.
 _GROUPED_70B = {"llama", "llama-embed"}
 
 
 class DescribedModel(NamedTuple):
     """A model as GGUF's metadata describe it.
 
-    `layers` counts its blocks; `experts` is 0 for a model without; `group` is how many query heads
-    share a KV head in the first layer.
+    - `architecture`: the value of `general.architecture`.
+    - `layers`: the number of layers.
+    - `experts`: the number of experts, 0 without experts.
+    - `group`: how many query heads share a KV head in the first layer, 0 if not stated.
+    - `is_70b`: whether llama.cpp takes the model for one of 70 billion parameters.
     """
 
     architecture: str
@@ -40,7 +44,7 @@ class DescribedModel(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, MetadataValue], names: Iterable[str]) -> DescribedModel:
-        """Describe a model by its metadata; its names count the layers where no value does."""
+        """Describe a model by its metadata; layers that these do not count are counted by name."""
         architecture = str(metadata[ARCHITECTURE].content)
         layers = _number(metadata, f"{architecture}.block_count")
         if layers is None:
@@ -59,7 +63,7 @@ class DescribedModel(NamedTuple):
 
 
 def _number(metadata: Mapping[str, MetadataValue], key: str) -> int | None:
-    """Return a count, of the first layer where each layer has its own."""
+    """Return a count, the one of the first layer if each layer has its own."""
     content = metadata[key].content if key in metadata else None
     if is_sequence(content) and content:
         content = content[0]

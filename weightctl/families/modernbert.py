@@ -1,9 +1,9 @@
-"""ModernBERT: RoPE, gated MLPs, and windows in all layers but each third, with another RoPE base.
+"""ModernBERT: gated MLPs, and windows in two of three layers, with another RoPE base.
 
 Names and keys: transformers' `modeling_modernbert.py`; llama.cpp's `models/modern-bert.cpp`.
 
-The first layer's attention reads the normed embedding as it is. A window is as wide as both sides
-of a position together.
+The attention of the first layer reads the normed embedding without another norm. A window counts
+the positions on both sides together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BIASES = {
 }
 
 
-# What config.json says of heads alone.
+# The keys of config.json that only apply to heads.
 _OF_HEADS = ("classifier_bias", "classifier_activation", "classifier_pooling")
 
 
@@ -68,7 +68,7 @@ def _mark_normed(fields: Fields) -> tuple[bool, ...]:
 
 
 def _find_pooling(fields: Fields) -> str:
-    """Return what llama.cpp's head reads, if there is one."""
+    """Return how llama.cpp's head pools: by mean with labels, otherwise by the first position."""
     return "mean" if fields["labels"] else "first"
 
 
@@ -77,7 +77,7 @@ def _check(fields: Fields) -> Fields:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring layer types and RoPE into the form of transformers 5."""
+    """Return config.json with layer types and RoPE in the form of transformers 5."""
     older = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
     given = object_of(document, _ROPE)
     rope = {

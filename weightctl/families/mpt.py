@@ -1,4 +1,4 @@
-"""MPT: positions by ALiBi, LayerNorms without bias, and no biases.
+"""MPT: ALiBi positions, LayerNorms without bias, and no other biases.
 
 Names and keys: transformers' `modeling_mpt.py`; llama.cpp's `conversion/mpt.py`.
 """
@@ -52,7 +52,7 @@ _KEYS = with_keys(
         kind=Exactly(False, "norms of queries and keys are not supported")),
     without=("value_dim", "intermediate", *(key.field for key in ROPE_KEYS)),
 )  # fmt: skip
-# Each convention's key follows from the other's.
+# The key of each convention is computed from that of the other.
 _INNER_KEYS = (
     Key(field="expansion", kind=SIZE, default=4, hugging_face="expansion_ratio"),
     Key(field="intermediate", kind=SIZE, default=_inner, gguf="{arch}.feed_forward_length"),

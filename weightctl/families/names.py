@@ -1,7 +1,7 @@
-"""Roles and layers of tensors by their names, and which tensors are matrices of weights.
+"""Roles and layers of tensors, derived from their names, and which tensors are weight matrices.
 
-Roles and layers are read from GGUF's names here. The module of a family is to add what Hugging
-Face calls the same roles.
+Roles and layers are read from GGUF's names; the modules of the families map Hugging Face's names to
+these.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WHOLE = {
     "token_embd.weight": "token_embd",
     "per_layer_token_embd.weight": "token_embd",
 }
-# The first part that stands in a name decides. Fused projections, and those of latent attention
-# that give keys and values at once, count as value projections (llama.cpp, src/llama-quant.cpp,
-# `category_is_attn_v`). Without `.weight` a part is also that of experts: `ffn_down_exps`.
+# The first of these parts in a name decides. Fused projections, and those of latent attention that
+# compute keys and values together, count as value projections (llama.cpp, src/llama-quant.cpp,
+# `category_is_attn_v`). Parts without `.weight` also match experts: `ffn_down_exps`.
 _PARTS = (
     ("attn_qkv.weight", "attn_v"),
     ("attn_kv_b.weight", "attn_v"),
@@ -45,7 +45,7 @@ _PARTS = (
 )
 _LAYER = re.compile(r"blk\.(\d{1,9})(?!\d)")
 _NUMBERED = re.compile(r"(?:^|(?<=\.))([0-9]{1,9})\.")
-# Numbers between dots, of which no pattern below says anything.
+# Numbers between dots, which do not occur in the patterns below.
 _NUMBERS = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 
 # Matrices that llama.cpp never quantizes (src/llama-quant.cpp, `tensor_allows_quantization`):
@@ -64,12 +64,12 @@ _KEPT = re.compile(
     re.IGNORECASE,
 )
 
-# Embeddings and output projections: formats of few bits that engines compute in leave these out.
+# Embeddings and output projections, which low-bit formats for inference engines do not quantize.
 _LOOKED_UP = re.compile(
     r"embed|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$", re.IGNORECASE
 )
 
-# Matrices of a layer that engines join into one, by the names that Hugging Face gives them.
+# Matrices of a layer that inference engines join into one, by Hugging Face's names.
 _JOINED = {
     module: joined
     for joined, modules in {
@@ -83,40 +83,41 @@ _JOINED = {
 
 
 def joined_name(name: str) -> str:
-    """Return the name of the matrix that engines make of this one and others; else its own name."""
+    """Return the name of the joined matrix that contains this one in engines, or its own name."""
     layer, _, ending = name.rpartition(".")
     above, _, module = layer.rpartition(".")
     return f"{above}.{_JOINED[module]}.{ending}" if module in _JOINED else name
 
 
 def role(name: str) -> str | None:
-    """The role of a tensor with a name of GGUF's: `output`, `token_embd`, `attn_v`, `ffn_down` ...
+    """Return the role of a tensor by its GGUF name: `output`, `attn_v`, `ffn_down` ...
 
-    None for all others, and for names of other naming conventions.
+    None for other tensors, and for names of other naming conventions.
     """
     whole = _WHOLE.get(name)
     return whole or next((role for part, role in _PARTS if part in name), None)
 
 
 def layer(name: str) -> int | None:
-    """The number of the layer that a name of GGUF's begins with, None if it begins otherwise."""
+    """Return the layer number that a GGUF name begins with, None if it does not have one."""
     found = _LAYER.match(name)
     return int(found[1]) if found else None
 
 
 def split_layer_number(name: str) -> tuple[int | None, str]:
-    """Return the first number between the dots of a name of any convention, and what is after it.
+    """Return the first number between the dots of a name, and what follows it.
 
-    Where a family is unknown that is the layer, and the part of it; None and the name without one.
+    This is the layer and the part of the layer if the family is not known. Without a number, return
+    None and the name.
     """
     found = _NUMBERED.search(name)
     return (None, name) if found is None else (int(found[1]), name[found.end() :])
 
 
 def is_matrix_weight(info: TensorInfo) -> bool:
-    """Whether a tensor is one that llama.cpp would quantize: a matrix, and no norm or router.
+    """Whether llama.cpp would quantize a tensor: a matrix, except norms and routers.
 
-    To llama.cpp a matrix of one row is a vector.
+    llama.cpp treats a matrix with one row as a vector.
     """
     return (
         any(size > 1 for size in info.shape[:-1])
@@ -126,7 +127,7 @@ def is_matrix_weight(info: TensorInfo) -> bool:
 
 
 def is_projection(info: TensorInfo) -> bool:
-    """Whether a tensor is a matrix within a layer: no norm, router, bias, embedding or output."""
+    """Whether a tensor is a matrix of a layer, except norms, routers, biases and embeddings."""
     name = info.name
     return (
         any(size > 1 for size in info.shape[:-1])
@@ -138,7 +139,7 @@ def is_projection(info: TensorInfo) -> bool:
     )
 
 
-# A hundred thousand names differ in the numbers of layers and experts, and the patterns are slow.
+# A hundred thousand names differ only in layer and expert numbers, and the patterns are slow.
 @lru_cache(maxsize=4096)
 def _has_kept_name(plain: str) -> bool:
     return _KEPT.search(plain) is not None

@@ -1,4 +1,4 @@
-"""The known families that an unknown one is most like, and the differences."""
+"""The supported family that is most similar to an unsupported model, and the differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_nearest"]
 
 _MOST = 4
-# Keys of config.json that say nothing of what a model computes.
+# Keys of config.json that are not compared, because they do not show what a model computes.
 _ASIDE = {
     "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype",
     "eos_token_id", "initializer_range", "max_window_layers", "model_type", "pad_token_id",
@@ -43,11 +43,11 @@ def describe_nearest(
     document: Mapping[str, Any] | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
 ) -> str:
-    """Return a text with the supported family that is most similar, and what it does not support.
+    """Return a text about the supported family that is most similar to a model.
 
-    The text names the tensors that the family does not have, or else the keys that it does not read
-    of config.json, whose content is `document`, or of GGUF's `metadata`. It is empty if no family
-    has a third of the tensors.
+    The text names the tensors that the family does not have, or else the keys of config.json
+    (`document`) or of GGUF's `metadata` that it does not read. It is empty if no family has a third
+    of the tensors.
     """
     kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
     keys = _list_keys(document or {}, metadata or {})
@@ -73,9 +73,9 @@ def describe_nearest(
 def _list_keys(
     document: Mapping[str, Any], metadata: Mapping[str, MetadataValue]
 ) -> dict[NamingConvention, list[str]]:
-    """Return the keys of either convention that may say what a model computes.
+    """Return the keys of each naming convention that may change what a model computes.
 
-    Those of GGUF are without the architecture.
+    GGUF's keys come without the prefix of the architecture.
     """
     architecture = f"{metadata[ARCHITECTURE].content}." if ARCHITECTURE in metadata else None
     own = [key for key, value in document.items() if key not in _ASIDE and _says_something(value)]
@@ -116,7 +116,7 @@ def _measure_likeness(
 
 
 def _name_kind(family: Family, line: Name, convention: NamingConvention, kind: str) -> str | None:
-    """Return the name of a line's tensor as kinds of tensors have it, with N for numbers."""
+    """Return the name of a line's tensor with N in place of numbers, None if it is not stored."""
     name = line.tensor(convention, kind, "N", "N")
     if name is None:
         written = (

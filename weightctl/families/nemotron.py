@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: LayerNorms stored less 1, and a plain MLP of squared ReLUs.
+"""Nemotron 3 and 4, Minitron: LayerNorm weights stored minus 1, and a plain MLP of squared ReLUs.
 
 Names and keys: transformers' `modeling_nemotron.py`; llama.cpp's `conversion/nemotron.py`.
 """

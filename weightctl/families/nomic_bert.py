@@ -23,7 +23,10 @@ __all__ = ["FAMILY"]
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring RoPE into the form of transformers 5, which does not read configs of Nomic's code."""
+    """Return config.json with RoPE in the form of transformers 5.
+
+    transformers 5 does not read the config of Nomic's own code.
+    """
     if "n_embd" in document:
         raise ValueError(
             "the config has the keys of Nomic's own code (such as `n_embd`), which are not "

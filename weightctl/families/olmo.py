@@ -33,7 +33,7 @@ FAMILY = Family(
     names=adapt(DECODER, {**ROPE_ROWS, "attention_norm": None, "mlp_norm": None, "norm": None}),
     keys=with_keys(
         DECODER_KEYS,
-        # transformers has no other.
+        # transformers does not support another value.
         replace(LAYER_NORM, hugging_face=""),
         KQV_CLAMP,
         Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP, and queries and keys normed over all heads together.
+"""OLMo 2: norms after attention and MLP, and queries and keys normed over all heads together.
 
 Names and keys: transformers' `modeling_olmo2.py`; llama.cpp's `conversion/olmo.py`.
 """

@@ -1,7 +1,7 @@
 """OLMo 3: an OLMo 2 with windows in three of four layers, and RoPE scaling in the others.
 
-Names and keys: transformers' `modeling_olmo3.py`; llama.cpp's `models/olmo2.cpp`, to which it is an
-olmo2 that has a window.
+Names and keys: transformers' `modeling_olmo3.py`; llama.cpp's `models/olmo2.cpp`, which treats it
+as an olmo2 with a window.
 """
 
 from __future__ import annotations

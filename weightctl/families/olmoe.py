@@ -27,7 +27,7 @@ from weightctl.families.rope_keys import standard
 
 __all__ = ["FAMILY"]
 
-# Those that are normed as a whole, and their norms.
+# The projections that are normed over all heads together, and their norms.
 _WHOLE: dict[str, dict[str, str]] = {
     "attention.q.whole": {},
     "attention.k.whole": {},
@@ -59,7 +59,7 @@ FAMILY = Family(
     keys=expert_keys(
         with_keys(DECODER_KEYS, *BIASES[:2], KQV_CLAMP),
         "num_experts",
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate")),
         Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,

@@ -1,4 +1,4 @@
-"""The parts of models: what lies along the axes of their weights, and how ranks share it out."""
+"""The parts of models: the shapes of their weights, and how ranks divide them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 
-# What ranks share: heads of queries, heads of keys or values, the values between the two halves of
-# an MLP, and tokens. Every rank has all of the rest: one head's values, pairs of them that are
-# rotated, positions.
+# The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, and tokens.
+# Every rank has all of the other extents: elements of one head, rotated pairs, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
         "shared_inner", "vocabulary",
     }
 )  # fmt: skip
-# The fields of a config that have the sizes of extents; others are called as their fields are.
+# The config fields with the sizes of extents whose names differ from the field's.
 _FIELDS: Mapping[Extent, str] = {
     "inner": "intermediate",
     "expert_inner": "expert_intermediate",
@@ -36,11 +35,12 @@ _FIELDS: Mapping[Extent, str] = {
 
 
 class Role(NamedTuple):
-    """How a part is cut; `strategy` is what people call that.
+    """How ranks divide a part: `strategy` is the usual name of that.
 
-    `extents` are what its outputs (`axis` 0) or inputs (1) are, one after the other; where there
-    are none every rank has all of it. A bias is of outputs, and whole where inputs are cut. What is
-    for `all_layers` though it is of none goes with each run of them.
+    `extents` are those along the outputs (`axis` 0) or the inputs (`axis` 1) that are divided, one
+    after the other; if there are none, every rank has the whole part. A bias lies along the
+    outputs, and is whole if the inputs are divided. `all_layers` states that every pipeline stage
+    gets the part though it is outside of the layers.
     """
 
     strategy: str
@@ -50,12 +50,12 @@ class Role(NamedTuple):
 
 
 _WHOLE = Role("replicate")
-# By how many extents lie along the outputs.
+# The strategy by the number of extents along the outputs.
 _OF_OUTPUTS = {1: "rowwise", 2: "gate_up", 3: "stacked_qkv"}
 
 
 def _derive_role(part: WeightAxes) -> Role:
-    """Return how a part is cut whose outputs or inputs may be divided."""
+    """Return how ranks divide a part with these axes."""
     if part.outputs and _SHARED.issuperset(part.outputs):
         return Role(_OF_OUTPUTS[len(part.outputs)], 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
@@ -64,27 +64,27 @@ def _derive_role(part: WeightAxes) -> Role:
     return _WHOLE._replace(all_layers=part.all_layers)
 
 
-# By the names of `LINES`, for layers that are not of a family.
+# By the names of `LINES`, for layers outside of a family.
 ROLES: Mapping[str, Role] = {name: _derive_role(each.axes) for name, each in LINES.items()}
 
 _LAYER = "layers.{}."
 
 
 def part_of_layer(line: Name) -> str:
-    """Return the module of a line without the number of its layer."""
+    """Return the module name of a line without the prefix of its layer."""
     return line.module.removeprefix(_LAYER)
 
 
 def role(line: Name, kind: str) -> Role:
-    """Return how a tensor of a line, `weight` or `bias`, is cut."""
+    """Return how ranks divide a tensor of a line, its `weight` or `bias`."""
     found = _derive_role(line.axes)
     return _WHOLE if kind == "bias" and found.axis else found
 
 
 def count_heads(config: Config, layer: int = 0) -> Heads:
-    """Return the heads of a model of this config, in a layer."""
-    # Where a family's heads all have keys of their own, and share the hidden size, its configs
-    # have no fields for that.
+    """Return the numbers and sizes of the heads in a layer of a model with this config."""
+    # If every head of a family has its own keys, and the heads together are as wide as the hidden
+    # size, its configs do not have fields for that.
     given: Any = config
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
@@ -93,26 +93,26 @@ def count_heads(config: Config, layer: int = 0) -> Heads:
 
 
 def shape_of(names: TensorNames, config: Config) -> tuple[int, ...]:
-    """Return the shape that a tensor has in a model of this config."""
+    """Return the shape of a tensor in a model with this config."""
     axes = names.line.axes
     if names.kind == "bias":
         return (_length(axes.outputs, config, names.layer),)
     shape = tuple(
         _length(extents, config, names.layer) for extents in (axes.outputs, axes.inputs) if extents
     )
-    # Only configs of families with such lines get there, and those have the field.
+    # Only configs of families with transposed lines get here, and they have the field.
     given: Any = config
     is_transposed = names.line.change is TRANSPOSED and given.transposed
     return shape[::-1] if is_transposed else shape
 
 
 def _length(extents: tuple[Extent, ...], config: Config, layer: int) -> int:
-    """Return how many elements there are along an axis with these extents, in a layer."""
+    """Return the number of elements along an axis with these extents, in a layer."""
     return sum(_size(extent, config, layer) for extent in extents)
 
 
 def _size(extent: Extent, config: Config, layer: int) -> int:
-    """Return how many elements an extent has, in a layer."""
+    """Return the number of elements of an extent, in a layer."""
     if extent == "single":
         return 1
     if extent == "head":

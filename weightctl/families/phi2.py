@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP read by one norm, and a part of each head rotated.
+"""Phi-1, Phi-1.5 and Phi-2: attention and MLP share a norm, and RoPE on a part of each head.
 
 Names and keys: transformers' `modeling_phi.py`; llama.cpp's `models/phi2.cpp`.
 """

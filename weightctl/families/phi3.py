@@ -2,8 +2,8 @@
 
 Names and keys: transformers' `modeling_phi3.py` and `configuration_phi3.py`; llama.cpp's
 `convert_hf_to_gguf.py` and `llama-model.cpp`. Both naming conventions have the rows of the gate
-before those of what it gates, which GGUF calls `ffn_up`. llama.cpp reads past the window and sees
-all positions.
+before those of up, in the tensor that GGUF calls `ffn_up`. llama.cpp ignores the window and uses
+full attention.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FAMILY = Family(
     names=adapt(DECODER, _FUSED),
     keys=with_keys(
         DECODER_KEYS,
-        # Where it is missing, old versions of llama.cpp guess it.
+        # Old versions of llama.cpp guess the window if the key is missing.
         Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window", written=True),
         *LONGROPE_KEYS,

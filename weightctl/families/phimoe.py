@@ -1,8 +1,8 @@
-"""Phi-3.5-MoE: a mixture whose two experts are chosen one after the other, by SparseMixer.
+"""Phi-3.5-MoE: a mixture that selects two experts one after the other, by SparseMixer.
 
 Names and keys: transformers' `modeling_phimoe.py` and `configuration_phimoe.py`; llama.cpp's
-`models/phimoe.cpp`. llama.cpp has RMS norms and one softmax for the shares of both experts, where
-the models were trained with LayerNorms and SparseMixer.
+`models/phimoe.cpp`. llama.cpp uses RMS norms and one softmax for both experts, although the models
+were trained with LayerNorms and SparseMixer.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _JITTER = "another threshold of SparseMixer is not supported, because llama.cpp 
 
 
 def _find_missing(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model that lacks some tensors."""
+    """Return why llama.cpp does not load a model, which requires some tensors, or None."""
     if not (fields["attention_bias"] and fields["output_bias"]):
         return "its attention or its output has no biases"
     return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 def _check(fields: Fields) -> Fields:
-    """Return the fields; raises `ValueError` if the amplitudes of LongRoPE contradict each other.
+    """Return the fields; raises `ValueError` if the amplitudes of LongRoPE differ.
 
-    transformers needs one for short texts and one for long ones.
+    transformers requires one for short contexts and one for long ones.
     """
     long, kind = fields["scaling.long_amplitude"], fields["scaling.kind"]
     if kind == "longrope" and fields.get("scaling.attention_factor", long) != long:
@@ -101,7 +101,7 @@ FAMILY = Family(
             LONG_ROPE_FACTORS,
         ),
         "num_local_experts",
-        # The width of a layer is that of an expert.
+        # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
             gguf_default=same("intermediate")),
         Key(field="router_threshold", kind=Exactly(0.01, _JITTER), default=0.01,

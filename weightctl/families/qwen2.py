@@ -1,8 +1,8 @@
-"""Qwen2 and Qwen2.5, as dense models: a llama whose queries, keys and values have biases.
+"""Qwen2 and Qwen2.5, dense models: a llama whose queries, keys and values have biases.
 
 Names and keys: transformers' `modeling_qwen2.py` and `configuration_qwen2.py`; llama.cpp's
-`convert_hf_to_gguf.py` and `llama-model.cpp`. GGUF has the rows of its queries and keys as Hugging
-Face does. llama.cpp has no window for it: it reads past the keys of one, and sees all positions.
+`convert_hf_to_gguf.py` and `llama-model.cpp`. GGUF has the rows of queries and keys in the same
+order as Hugging Face. llama.cpp ignores the keys of a sliding window and uses full attention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _uses_window(fields: Fields) -> bool:
     return fields["sliding_window"] is not None
 
 
-# Those that Qwen3 has too.
+# The keys of Qwen2 and Qwen3.
 KEYS = with_keys(
     DECODER_KEYS,
     Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
@@ -46,7 +46,7 @@ KEYS = with_keys(
 
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json as today's transformers understands it."""
+    """Return config.json in the form of current versions of transformers."""
     return with_layer_types(standard_rope(document), window=4096, first=28, layers=32)
 
 

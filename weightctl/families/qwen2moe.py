@@ -1,7 +1,7 @@
-"""Qwen1.5 and Qwen2, as mixtures of experts: a Qwen2 with an MLP beside the experts of each layer.
+"""Qwen1.5 and Qwen2, mixtures of experts: a Qwen2 with a shared MLP beside the experts.
 
 Names and keys: transformers' `modeling_qwen2_moe.py`; llama.cpp's `conversion/qwen.py` and
-`models/qwen2moe.cpp`, which has no layers without experts.
+`models/qwen2moe.cpp`, which does not support layers without experts.
 """
 
 from __future__ import annotations

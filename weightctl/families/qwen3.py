@@ -1,4 +1,4 @@
-"""Qwen3, as dense models: a Qwen2 that norms each head of its queries and keys.
+"""Qwen3, dense models: a Qwen2 with a norm of each head of queries and keys.
 
 Names and keys: transformers' `modeling_qwen3.py` and `configuration_qwen3.py`; llama.cpp's
 `convert_hf_to_gguf.py` and `llama-model.cpp`.
@@ -35,7 +35,7 @@ FAMILY = Family(
     keys=with_keys(
         KEYS,
         BIASES[0],
-        # llama.cpp has no such biases.
+        # llama.cpp does not support a bias of the output projection.
         Key(field="attention_output_bias", kind=FLAG, default=False, gguf_default=False,
             hugging_face="attention_bias"),
     ),

@@ -1,7 +1,7 @@
-"""Qwen3, as mixtures of experts: a dense Qwen3 whose layers have many narrow MLPs each.
+"""Qwen3, mixtures of experts: a dense Qwen3 with many narrow experts in each layer.
 
 Names and keys: transformers' `modeling_qwen3_moe.py` and `configuration_qwen3_moe.py`; llama.cpp's
-`conversion/qwen.py` and `models/qwen3moe.cpp`, which has no layers without experts.
+`conversion/qwen.py` and `models/qwen3moe.cpp`, which does not support layers without experts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _KEYS = expert_keys(
     QWEN3.keys,
     "num_experts",
     replace(EXPERT_WIDTH, default=768),
-    # llama.cpp takes none for other models.
+    # llama.cpp always normalizes.
     Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=True,
         hugging_face="norm_topk_prob"),
     Key(field="sparse_step", kind=Exactly(1, _DENSE), default=1,
         hugging_face="decoder_sparse_step"),
     Key(field="dense_layers", kind=Exactly([], _DENSE), default=None,
         hugging_face="mlp_only_layers"),
-    # A window is of all layers, or of none.
+    # All layers have the window, or none.
     Key(field="windowed_layers", kind=WORDS, default=None, gguf_default=None),
     experts=128,
     used=8,
@@ -50,7 +50,7 @@ _KEYS = expert_keys(
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with what transformers 5 writes by the names that older ones read too."""
+    """Return config.json with the keys of transformers 5 under the names of older versions."""
     found = {"sliding_window": 4096, **standard_rope(document)}
     if found.get("num_experts") is None:
         found["num_experts"] = found.get("num_local_experts")

@@ -47,7 +47,10 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 
 
 def find_named_family(weights: Checkpoint) -> Family | None:
-    """Return the family of GGUF's name; of several with one name that which says it is."""
+    """Return the family that the GGUF metadata name, None if it is not supported.
+
+    If several families have the name, `Family.is_of` and `Family.lacks` decide.
+    """
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     name = metadata[ARCHITECTURE].content
     alike = [line.load() for line in FAMILIES.values() if line.gguf == name]

@@ -1,7 +1,7 @@
-"""RoBERTa: a BERT whose table of positions begins with rows that no token looks up.
+"""RoBERTa: a BERT whose position table begins with rows that are never looked up.
 
-Names and keys: transformers' `modeling_roberta.py`; llama.cpp's `conversion/bert.py`, to which it
-is a bert without those rows, with a byte-level tokenizer.
+Names and keys: transformers' `modeling_roberta.py`; llama.cpp's `conversion/bert.py`, which treats
+it as a bert without those rows, with a byte-level tokenizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKENIZER = "tokenizer.ggml.model"
 
 
 def _count_rows(config: Any) -> int:
-    """Return how many rows come before that of the first position: that of padding is the last."""
+    """Return how many rows precede that of the first position; the last of them is for padding."""
     return int(config.padding) + 1
 
 
@@ -51,7 +51,7 @@ def _find_rows(fields: Fields) -> int:
 
 
 def has_tokenizer(metadata: Mapping[str, MetadataValue], model: str) -> bool:
-    """Whether GGUF's metadata have a tokenizer of a kind."""
+    """Whether GGUF's metadata have a tokenizer of this type."""
     return _TOKENIZER in metadata and metadata[_TOKENIZER].content == model
 
 
@@ -62,7 +62,7 @@ def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
 _POSITIONS = (
     Key(field="padding", kind=WholeNumber(0, SIZE.most - 1), default=1, gguf_default=1,
         gguf="tokenizer.ggml.padding_token_id", hugging_face="pad_token_id"),
-    # Of the table of positions, `max_position_embeddings` counts all rows.
+    # `max_position_embeddings` counts all rows of the position table.
     Key(field="context", kind=SIZE, gguf="{arch}.context_length"),
     Key(field="table_rows", kind=SIZE, default=512, gguf_default=_find_rows,
         hugging_face="max_position_embeddings", written=True),

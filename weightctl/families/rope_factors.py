@@ -1,8 +1,8 @@
-"""Numbers of rotations that GGUF has as tensors, and config.json as values.
+"""Factors of RoPE scaling that GGUF stores as tensors, and config.json as values.
 
-What llama.cpp's `convert_hf_to_gguf.py` makes of `rope_parameters`: for llama3 `rope_freqs.weight`,
-by which each pair's speed is divided, and for longrope `rope_factors_short.weight` and
-`rope_factors_long.weight`.
+llama.cpp's `convert_hf_to_gguf.py` computes these tensors from `rope_parameters`:
+`rope_freqs.weight` for llama3, by which the frequency of each pair is divided, and
+`rope_factors_short.weight` and `rope_factors_long.weight` for longrope.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
     "with_llama3",
 ]
 
-# How far a number may be off that float32 made of another, a few roundings later.
+# The relative error of a value that was computed in float32 in a few steps.
 _ROUNDING = 2e-6
-# Contexts that models are trained on are such.
+# Usual lengths of contexts: powers of 2, in the order in which they are tried.
 _CONTEXTS = [1 << bits for bits in range(13, 21)] + [1 << bits for bits in range(12, 3, -1)]
 _USUAL_LOW, _USUAL_HIGH = 1.0, 4.0
 
 
 def rope_factors(config: Config) -> NDArray[Any] | None:
-    """Return what llama3 divides the speed of each pair by, float32[rope_dimensions / 2].
+    """Return the divisors of the frequencies with llama3 scaling, float32[rope_dimensions / 2].
 
     None for other scaling.
     """
@@ -55,7 +55,7 @@ def rope_factors(config: Config) -> NDArray[Any] | None:
 
 
 def short_factors(config: Config) -> NDArray[Any] | None:
-    """Return longrope's factors up to the original context, float32[rope_dimensions / 2].
+    """Return longrope's divisors up to the original context, float32[rope_dimensions / 2].
 
     None for other scaling.
     """
@@ -66,7 +66,7 @@ def short_factors(config: Config) -> NDArray[Any] | None:
 
 
 def long_factors(config: Config) -> NDArray[Any] | None:
-    """Return longrope's factors beyond the original context, float32[rope_dimensions / 2].
+    """Return longrope's divisors beyond the original context, float32[rope_dimensions / 2].
 
     None for other scaling.
     """
@@ -77,9 +77,9 @@ def long_factors(config: Config) -> NDArray[Any] | None:
 
 
 def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
-    """Return the fields that GGUF's keys gave with what `rope_freqs.weight` adds to them.
+    """Return the fields from GGUF's keys with the scaling that `rope_freqs.weight` states.
 
-    Raises `ArchitectureError` if config.json cannot express them.
+    Raises `ArchitectureError` if config.json cannot express the scaling.
     """
     if fields["scaling.kind"] is not None and fields["scaling.factor"] not in {0, 1, None}:
         raise _cannot_express("both `rope_freqs.weight` and a metadata key scale its RoPE")
@@ -93,18 +93,18 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
         )
     except ValueError as error:
         raise _cannot_express(str(error)) from error
-    # It is what says that the fields of rotations are llama.cpp's.
+    # `scaling.linear` would mean that the RoPE fields are those of GGUF.
     kept = {name: value for name, value in fields.items() if name != "scaling.linear"}
     return kept | scaled | {"has_rope_factors": False}
 
 
 def _with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
-    """Return the fields that GGUF's keys gave with what `rope_factors_short.weight` says."""
+    """Return the fields from GGUF's keys with the values of `rope_factors_short.weight`."""
     return _with_factors(fields, "scaling.short_factors", factors)
 
 
 def _with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
-    """Return the fields that GGUF's keys gave with what `rope_factors_long.weight` says."""
+    """Return the fields from GGUF's keys with the values of `rope_factors_long.weight`."""
     return _with_factors(fields, "scaling.long_factors", factors)
 
 
@@ -129,10 +129,11 @@ def llama3_scaling(
 ) -> dict[str, Any]:
     """Return the fields of the llama3 scaling that has these factors, float32[dimensions / 2].
 
-    `original_context` is what a file says, and may be that of a model without scaling. Factors
-    between 1 and the largest are in a straight line with a pair's speed, so that two of them tell
-    the rest but for a scale; where there are fewer the usual numbers are tried. Raises `ValueError`
-    if no scaling has these factors.
+    `original_context` is the length that the file states, which may also be that of a model without
+    scaling. The inverses of factors between 1 and the largest depend linearly on the frequency, so
+    two of them determine the scaling except for a common factor of the original context and the
+    frequency factors; with fewer, the usual values are tried. Raises `ValueError` if no scaling has
+    these factors.
     """
     import numpy as np
 
@@ -170,12 +171,12 @@ def llama3_scaling(
 def _candidates(
     found: NDArray[Any], factor: float, turns: NDArray[Any], known: int | None
 ) -> Iterator[tuple[int, float, float]]:
-    """Yield lengths of the original context with lowest and highest frequency factors."""
+    """Yield lengths of the original context, each with a low and a high frequency factor."""
     is_between = (found > 1 + _ROUNDING) & (found < factor * (1 - _ROUNDING))
     share = (1 / found[is_between] - 1 / factor) / (1 - 1 / factor)
     speed = turns[is_between].astype(float)
     if len(speed) > 1 and speed[0] > speed[-1]:
-        # A pair's share is `original * speed - low`, divided by `high - low`.
+        # For each pair, `share = (original * turns - low) / (high - low)`.
         slope = (share[0] - share[-1]) / (speed[0] - speed[-1])
         begin = slope * speed[0] - share[0]
         if slope > 0 and begin > 0:
@@ -185,7 +186,7 @@ def _candidates(
                     yield original, _round(begin * width), _round((begin + 1) * width)
     for original in (known, *_CONTEXTS):
         if original and len(speed):
-            # One of them tells the highest where the lowest is the usual.
+            # One value determines the high factor if the low factor is the usual one.
             width = (original * speed[0] - _USUAL_LOW) / share[0]
             yield original, _USUAL_LOW, _round(_USUAL_LOW + width)
         if original:
@@ -197,7 +198,7 @@ def _candidates(
 def _llama3(
     turns: NDArray[Any], factor: float, original: int, low: float, high: float
 ) -> NDArray[Any]:
-    """Return the factors of pairs that turn so often per position, in float32."""
+    """Return the factors of pairs with these turns per position, in float32."""
     import numpy as np
 
     times = np.float32(original) * turns
@@ -211,7 +212,7 @@ def _llama3(
 
 
 def _turns(base: float, dimensions: int) -> NDArray[Any]:
-    """Return how often each pair turns per position, where nothing stretches it."""
+    """Return the number of turns of each pair per position without RoPE scaling."""
     import numpy as np
 
     from weightctl.families.rope_scaling import inverse_frequencies
@@ -230,11 +231,11 @@ def _longrope(config: Config) -> RopeScaling | None:
 
 
 def _round(number: float) -> float:
-    """Return the number of few digits that is as good as this one."""
+    """Return the number rounded to 4 digits."""
     return float(f"{number:.4g}")
 
 
-# The lines of a family that may have LongRoPE.
+# The lines of the factors for families with LongRoPE.
 LONGROPE_LINES: Mapping[str, Mapping[str, Any]] = {
     "long_rope_factors": {"made": long_factors, "add_fields": _with_long_factors},
     "short_rope_factors": {"made": short_factors, "add_fields": _with_short_factors},

@@ -1,4 +1,4 @@
-"""The config keys of RoPE in either naming convention.
+"""The config keys of RoPE in both naming conventions.
 
 Keys: transformers' `modeling_rope_utils.py`; llama.cpp's `llama-model.cpp` and
 `convert_hf_to_gguf.py`.
@@ -33,26 +33,26 @@ _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
 _LARGE = 1e12
 _NOT_SCALED = ("rope_theta", "partial_rotary_factor")
-# Where a key of longrope stands that Phi-3 has beside `rope_scaling`.
+# A value of `Family.older`: the key is read inside `rope_scaling`, not beside it as in Phi-3.
 IN_SCALING = "rope_scaling"
 _POSITIVE = Real(LEAST, _LARGE, is_closed=True)
 
 
-# Where GGUF has the frequencies of llama3's scaling as a tensor.
+# For families in which a GGUF tensor contains the factors of llama3 scaling.
 ROPE_FACTORS = Key(
     field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_freqs.weight")
 )
 
-# Where it has the factors of longrope as tensors.
+# For families in which GGUF tensors contain the factors of longrope.
 LONG_ROPE_FACTORS = Key(
     field="has_rope_factors", kind=FLAG, default=False, seen=Present("rope_factors_long.weight")
 )
 
-# Those of `scaling.` are put together by `rotations.scaling`.
+# `rotations.scaling` makes a `RopeScaling` from the fields that begin with `scaling.`.
 ROPE_KEYS = (
     Key(field="rope_base", kind=_POSITIVE, default=10000.0, gguf_default=10000.0,
         gguf="{arch}.rope.freq_base", hugging_face=_ROPE + "rope_theta"),
-    # Transformers' `modeling_llama.py` rotates whole heads whatever this says.
+    # Transformers' `modeling_llama.py` rotates whole heads and ignores this key.
     Key(field="rotated_share", kind=Real(0, 1), default=1.0,
         hugging_face=_ROPE + "partial_rotary_factor"),
     Key(field="rope_dimensions", kind=SIZE, default=same("head_dim"),
@@ -61,7 +61,7 @@ ROPE_KEYS = (
     Key(field="scaling.kind", default=None,
         kind=Choice({"default": None, "linear": "linear", "llama3": "llama3", "yarn": "yarn"}),
         hugging_face=_ROPE + "rope_type"),
-    # Without a type a factor is of linear scaling, which once had a key of its own.
+    # A factor without a type means linear scaling, which once had a key of its own.
     Key(field="scaling.kind", gguf_default="linear",
         kind=Choice({"none": None, "linear": "linear", "yarn": "yarn"}), gguf=_SCALED + "type"),
     Key(field="scaling.linear", kind=Real(0, _LARGE, is_closed=True), gguf_default=0.0,
@@ -87,12 +87,13 @@ ROPE_KEYS = (
         hugging_face=_ROPE + "mscale"),
     Key(field="scaling.mscale_all_dim", kind=Real(0, _LARGE, is_closed=True), default=None,
         hugging_face=_ROPE + "mscale_all_dim"),
-    # Of what YaRN advises, which is what Hugging Face's key replaces.
+    # The ratio to the factor that YaRN's paper recommends; Hugging Face's `attention_factor` is the
+    # product of both.
     Key(field="scaling.attention_share", kind=_POSITIVE, gguf_default=1.0,
         gguf=_SCALED + "attn_factor"),
 )  # fmt: skip
 
-# Those that families with longrope have in place of some of `ROPE_KEYS`.
+# The keys that replace some of `ROPE_KEYS` in families with longrope.
 _OF_LONGROPE = (
     Key(field="rope_dimensions", kind=SIZE, default=find_rotary_size, gguf_default=same("head_dim"),
         gguf="{arch}.rope.dimension_count"),
@@ -101,12 +102,12 @@ _OF_LONGROPE = (
     Key(field="scaling.kind", gguf_default="linear", gguf=_SCALED + "type",
         kind=Choice({"none": None, "linear": "linear", "longrope": "longrope"}),
         seen=PresentAs("rope_factors_long.weight", "longrope")),
-    # `Phi3Config` has its own length for what leaves it out.
+    # The default is that of `Phi3Config`.
     Key(field="scaling.original_context", kind=SIZE, default=4096, gguf_default=same("context"),
         gguf=_SCALED + "original_context_length", hugging_face=_ROPE + _ORIGINAL),
 )  # fmt: skip
 
-# Rotations of which each pair is stretched by a number of its own.
+# RoPE keys for longrope, which scales each pair by a factor of its own.
 LONGROPE_KEYS = (
     *(next((line for line in _OF_LONGROPE
             if (line.field, line.gguf) == (key.field, key.gguf)), key) for key in ROPE_KEYS),
@@ -116,8 +117,8 @@ LONGROPE_KEYS = (
         hugging_face=_ROPE + "long_factor"),
 )  # fmt: skip
 
-# Where config.json has what longrope multiplies cosines and sines by for short texts and for long
-# ones, which must be the same.
+# For families whose config.json has a factor of cosines and sines for short contexts and one for
+# long contexts, which must be equal.
 LONG_AMPLITUDE = (
     Key(field="scaling.attention_factor", kind=_POSITIVE, default=None,
         hugging_face=_ROPE + "short_mscale"),
@@ -127,7 +128,10 @@ LONG_AMPLITUDE = (
 
 
 def standard_of(older: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return the `standard` of a family whose older configs call some keys otherwise."""
+    """Return the `standard` of a family whose older config.json files have other names for keys.
+
+    `older` maps the current names to the older ones.
+    """
 
     def standardize(document: Mapping[str, Any]) -> Mapping[str, Any]:
         called = {new: document[old] for new, old in older.items() if old in document}
@@ -137,7 +141,11 @@ def standard_of(older: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mappi
 
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Bring what older transformers wrote beside `rope_scaling` into `rope_parameters`."""
+    """Return config.json with all RoPE keys in `rope_parameters`.
+
+    Older versions of transformers wrote them in `rope_scaling` and beside it. Raises `ValueError`
+    if an object is invalid.
+    """
     key = "rope_scaling" if document.get("rope_scaling") else "rope_parameters"
     given: Any = document.get(key) or {}
     if not is_object(given):
@@ -149,12 +157,12 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
     if rope.get("rope_type") == "dynamic" and "alpha" not in rope:
-        # It stretches only texts that are longer than the context.
+        # Dynamic scaling only applies to texts that are longer than the context.
         rope = {name: rope[name] for name in _NOT_SCALED if name in rope}
     for name in _NOT_SCALED:
         if document.get(name) is not None:
             rope.setdefault(name, document[name])
-    # This one is taken from outside where it stands in both places.
+    # If this key is in both places, transformers uses the outer one.
     if document.get(_ORIGINAL) is not None:
         rope[_ORIGINAL] = document[_ORIGINAL]
     return {**document, "rope_parameters": rope}
@@ -163,12 +171,11 @@ def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def for_older(
     document: Mapping[str, Any], called: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Add to a config.json what transformers before version 5 reads in place of `rope_parameters`.
+    """Return config.json with the RoPE keys that transformers before version 5 reads.
 
-    `called` is what it calls some of the keys in this family, empty for one that it does not have,
-    and `IN_SCALING` for a key that it reads inside `rope_scaling`.
-
-    Layers with a window that have rotations of their own, as in Gemma 3, have a key of their own.
+    `called` maps keys to their names in this family: an empty name leaves the key out, and
+    `IN_SCALING` puts it into `rope_scaling`. Layers with a sliding window that have their own RoPE,
+    as in Gemma 3, get their own key.
     """
     given: Any = document.get("rope_parameters")
     if not is_object(given):
@@ -184,7 +191,7 @@ def for_older(
     names = called or {}
     is_inside = names.get(_ORIGINAL) == IN_SCALING
     if kind == "longrope" and not is_inside:
-        # These three and no other are what `Phi3Config` allowed.
+        # `Phi3Config` only allowed these three keys.
         older[_ORIGINAL] = scaled.pop(_ORIGINAL)
         scaled = {"type": scaled.pop("rope_type")} | scaled
     is_stated = kind != "longrope" or is_inside or "attention_factor" not in scaled

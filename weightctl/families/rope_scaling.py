@@ -1,4 +1,4 @@
-"""RoPE and its scaling: the angle by which each pair of a head's numbers turns per position."""
+"""RoPE and its scaling: the angle by which each pair of elements is rotated per position."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ __all__ = ["RopeScaling", "inverse_frequencies"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """The RoPE scaling of a model to a context that is `factor` times as long.
+    """The RoPE scaling of a model, to a context that is `factor` times the original one.
 
-    `kind` is `linear` (all alike), `llama3` (slow ones only), `yarn` (by a ramp between fast and
-    slow ones) or `longrope` (each by a number of its own). All other fields belong to one of them.
-    `original_context` is the length trained on
-    first. llama3 keeps what turns `high_frequency_factor` times or more within it, and stretches in
-    full what turns `low_frequency_factor` times or less. yarn's ramp runs from `beta_fast` turns to
-    `beta_slow`, between whole pairs where `truncate` is set. Its cosines and sines are multiplied
-    by `attention_factor`; None is the value its paper advises, by the ratio that `mscale` and
-    `mscale_all_dim` give where both are set. longrope divides the speed of each pair by its one of
-    the `short_factors` up to the original context, and of the `long_factors` beyond it; without
-    any a checkpoint has them as tensors. Its `attention_factor` is LongRoPE's where it is None.
+    - `kind`: `linear` (all pairs), `llama3` (only slow pairs), `yarn` (a ramp between fast and slow
+      pairs) or `longrope` (a factor for each pair).
+    - `original_context`: the length of the context that the model was trained on first.
+    - `low_frequency_factor`, `high_frequency_factor`: llama3 scales pairs with at most the low
+      number of turns in the original context in full, and does not change those with at least the
+      high number.
+    - `beta_fast`, `beta_slow`: the ends of yarn's ramp, in turns; `truncate` rounds them to whole
+      pairs.
+    - `attention_factor`: the factor of cosines and sines of yarn and longrope; None for the value
+      that the paper recommends.
+    - `mscale`, `mscale_all_dim`: yarn's recommended factor is the ratio of the factors for these
+      two scales, if both are given.
+    - `short_factors`, `long_factors`: longrope's divisors of the frequencies, up to the original
+      context and beyond it. They are empty if the checkpoint has them as tensors.
     """
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
@@ -65,16 +69,16 @@ class RopeScaling:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by; 1 for all but yarn and longrope."""
+        """The factor of cosines and sines; 1 except for yarn and longrope."""
         if self.kind not in {"yarn", "longrope"}:
             return 1.0
         return self.advised_amplitude if self.attention_factor is None else self.attention_factor
 
     @property
     def advised_amplitude(self) -> float:
-        """What the papers of yarn (2309.00071) and longrope (2402.13753) advise for that."""
+        """The factor that the papers of yarn (2309.00071) and longrope (2402.13753) recommend."""
         if self.kind == "longrope":
-            # Of a context of 1 the logarithm is 0.
+            # The logarithm of a context of 1 is 0, and cannot be divided by.
             is_longer = self.factor > 1 and self.original_context > 1
             ratio = math.log(self.factor) / math.log(self.original_context) if is_longer else 0
             return math.sqrt(1 + ratio)
@@ -89,12 +93,12 @@ class RopeScaling:
 def inverse_frequencies(
     dimensions: int, base: float, scaling: RopeScaling | None = None, length: int = 0
 ) -> NDArray[Any]:
-    """Radians per position of each pair of `dimensions` rotated numbers, float32[dimensions / 2].
+    """Return the radians per position of each rotated pair, float32[dimensions / 2].
 
-    `length` is how many positions there are, by which longrope chooses its factors.
-    Rounded to float32 after each step of transformers' `ROPE_INIT_FUNCTIONS`, so that long contexts
-    turn by the angles that a model was trained on. The same numbers on every machine: powers in
-    float32 are not.
+    `length` is the number of positions, by which longrope selects its factors. The values are
+    rounded to float32 after each step, as in transformers' `ROPE_INIT_FUNCTIONS`, so that the
+    angles in long contexts are those that a model was trained with. Powers are computed in float64,
+    because float32 powers differ between machines.
     """
     import numpy as np
 
@@ -110,7 +114,7 @@ def inverse_frequencies(
 
 
 def _longrope(periods: NDArray[Any], factors: tuple[float, ...]) -> NDArray[Any]:
-    """LongRoPE (arXiv 2402.13753): what was searched for, pair by pair."""
+    """LongRoPE (arXiv 2402.13753): factors for each pair, found by a search."""
     import numpy as np
 
     if factors and len(factors) != len(periods):
@@ -144,7 +148,7 @@ def _llama3(periods: NDArray[Any], _base: float, scaling: RopeScaling) -> NDArra
 
 
 def _yarn(periods: NDArray[Any], base: float, scaling: RopeScaling) -> NDArray[Any]:
-    """YaRN (arXiv 2309.00071), section 3.2: a ramp over pairs by the logarithm of their speed."""
+    """YaRN (arXiv 2309.00071), section 3.2: a ramp over the logarithms of the frequencies."""
     import numpy as np
 
     pairs = len(periods)
@@ -156,7 +160,7 @@ def _yarn(periods: NDArray[Any], base: float, scaling: RopeScaling) -> NDArray[A
     first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    # The bound is the number of dimensions, not of pairs: so transformers and llama.cpp have it.
+    # The limit is the number of dimensions instead of pairs, as in transformers and llama.cpp.
     first, last = max(first, 0), min(last, 2 * pairs - 1)
     if first == last:
         last += 0.001

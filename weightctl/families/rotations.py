@@ -1,4 +1,4 @@
-"""RoPE scaling between the fields of a config and the keys of each naming convention."""
+"""Conversion of RoPE scaling between the fields of a config and the keys of each convention."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "check_heads", "convert_rope_fields", "find_rotary_size", "scaling"]
 
-# What is below is not a rotation in float32.
+# Smaller values are not meaningful in float32.
 LEAST = 1e-6
-# Of float32, in which GGUF has numbers.
+# The relative error of float32, in which GGUF stores values.
 _ROUNDING = 1e-6
 _FACTORS = ("short_factors", "long_factors")
 
@@ -32,12 +32,12 @@ _USED = {
 
 
 def find_rotary_size(fields: Fields) -> int:
-    """Return how many numbers of a head are rotated, where a share of them is given."""
+    """Return the rotary dimension of a head, computed from the rotated share of its elements."""
     return int(fields["head_dim"] * fields["rotated_share"])
 
 
 def check_heads(fields: Fields) -> None:
-    """Raise `ValueError` for heads that cannot share keys and values, or be rotated in pairs."""
+    """Raise `ValueError` if heads cannot be grouped by KV heads, or be rotated in pairs."""
     given: Any = fields["kv_heads"]
     for count in given if is_sequence(given) else (given,):
         if fields["heads"] % count:
@@ -55,7 +55,7 @@ def check_heads(fields: Fields) -> None:
 
 
 def scaling(fields: Fields) -> RopeScaling | None:
-    """Return the RoPE scaling, None if there is none.
+    """Return the RoPE scaling, None if the model does not use it.
 
     Raises `ValueError` if the fields of `ROPE_KEYS` contradict each other.
     """
@@ -83,14 +83,17 @@ def scaling(fields: Fields) -> RopeScaling | None:
     if kind == "longrope":
         given |= {"attention_factor": share} if is_gguf else {}
         given |= _of_pairs(given, fields["rope_dimensions"] // 2, is_gguf)
-    # What belongs to another kind stays as it is by default.
+    # Fields of other kinds keep their defaults.
     used = {name: given[name] for name in _USED[kind] if name in given}
     stretched = RopeScaling(kind=kind, factor=factor, **used)
     return _usual(stretched, fields["context"]) if kind == "longrope" else stretched
 
 
 def _usual(stretched: RopeScaling, context: int) -> RopeScaling:
-    """Return longrope with the factor that the contexts give, which says nothing but how loud."""
+    """Return longrope with the ratio of the contexts as its factor, and the same amplitude.
+
+    The factor of longrope only decides the amplitude.
+    """
     factor = context / stretched.original_context
     usual = replace(stretched, factor=factor, attention_factor=None)
     is_same = isclose(usual.amplitude, stretched.amplitude, rel_tol=_ROUNDING)
@@ -122,7 +125,7 @@ def _check(fields: Fields, given: Fields) -> None:
 
 
 def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
-    """Return longrope's factors, of which GGUF has none but as tensors."""
+    """Return longrope's factors for each pair; they may be empty for GGUF, which has tensors."""
     factors = {name: given.get(name) or () for name in _FACTORS}
     counts = [len(each) for each in factors.values()]
     if counts != [pairs, pairs] and not (is_gguf and counts == [0, 0]):
@@ -134,10 +137,10 @@ def _of_pairs(given: Fields, pairs: int, is_gguf: bool) -> Fields:
 
 
 def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
-    """Return fields in which those of rotations are such as a naming convention's keys can hold.
+    """Return fields in which those of RoPE can be written with a naming convention's keys.
 
-    llama.cpp has the rotations of llama3 and longrope from tensors, which are beside the keys.
-    Raises `ValueError` if a naming convention cannot express them.
+    llama.cpp reads the factors of llama3 and longrope from tensors, not from keys. Raises
+    `ValueError` if the naming convention cannot express the scaling.
     """
     if "scaling.kind" not in fields:
         return fields
@@ -150,7 +153,7 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
     if stretched is None:
         return rest | {"scaling.kind": None}
     if convention == "gguf":
-        # llama.cpp has no key for this: the family decides.
+        # llama.cpp decides this by the family, without a key.
         is_rounded = "ramp_between_pairs" not in fields
         if stretched.kind == "yarn" and stretched.truncate != is_rounded:
             stated = "false" if is_rounded else "true"
@@ -169,23 +172,24 @@ def _for_gguf(stretched: RopeScaling, fields: Fields) -> dict[str, Any]:
     if stretched.kind == "yarn":
         values |= original | {name: getattr(stretched, name) for name in ("beta_fast", "beta_slow")}
         if "scaling.log_multiplier" in fields:
-            # llama.cpp takes an amplitude of 1 where there is one.
+            # If this key is given, llama.cpp uses an amplitude of 1.
             return values | {"log_multiplier": _find_multiplier(stretched)}
         is_stated = stretched.mscale == 1 and stretched.attention_factor is None
         if "scaling.head_multiplier" in fields and is_stated and stretched.mscale_all_dim:
             return values | {"head_multiplier": stretched.mscale_all_dim}
         share /= _compute_attention_factor(stretched.factor)
     elif stretched.kind != "linear":
-        # llama.cpp has no word for llama3, whose tensor says it.
+        # llama.cpp cannot express llama3 except by a tensor.
         values = {"kind": None if stretched.kind == "llama3" else stretched.kind, **original}
-    # 1 is what there is without.
+    # 1 is the default.
     return values | ({} if isclose(share, 1, rel_tol=_ROUNDING) else {"attention_share": share})
 
 
 def _find_multiplier(stretched: RopeScaling) -> float:
-    """Return what YaRN multiplies the logarithm of its factor by, for scores of whole heads.
+    """Return YaRN's factor of the logarithm for the attention scores.
 
-    Raises `ValueError` where that of the rotated numbers is another, which llama.cpp cannot have.
+    Raises `ValueError` if `mscale` and `mscale_all_dim` are missing or differ, or if
+    `attention_factor` is given, which llama.cpp cannot express.
     """
     multiplier = stretched.mscale_all_dim
     if not multiplier or stretched.mscale != multiplier or stretched.attention_factor is not None:
@@ -203,7 +207,7 @@ def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:
             raise ValueError("the `longrope` factors are in tensors, which were not read")
         return values | {"kind": stretched.kind}
     if stretched.kind == "yarn":
-        # Older transformers complain of some keys even where they say the usual.
+        # Older versions of transformers warn about some keys even if they have the default values.
         usual = type(stretched)(kind="yarn", factor=1, original_context=stretched.original_context)
         values = {
             name: value
@@ -214,5 +218,5 @@ def _for_hugging_face(stretched: RopeScaling) -> dict[str, Any]:
 
 
 def _compute_attention_factor(factor: float) -> float:
-    """What YaRN's paper advises to multiply cosines and sines by."""
+    """Return the factor of cosines and sines that YaRN's paper recommends."""
     return 1 + 0.1 * log(max(factor, 1))

@@ -1,4 +1,4 @@
-"""Orders of rows: for each row of a tensor, which of another one it is (`new = old[order]`)."""
+"""Orders of rows: for each row of a new tensor, its number in the old one (`new = old[order]`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 __all__ = ["alternate", "group_heads", "half_split_order", "interleaved_order", "invert"]
 
 
-@lru_cache(maxsize=64)  # a model has two, in all of its layers
+@lru_cache(maxsize=64)  # a model uses two in all of its layers
 def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:
-    """Return which half-split row each row of an interleaved projection is.
+    """Return the order from the half-split to the interleaved rows of a projection.
 
-    A rotary embedding turns numbers in pairs. In GGUF a pair's rows are neighbors; in Hugging
-    Face's naming convention the first rows of all pairs of a head stand before all the second ones.
-    Of each head the first `rotated` rows, all where not given, are in pairs; the others stay.
+    RoPE rotates elements in pairs. In GGUF the rows of a pair are neighbors; in Hugging Face's
+    naming convention, the first rows of all pairs of a head precede the second ones. Only the first
+    `rotated` rows of each head form pairs (default: all); the others keep their places.
     """
     rotated = head_dim if rotated is None else rotated
     half = rotated // 2
@@ -30,9 +30,9 @@ def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> 
 
 @lru_cache(maxsize=64)
 def half_split_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:
-    """Return which interleaved row each row of a half-split projection is.
+    """Return the order from the interleaved to the half-split rows of a projection.
 
-    The inverse of `interleaved_order`.
+    This is the inverse of `interleaved_order`.
     """
     rotated = head_dim if rotated is None else rotated
     half = rotated // 2
@@ -45,20 +45,19 @@ def half_split_order(heads: int, head_dim: int, rotated: int | None = None) -> t
 
 @lru_cache(maxsize=64)
 def alternate(rows: int, parts: int = 2) -> tuple[int, ...]:
-    """Return the order in which the parts of a tensor, of as many `rows` each, take turns.
+    """Return the order that interleaves `parts` parts of `rows` rows each, row by row.
 
-    The parts stand one after the other in the tensor whose rows are put into this order.
+    The old tensor has the parts one after the other.
     """
     return tuple(part * rows + row for row in range(rows) for part in range(parts))
 
 
 @lru_cache(maxsize=64)
 def group_heads(groups: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the order in which each group of heads has its rows of all parts together.
+    """Return the order that puts the rows of all parts together for each group of heads.
 
-    The parts stand one after the other in the tensor whose rows are put into this order; a group
-    has as many rows of each as `sizes` says: `(head_dim,) * 3` where each head has its queries,
-    keys and values together.
+    The old tensor has the parts one after the other. `sizes` are the rows of each part in a group:
+    `(head_dim,) * 3` if each head has its queries, keys and values together.
     """
     starts = [groups * sum(sizes[:part]) for part in range(len(sizes))]
     return tuple(
@@ -78,5 +77,5 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def invert(order: Sequence[int]) -> tuple[int, ...]:
-    """Return the order that undoes another."""
+    """Return the inverse of an order."""
     return _inverse(tuple(order))

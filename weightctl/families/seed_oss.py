@@ -1,4 +1,4 @@
-"""Seed-OSS: a Qwen2 whose second norm GGUF calls by another name.
+"""Seed-OSS: a Qwen2 whose second norm has another name in GGUF.
 
 Names and keys: transformers' `modeling_seed_oss.py`; llama.cpp's `models/seed-oss.cpp`.
 """

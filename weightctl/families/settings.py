@@ -1,4 +1,4 @@
-"""Numbers that one naming convention has as tensors, and the other as keys of the config."""
+"""Values that one naming convention stores as tensors, and the other as config keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 def list_made(
     family: Family, config: Config, convention: NamingConvention
 ) -> Iterator[tuple[TensorNames, NDArray[np.float32]]]:
-    """Yield the tensors of a naming convention that a config of the other one has as values."""
+    """Yield the tensors of a naming convention whose values the config of the other one states.
+
+    Each tensor comes with its values, float32.
+    """
     for line in family.names:
         numbers = None if line.made is None else line.made(config)
         if numbers is None or line.template(convention) is None:

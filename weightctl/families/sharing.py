@@ -1,4 +1,4 @@
-"""Per-rank ranges of axes that a group of weights shares."""
+"""The range of each rank along the axes that a group of weights divides together."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = [
     "share_extents",
 ]
 
-# The extents that are divided by heads, in whole heads: those of each query head, and of each KV
-# head, whose values may have another size than its keys.
+# The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
+# head may have another size than its keys.
 _OF_QUERIES = ("queries", "plain_keys", "values", "each_head")
 _OF_KEYS = ("keys", "key_values")
 OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, *_OF_KEYS})
 
 _OF_VALUES = ("values", "key_values")
 
-# The elements of an extent that each rank gets, counted from where a run of it begins.
+# The range of each rank in an extent, counted from the start of its run.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
 
 
 class SharedRun(NamedTuple):
-    """Elements of an axis that are divided together, and what they are."""
+    """A range of an axis that has one extent."""
 
     extent: Extent
     start: int
@@ -44,16 +44,16 @@ class SharedRun(NamedTuple):
 
 
 class SharedAxis(NamedTuple):
-    """The axis of a weight that is cut: its runs, and how many elements stay together."""
+    """The divided axis of a weight: its runs, and how many elements of a block stay together."""
 
     runs: Sequence[SharedRun]
     block: int
 
 
 def list_runs(extents: Sequence[Extent], size: int, heads: Heads) -> tuple[SharedRun, ...]:
-    """Return the runs of an axis of `size` elements along which these extents lie.
+    """Return the runs of an axis of `size` elements with these extents, one after the other.
 
-    Those of heads are as long as the heads say, so that the last run may end elsewhere.
+    The runs of heads have the lengths that `heads` states, so the last run may not end at `size`.
     """
     found: list[SharedRun] = []
     start = 0
@@ -67,10 +67,10 @@ def list_runs(extents: Sequence[Extent], size: int, heads: Heads) -> tuple[Share
 
 
 def share_extents(axes: Iterable[SharedAxis], heads: Heads, ranks: int) -> Shared | None:
-    """Return which elements of each extent every rank gets.
+    """Return the range of each rank in each extent, without breaking a block of any axis.
 
-    No block of any axis is broken. Axes without heads have one extent, of one length. None if not
-    every rank can have something.
+    Axes without heads must have the same single extent with the same length. None if a rank would
+    get nothing.
     """
     blocks: dict[Extent, int] = {}
     length = 0
@@ -86,7 +86,7 @@ def share_extents(axes: Iterable[SharedAxis], heads: Heads, ranks: int) -> Share
 
 
 def _share_heads(blocks: Mapping[Extent, int], heads: Heads, ranks: int) -> Shared | None:
-    """Return the elements of each extent that every rank gets, of some heads in whole blocks."""
+    """Return the range of each rank in each extent that is divided by heads, in whole blocks."""
 
     def step(extent: Extent) -> int:
         size = _size_of_head(extent, heads)
@@ -110,13 +110,13 @@ def _count_heads(extent: Extent, heads: Heads) -> int:
 
 
 def _size_of_head(extent: Extent, heads: Heads) -> int:
-    """Return how many elements of an extent a head has."""
+    """Return the number of elements of an extent per head."""
     sizes = {"plain_keys": heads.plain, "each_head": 1}
     return sizes.get(extent, heads.value if extent in _OF_VALUES else heads.size)
 
 
 def ranges_of_rank(runs: Iterable[SharedRun], shared: Shared, rank: int) -> list[Range]:
-    """Return the ranges of an axis that a rank gets."""
+    """Return the ranges of an axis that a rank has."""
     return [
         (run.start + start, run.start + stop)
         for run in runs

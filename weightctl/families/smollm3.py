@@ -1,7 +1,7 @@
-"""SmolLM3: a llama whose every fourth layer has no positions.
+"""SmolLM3: a llama without RoPE in every fourth layer.
 
-Names and keys: transformers' `modeling_smollm3.py`; llama.cpp's `models/smollm3.cpp`, which has no
-key for the layers without positions.
+Names and keys: transformers' `modeling_smollm3.py`; llama.cpp's `models/smollm3.cpp`, which does
+not have a key for the layers without RoPE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StableLM 2: LayerNorms, a part of each head rotated, attention and MLP one by one or together.
+"""StableLM 2: LayerNorms, RoPE on a part of each head, and sequential or parallel blocks.
 
 Names and keys: transformers' `modeling_stablelm.py`; llama.cpp's `conversion/stablelm.py`.
 """
@@ -57,7 +57,7 @@ FAMILY = Family(
         Key(field="parallel", kind=FLAG, default=False, gguf_default=False,
             gguf="{arch}.use_parallel_residual", hugging_face="use_parallel_residual",
             written=True),
-        # Then they read by one norm.
+        # Parallel attention and MLP share a norm.
         Key(field="shared_norm", kind=FLAG, default=same("parallel"),
             gguf_default=same("parallel")),
         Key(field="has_qk_norms", kind=Exactly(False, _NORMS), default=False,

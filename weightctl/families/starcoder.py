@@ -1,4 +1,4 @@
-"""StarCoder and SantaCoder: a GPT-2 whose query heads share one key and one value.
+"""StarCoder and SantaCoder: a GPT-2 whose query heads share one KV head.
 
 Names and keys: transformers' `modeling_gpt_bigcode.py`; llama.cpp's `models/starcoder.cpp`.
 """

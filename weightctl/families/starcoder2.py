@@ -1,7 +1,7 @@
 """StarCoder2: LayerNorms, biases, and a plain MLP.
 
 Names and keys: transformers' `modeling_starcoder2.py`; llama.cpp's `conversion/starcoder.py`.
-llama.cpp has no window for it, and sees all positions.
+llama.cpp ignores the sliding window and uses full attention.
 """
 
 from __future__ import annotations

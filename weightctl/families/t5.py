@@ -1,15 +1,15 @@
-"""T5, T5 v1.1 and Flan-T5: an encoder, and a decoder that reads what the encoder makes.
+"""T5, T5 v1.1 and Flan-T5: an encoder, and a decoder that reads the states of the encoder.
 
 Names and keys: transformers' `modeling_t5.py` and `configuration_t5.py`; llama.cpp's
 `models/t5.cpp` and `conversion/t5.py`.
 
 The layers of the encoder are counted before those of the decoder, as pipeline stages hold them.
 
-The first T5 multiplies what its output reads by the inverse root of the hidden size, and its output
-is its embedding. llama.cpp does not multiply: its logits are larger by that factor, so that its
-likeliest token is the same and its probabilities are others. transformers is right: it computes
-what Mesh TensorFlow, by which the models were trained, computes. T5 v1.1 has an output of its own
-and multiplies nothing.
+The first T5 uses the embedding as its output, and multiplies the states before it by the inverse
+square root of the hidden size. llama.cpp does not multiply: its logits are larger by that factor,
+so the likeliest token is the same and the probabilities differ. transformers is right: it computes
+the same as Mesh TensorFlow, with which the models were trained. T5 v1.1 has an output of its own
+and does not multiply.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["FAMILY"]
 
 _ENCODER, _DECODER = (f"{stack}.block.{{}}.layer." for stack in ("encoder", "decoder"))
 _IN_DECODER: Mapping[str, Any] = {"when": ("in_decoder",), "first": "encoder_layers"}
-# Every layer of the decoder reads what the encoder makes.
+# Every layer of the decoder reads the states of the encoder.
 _ALL_LAYERS = WeightAxes(("hidden",), all_layers=True)
-# By the word of config.json: the activation, and whether it is of a gate.
+# By the word in config.json: the activation, and whether the MLP has a gate.
 _FEED_FORWARD = {"relu": ("relu", False), "gated-gelu": ("gelu_tanh", True)}
-# What config.json calls otherwise. transformers does not read the context.
+# The names of keys in config.json. transformers does not read the context.
 _CALLED = {
     "context": "n_positions",
     "hidden": "d_model",
@@ -74,7 +74,7 @@ def _list_attention(
 
 
 def _list_mlp(stack: str, begin: str, when: str, **common: Any) -> tuple[Name, ...]:
-    """Return the lines of a layer's MLP, whose names tell whether it has a gate, with its norm."""
+    """Return the lines of a layer's MLP with its norm; their names depend on the gate."""
     blocks, dense = f"{stack}.blk.{{}}.ffn_", "DenseReluDense."
 
     def name(part: str, own: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _list_mlp(stack: str, begin: str, when: str, **common: Any) -> tuple[Name, .
 
 
 def _list_bias(module: str, stack: str, prefix: str) -> Name:
-    """Return the line of what is added to scores, which stands in the first layer."""
+    """Return the line of the relative position bias, which checkpoints store in the first layer."""
     return Name(
         module=module,
         gguf=f"{stack}.blk.0.attn_rel_b",
@@ -106,7 +106,10 @@ def _count_layers(fields: Fields) -> int:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Say by the older key whether the output is scaled, which once meant that it is tied, too."""
+    """Return config.json in which `tie_word_embeddings` states whether the output is scaled.
+
+    Newer files state that as `scale_decoder_outputs`; in older ones, the key means both.
+    """
     scaled = document.get("scale_decoder_outputs")
     return document if scaled is None else {**document, "tie_word_embeddings": scaled}
 
@@ -175,7 +178,7 @@ FAMILY = Family(
         Key(field="buckets", kind=WholeNumber(4, SIZE.most), default=32,
             gguf="{arch}.attention.relative_buckets_count",
             hugging_face="relative_attention_num_buckets"),
-        # llama.cpp has it for all models.
+        # llama.cpp uses this value for all models.
         Key(field="farthest", kind=SIZE, default=128, gguf_default=128,
             hugging_face="relative_attention_max_distance"),
         Key(field="feed_forward", kind=Choice({word: word for word in _FEED_FORWARD}),
@@ -186,7 +189,7 @@ FAMILY = Family(
         Key(field="start_token", kind=WholeNumber(0, SIZE.most), default=None, gguf_default=None,
             gguf="{arch}.decoder_start_token_id", hugging_face="decoder_start_token_id"),
     ),
-    # The embedding by other names, and numbers that no version of the models adds.
+    # Other names of the embedding, and values that no version of the models adds.
     beside=(
         r"(encoder|decoder)\.embed_tokens\.weight",
         r"decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",

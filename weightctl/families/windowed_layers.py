@@ -1,6 +1,6 @@
-"""Flags of the layers that attend to a sliding window of positions.
+"""Kinds and keys that state which layers have a sliding window.
 
-Transformers' `layer_types` names what each does. GGUF has a flag for each.
+Transformers' `layer_types` has a word for each layer, and GGUF a flag.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 class LayerWords(NamedTuple):
-    """A word for each layer, which says whether it sees only a window or all positions."""
+    """A word for each layer: whether it has a sliding window or full attention."""
 
     def read(self, content: object) -> tuple[bool, ...]:
-        """Return of each layer whether it sees only a window."""
+        """Return for each layer whether it has a sliding window."""
         if not is_list(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(
                 f"is {show_value(content)}; it must be a list with a layer type for each layer"
@@ -50,7 +50,7 @@ class LayerWords(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of words."""
+        """The type of an array of strings."""
         return "array[string]"
 
     def write(self, value: Sequence[bool]) -> list[str]:
@@ -59,7 +59,7 @@ class LayerWords(NamedTuple):
 
 
 class LayerFlags(NamedTuple):
-    """True for each layer that sees only a window, and false for the others."""
+    """A list with true for each layer with a sliding window, and false for the others."""
 
     def read(self, content: object) -> tuple[bool, ...]:
         """Return the flags."""
@@ -73,7 +73,7 @@ class LayerFlags(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of flags."""
+        """The type of an array of flags."""
         return "array[bool]"
 
     def write(self, value: Sequence[bool]) -> list[bool]:
@@ -82,19 +82,19 @@ class LayerFlags(NamedTuple):
 
 
 class LayerPattern(NamedTuple):
-    """How many layers there are for each that sees all positions, or a flag for each layer."""
+    """The period of layers with full attention, or a flag for each layer."""
 
     def read(self, content: object) -> int | tuple[bool, ...]:
-        """Return the number, or the flags."""
+        """Return the period or the flags."""
         return FLAGS.read(content) if is_sequence(content) else SIZE.read(content)
 
     @property
     def gguf_type(self) -> str:
-        """That of a list of flags."""
+        """The type of an array of flags."""
         return "array[bool]"
 
     def write(self, value: int | Sequence[bool]) -> int | list[bool]:
-        """Return the number, or the list of flags."""
+        """Return the period or the list of flags."""
         return value if isinstance(value, int) else list(value)
 
 
@@ -106,9 +106,9 @@ PATTERN = LayerPattern()
 def mark_windowed_layers(
     layers: int, period: int, *, is_first_global: bool = False
 ) -> tuple[bool, ...]:
-    """Return whether each layer has a window; the last of each `period` sees all positions.
+    """Return for each layer whether it has a window: all except the last of each `period`.
 
-    With `is_first_global` the first of each does.
+    With `is_first_global`, the first layer of each period has full attention instead.
     """
     place = 0 if is_first_global else period - 1
     return tuple(number % period != place for number in range(layers))
@@ -117,11 +117,11 @@ def mark_windowed_layers(
 def pattern_keys(
     usual: int, *, is_first_global: bool = False, is_stated: bool = True
 ) -> tuple[Key, Key]:
-    """Return GGUF's keys of the layers with a window, where llama.cpp takes a period or flags.
+    """Return GGUF's keys of the layers with a window, if llama.cpp reads a period or flags.
 
-    `usual` is the period that it takes if there is neither, which is written if `is_stated`. Other
-    periods are written as numbers, and flags only for other patterns. These keys stand before
-    that of config.json.
+    `usual` is the period that llama.cpp assumes without a key; it is written only if `is_stated`.
+    Other periods are written as numbers, and other patterns as flags. These keys precede the one of
+    config.json.
     """
 
     def mark(layers: int, period: int) -> tuple[bool, ...]:
@@ -153,11 +153,11 @@ def pattern_keys(
 def with_layer_types(
     document: Mapping[str, Any], *, window: int, first: int, layers: int
 ) -> Mapping[str, Any]:
-    """Return a config.json that says of every layer whether it sees only a window.
+    """Return a config.json that states for each layer whether it has a sliding window.
 
-    Such as Qwen2's leave it to `max_window_layers`, the number of the first layer that does, and to
-    `use_sliding_window`. `window`, `first` and `layers` are what transformers takes where
-    config.json has none. Raises `ValueError` if the first is not a number. Source: `Qwen2Config` in
+    Config files such as Qwen2's state only `max_window_layers`, the number of the first layer with
+    a window, and `use_sliding_window`. `window`, `first` and `layers` are transformers' defaults.
+    Raises `ValueError` if `max_window_layers` is not an integer. Source: `Qwen2Config` in
     transformers' `configuration_qwen2.py`.
     """
     size = document.get("sliding_window", window) if document.get("use_sliding_window") else None
@@ -167,10 +167,10 @@ def with_layer_types(
     if types is None and size is not None:
         if type(first) is not int:
             raise ValueError(f"`max_window_layers` is {show_value(first)}; it must be an integer")
-        # Another count is refused where it is read.
+        # An invalid count is reported when the key is read.
         if type(count) is int and count <= LAYERS.most:
             types = [LOCAL if layer >= first else GLOBAL for layer in range(count)]
     if size is None and is_list(types) and all(word == GLOBAL for word in types):
-        # What newer versions of transformers write of models without a window.
+        # Newer versions of transformers write this for models without a window.
         types = None
     return {**document, "sliding_window": size, "layer_types": types}

@@ -1,4 +1,4 @@
-"""A family's config into GGUF's metadata, or into config.json."""
+"""The config of a model as GGUF's metadata, or as config.json."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _WORDS: dict[NamingConvention, tuple[str, str]] = {
 
 
 def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
-    """Return the keys of GGUF's metadata that say what the fields of a config do.
+    """Return the keys of GGUF's metadata that state the fields of a config.
 
-    The fields are those that either naming convention's keys gave. Raises `ArchitectureError` if
-    GGUF cannot express the model, or llama.cpp does not load it. Some keys it does not read: the
-    window of a llama, and the ends of YaRN's ramp.
+    The fields may come from the keys of either naming convention. Raises `ArchitectureError` if
+    GGUF cannot express the model, or if llama.cpp does not load it. llama.cpp does not read some of
+    the keys: the sliding window of the family llama, and the ends of YaRN's ramp.
     """
     _check_loading(family, fields)
     given = _convert_fields(family, fields, "gguf")
     if fields.get("scaling.kind") == "llama3" and not any(line.made for line in family.names):
-        # llama.cpp has it from a tensor, which it reads in some families only.
+        # llama.cpp reads this scaling from a tensor, but only in some families.
         raise _cannot_express(family, "gguf", "its RoPE uses `llama3` scaling")
     metadata = {
         key.gguf.format(arch=family.gguf_name): _make_typed_value(
@@ -54,11 +54,11 @@ def to_gguf(family: Family, fields: Fields) -> dict[str, MetadataValue]:
 
 
 def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str, Any]:
-    """Return a config.json that says what the fields of a config do.
+    """Return a config.json that states the fields of a config.
 
-    The fields are those that either naming convention's keys gave, and `model_type` is one of the
-    family's. Today's transformers and older ones read it alike. Raises `ArchitectureError` if they
-    do not support the model.
+    The fields may come from the keys of either naming convention, and `model_type` is one of the
+    family's. Current and older versions of transformers read the same model from it. Raises
+    `ArchitectureError` if transformers does not support the model.
     """
     kind = family.model_types[model_type]
     given = _convert_fields(family, fields, "hugging_face")
@@ -74,7 +74,7 @@ def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str
 
 
 def _check_loading(family: Family, fields: Fields) -> None:
-    """Raise `ArchitectureError` for a model that llama.cpp does not load."""
+    """Raise `ArchitectureError` if llama.cpp does not load the model."""
     reason = None if family.unloaded is None else family.unloaded(fields)
     if family.heads_fill_hidden:
         heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
@@ -88,9 +88,9 @@ def _check_loading(family: Family, fields: Fields) -> None:
 
 
 def model_type_of(family: Family, fields: Fields) -> str:
-    """Return the first of the family's model types in config.json that can have these fields.
+    """Return the first of the family's model types in config.json that allows these fields.
 
-    Raises `ArchitectureError` if none can.
+    Raises `ArchitectureError` if no type does.
     """
     wrong: list[str] = []
     for name, kind in family.model_types.items():
@@ -111,7 +111,7 @@ def model_type_of(family: Family, fields: Fields) -> str:
 
 
 def _convert_fields(family: Family, fields: Fields, convention: NamingConvention) -> Fields:
-    """Return the fields as a naming convention's keys have them."""
+    """Return the fields with RoPE in the form of a naming convention's keys."""
     try:
         return convert_rope_fields(fields, convention)
     except (ValueError, GraphError) as error:
@@ -122,7 +122,7 @@ def _convert_fields(family: Family, fields: Fields, convention: NamingConvention
 def _contents(
     family: Family, fields: Fields, convention: NamingConvention, kind: ModelType | None = None
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the keys that are written, each with what stands there."""
+    """Yield the keys that are written, each with its content."""
     known = dict(fields)
     for key in family.keys:
         name = key.gguf if convention == "gguf" else key.hugging_face
@@ -152,7 +152,7 @@ def _default(key: Key, convention: NamingConvention, kind: ModelType | None) -> 
 
 
 def _is_derived(key: Key, convention: NamingConvention, default: Any) -> bool:
-    """Whether what is not a field of the other naming convention follows from what is."""
+    """Whether a field that the other naming convention does not define is written by default."""
     if key.field.startswith("scaling.") or default is REQUIRED:
         return False
     return callable(default) or (convention == "gguf" and key.written is True)
@@ -161,7 +161,7 @@ def _is_derived(key: Key, convention: NamingConvention, default: Any) -> bool:
 def _goes_without_saying(
     key: Key, value: Any, convention: NamingConvention, default: Any, known: Fields
 ) -> bool:
-    """Whether what says nothing is taken for the value, and it is left at that."""
+    """Whether a value is left out because the reader would use it anyway."""
     if value is None and (key.field.startswith("scaling.") or convention == "gguf"):
         return key.written is None
     if value is None and default is None:
@@ -171,7 +171,7 @@ def _goes_without_saying(
     try:
         return bool(default(known) == value)
     except ValueError:
-        # Nothing follows, so that it must be said.
+        # The default cannot be computed, so the value must be written.
         return False
 
 
@@ -191,7 +191,7 @@ def _put(document: dict[str, Any], path: str, content: Any) -> None:
 
 
 def _compare(family: Family, fields: Fields, found: Fields, convention: NamingConvention) -> None:
-    """Raise unless what was written is read as the same model."""
+    """Raise `ArchitectureError` unless the written config is read as the same model."""
     for key in family.keys:
         name = key.field
         if name.startswith("scaling.") or name not in fields or name not in found:

@@ -1,7 +1,7 @@
 """XLM-RoBERTa, and the sentence encoders built like it: bge-m3, multilingual-e5.
 
-Names and keys: transformers' `modeling_xlm_roberta.py`; llama.cpp's `conversion/bert.py`, to which
-it is a bert with a unigram tokenizer.
+Names and keys: transformers' `modeling_xlm_roberta.py`; llama.cpp's `conversion/bert.py`, which
+treats it as a bert with a unigram tokenizer.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ _RUN = 1 << 18
 
 
 def check_copies(checkpoint: RecognizedModel) -> None:
-    """Raise `ArchitectureError` if an output is stored beside the embedding and differs from it.
+    """Raise `ArchitectureError` if a tied output is stored and differs from the embedding.
 
-    If the config ties the two, some programs use one, and others the other. Both are read up to the
+    Some programs then use the output, and others the embedding. Both tensors are read up to the
     first difference.
     """
     family, original = checkpoint.family, checkpoint.tensors[EMBEDDING_WEIGHT]

@@ -1,4 +1,4 @@
-"""A model in the other naming convention: its tree, and the documents that go with it."""
+"""A model in the other naming convention: its tree, and the documents beside it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging
 class Translation(NamedTuple):
     """A model in a naming convention.
 
-    `documents` are files to be written beside its tensors, by name. `notes` are notes for the user,
-    and `text` describes the change; empty if there is none.
+    - `weights`: its tensors and metadata.
+    - `documents`: the files to be written beside the tensors, by name.
+    - `notes`: notes for the user.
+    - `text`: a description of the change, empty if there is none.
     """
 
     weights: Checkpoint
@@ -56,13 +58,13 @@ class Translation(NamedTuple):
     text: str = ""
 
     def plan(self, format_name: str) -> Plan:
-        """Plan to store it in a container format, with its documents."""
+        """Return a plan to store the model in a container format, with its documents."""
         plan = Plan.copy(self.weights, format_name)
         notes = (*plan.notes, *self.notes)
         return replace(plan, documents=self.documents, translation=self.text, notes=notes)
 
 
-# llama.cpp's number for what a classifier head makes of the first token.
+# llama.cpp's number for pooling by a classifier head.
 _BY_HEAD = 4
 
 
@@ -152,7 +154,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
 def _read_card(
     checkpoint: RecognizedModel, directory: str, notes: list[str]
 ) -> dict[str, MetadataValue]:
-    """Return the facts of the model's card, and its size."""
+    """Return the facts of the model card, and the numbers of parameters."""
     sizes = {name: tensor.info.size for name, tensor in checkpoint.tensors.items()}
     of_experts = sum(
         sizes[names.module]
@@ -166,7 +168,7 @@ def _read_card(
 
 
 def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Yield notes on results of llama.cpp that differ from those of the config."""
+    """Yield notes on results of llama.cpp that differ from those of transformers."""
     window = getattr(checkpoint.config, "sliding_window", None)
     if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
         yield (
@@ -219,7 +221,7 @@ def _to_hugging_face(
 
 
 def _add_tensor_fields(checkpoint: RecognizedModel) -> Fields:
-    """Return the fields with the settings from small tensors, which the output states directly."""
+    """Return the fields with the values of small tensors that the output states as config keys."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         tensor = checkpoint.tensors.get(names.module)

@@ -1,4 +1,4 @@
-"""A model's tensors in the other naming convention."""
+"""The tensors of a model in the other naming convention."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _change_tensor(
 def _join(
     name: str, members: Sequence[Member], config: Config, convention: NamingConvention
 ) -> ReadableTensor:
-    """Return the tensor of a name, which may hold several parts, of several experts each."""
+    """Return the tensor of a name, which may contain several parts, each of several experts."""
     first, tensor = members[0]
     fusion = first.fusions.get(convention)
     if fusion is None and not first.is_stacked(convention):

@@ -1,4 +1,4 @@
-"""One layer of a model: attention and an MLP or experts, of the blocks that a config names."""
+"""One layer of a model: attention and an MLP or experts, which the config selects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Block", "make_mlp", "make_norm"]
 
 
 def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
-    """Return a norm over the hidden size, of the kind that a config names."""
+    """Return a norm over the hidden size, of the kind that the config states."""
     if config.norm == "rms":
         return RMSNorm(config.hidden, config.norm_epsilon, offset=config.norm_offset, dtype=dtype)
     return LayerNorm(
@@ -37,9 +37,9 @@ def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
 
 
 class Block(Module):
-    """A layer of a model: attention, then an MLP or experts, with norms and added to what came in.
+    """A layer of a model: attention, then an MLP or experts, with norms and residual additions.
 
-    `rotation` is the number of the rotary embedding that its attention rotates by, None for none.
+    `rotation` is the number of the rotary embedding that its attention uses, None without RoPE.
     """
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: DType) -> None:
@@ -69,7 +69,7 @@ class Block(Module):
         sin: Value | None = None,
         mask: Value | None = None,
     ) -> Value:
-        """Return what goes to the next layer, in the shape of `x`."""
+        """Return the input of the next layer, in the shape of `x`."""
         config = self.config
         if config.norms_after:
             x = self.attention_norm(x + self.attention(x, cos, sin, mask))

@@ -1,4 +1,4 @@
-"""What decoders and encoders have in common: embeddings, positions, and layers of blocks."""
+"""The common base of decoders and encoders: embeddings, positions, and layers of blocks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["BlockNetwork"]
 
 
 class BlockNetwork(Network):
-    """A model whose layers are blocks; which ones is in its config.
+    """A model whose layers are blocks, which its config selects.
 
-    One with learned positions has no more than its context, so an engine refuses more tokens.
+    A model with learned positions supports at most `config.context` tokens; an engine refuses more.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class BlockNetwork(Network):
         self.layers = LayerList([Block(config, layer, dtype) for layer in range(config.layers)])
 
     def look_up(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:
-        """Return the vectors of tokens, with all that a model adds to them and multiplies them by.
+        """Return the vectors of tokens with all additions, factors and norms before the layers.
 
-        All tokens are of type 0 unless `token_types` tells.
+        All tokens are of type 0 unless `token_types` is given.
         """
         config = self.config
         x = self.embedding(tokens, self.dtype)
@@ -68,7 +68,7 @@ class BlockNetwork(Network):
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def rotations(self, positions: Value) -> Beside:
-        """Return the cosines and sines of each rotary embedding, which a `Block` has by number."""
+        """Return the cosines and sines of each rotary embedding, numbered by `Block.rotation`."""
         config = self.config
         if config.position != "rope":
             return ()
@@ -78,7 +78,7 @@ class BlockNetwork(Network):
         return (*found, *self.local_rope(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return what a layer makes of what goes into it, by the rotation that is its own."""
+        """Return the output of a layer for its input, with the rotary embedding of the layer."""
         if layer.rotation is None:
             return super().through(layer, x, ())
         return super().through(layer, x, beside[2 * layer.rotation :][:2])
@@ -95,7 +95,7 @@ class BlockNetwork(Network):
             self.rope_factors = FrequencyFactors(pairs)
 
     def _factors(self, positions: Value) -> Value | None:
-        """Return what divides the frequencies, None if nothing does."""
+        """Return the tensor that divides the frequencies of RoPE, None if there is none."""
         config = self.config
         if config.has_rope_factors and not config.rope_factors_by_length:
             return self.rope_factors()

@@ -1,4 +1,4 @@
-"""The Module of all decoders: which blocks it is made of is in its config."""
+"""The Module of all decoders; the config selects the blocks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Decoder(BlockNetwork):
             self.output.set_shared_weight("weight", self.embedding.weight)
 
     def begin(self, tokens: Value) -> tuple[Value, Beside]:
-        """Return the tokens' vectors, and by how much each position is rotated."""
+        """Return the tokens' vectors, and the cosines and sines of the positions."""
         positions = ops.range(tokens.shape[1], device=tokens.device)
         return self.look_up(tokens, positions), self.rotations(positions)
 
     def end(self, x: Value) -> Value:
-        """Return the logits of what follows each token."""
+        """Return the logits of the token after each position."""
         config = self.config
         logits = self.output(self.norm(x))
         if config.logit_scale != 1:

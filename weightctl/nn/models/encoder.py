@@ -1,4 +1,4 @@
-"""The Module of all encoders: which blocks it is made of is in its config."""
+"""The Module of all encoders; the config selects the blocks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["TextEncoder"]
 class TextEncoder(BlockNetwork):
     """An encoder: from token ids and a mask to the last layer's states [batch, seq, hidden].
 
-    The mask is 1 where there is a token and 0 where there is padding. With a classifier head, the
-    output is [batch, seq, labels], and what stands at the first position is that of the text. If
-    the head reads the mean of all positions, that is what the last layer gives each of them.
+    The mask is 1 for tokens and 0 for padding. With a classifier head, the output is [batch, seq,
+    labels], and the values at the first position are those of the text. If the head reads the mean
+    of all positions, the values at all positions are the same.
     """
 
     INPUTS = ("tokens", "mask")
@@ -46,23 +46,24 @@ class TextEncoder(BlockNetwork):
     def begin(
         self, tokens: Value, mask: Value, token_types: Value | None = None
     ) -> tuple[Value, Beside]:
-        """Return the tokens' vectors, which positions hold tokens, and the rotations.
+        """Return the tokens' vectors, the two masks of the layers, and the cosines and sines.
 
-        All tokens are of type 0 unless `token_types` tells.
+        The masks state which positions hold tokens, and which of them a window can reach. All
+        tokens are of type 0 unless `token_types` is given.
         """
         positions = ops.range(tokens.shape[1], device=tokens.device)
         batch, seq = tokens.shape
         is_token = (mask != 0).reshape((batch, 1, 1, seq))
         is_near = is_token
         if self.config.sliding_window is not None:
-            # Attention has windows of the positions before one; those after it are as many.
+            # Attention applies the window to earlier positions; the mask applies it to later ones.
             ahead = positions.reshape((1, seq)) - positions.reshape((seq, 1))
             is_near = is_token & (ahead <= self.config.sliding_window // 2)
         x = self.look_up(tokens, positions, token_types)
         return x, (is_token, is_near, *self.rotations(positions))
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return what a layer makes of what goes into it, at the positions that hold tokens."""
+        """Return the output of a layer for its input; padding is not attended to."""
         is_token, is_near, *rotations = beside
         mask = is_token if layer.attention.window is None else is_near
         if layer.rotation is None:
@@ -73,9 +74,9 @@ class TextEncoder(BlockNetwork):
         return self._average(made, is_token) if self.has_mean and is_last else made
 
     def end(self, x: Value) -> Value:
-        """Return the last layer's states, normed if the layers norm what they read.
+        """Return the states of the last layer, or the values of the head if there is one.
 
-        With a head, return what it makes of them.
+        The states are normed if the model has norms before attention and MLP.
         """
         x = self.norm(x) if self.config.pre_norms and not self.has_mean else x
         return self.head(x) if self.has_head else x

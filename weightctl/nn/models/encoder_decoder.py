@@ -1,4 +1,4 @@
-"""The Module of an encoder, and a decoder that reads what the encoder makes."""
+"""The Module of an encoder, and a decoder that reads the states of the encoder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["EncoderDecoder", "RelativeBias"]
 class EncoderDecoder(Network):
     """An encoder and a decoder: from token ids and a mask to logits [batch, seq, vocabulary].
 
-    Both read the same tokens. What goes through the layers is the states of the encoder beside
-    those of the decoder, [batch, seq, 2 * hidden]: the first layers change the former, and the
-    others the latter.
+    Both read the same tokens. The layers pass on the states of the encoder and those of the decoder
+    in one tensor, [batch, seq, 2 * hidden]: the first layers change the former, and the other
+    layers the latter.
     """
 
     INPUTS = ("tokens", "mask")
@@ -56,9 +56,9 @@ class EncoderDecoder(Network):
             self.output.set_shared_weight("weight", self.embedding.weight)
 
     def begin(self, tokens: Value, mask: Value) -> tuple[Value, Beside]:
-        """Return the tokens' vectors, twice, and what is added to the scores.
+        """Return the tokens' vectors, twice, and three masks or biases of the attention scores.
 
-        That is for the encoder, for the decoder, and for what the decoder reads of the encoder.
+        They are for the encoder, for the decoder, and for the cross attention of the decoder.
         """
         batch, seq = tokens.shape
         positions = ops.range(seq, device=tokens.device)
@@ -72,7 +72,7 @@ class EncoderDecoder(Network):
         return ops.concat([x, x], axis=-1), beside
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
-        """Return the states of both after a layer of one of them."""
+        """Return the states of encoder and decoder after a layer of one of them."""
         of_encoder, of_decoder, is_token = beside
         read, made = ops.split(x, [self.config.hidden] * 2, axis=-1)
         if isinstance(layer, ReadingBlock):
@@ -82,7 +82,7 @@ class EncoderDecoder(Network):
         return ops.concat([read, made], axis=-1)
 
     def end(self, x: Value) -> Value:
-        """Return the logits of what follows each token."""
+        """Return the logits of the token after each position."""
         logits = self.output(self.norm(x[..., self.config.hidden :]))
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
@@ -110,9 +110,10 @@ class ReadingBlock(Module):
         self.mlp = make_mlp(config, layer, dtype)
 
     def __call__(self, x: Value, scores: Value, source: Value, is_token: Value) -> Value:
-        """Return what goes to the next layer, in the shape of `x`.
+        """Return the input of the next layer, in the shape of `x`.
 
-        `scores` are added to those of attention; of the `source` only what `is_token` is read.
+        `scores` are added to the attention scores. Cross attention reads the positions of `source`
+        for which `is_token` is true.
         """
         x = x + self.attention(self.attention_norm(x), mask=scores)
         x = x + self.cross(self.cross_norm(x), mask=is_token, source=source)
@@ -120,11 +121,11 @@ class ReadingBlock(Module):
 
 
 class RelativeBias(Module):
-    """A number for each head and bucket of distances, which is added to the scores of a query.
+    """A value for each head and bucket of distances, which is added to the attention scores.
 
-    A causal decoder has all buckets for the keys before a query; others half of them for the keys
-    after it. Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), as in Mesh
-    TensorFlow's `_relative_position_bucket`.
+    A causal decoder uses all buckets for the keys before a query; an encoder uses half of them for
+    the keys after it. Source: Raffel et al., "Exploring the Limits of Transfer Learning" (2020), as
+    in Mesh TensorFlow's `_relative_position_bucket`.
     """
 
     def __init__(self, config: EncoderDecoderConfig, *, is_causal: bool, dtype: DType) -> None:
@@ -134,7 +135,7 @@ class RelativeBias(Module):
         self.dtype = dtype
 
     def __call__(self, positions: Value) -> Value:
-        """Return what is added to the scores, [1, heads, positions, positions]."""
+        """Return the bias of the attention scores, [1, heads, positions, positions]."""
         ahead = ops.unsqueeze(positions, 0) - ops.unsqueeze(positions, 1)
         found = ops.embedding(weight_as(self.weight, self.dtype), self._find_buckets(ahead))
         return ops.unsqueeze(found.transpose(1, 2).transpose(0, 1), 0)
@@ -144,7 +145,7 @@ class RelativeBias(Module):
         count = self.buckets if self.is_causal else self.buckets // 2
         distance = ops.maximum(-ahead, 0) if self.is_causal else ops.abs(ahead)
         exact = count // 2
-        # As transformers does, in float32.
+        # In float32, as in transformers.
         times = ops.log(ops.maximum(distance, 1).cast(DType.float32) / exact)
         share = times / log(self.farthest / exact) * (count - exact)
         far = ops.minimum(share.cast(DType.int64) + exact, count - 1)

@@ -1,4 +1,4 @@
-"""The base class of whole models, which make their own graph."""
+"""The base class of whole models, which build their own graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Beside: TypeAlias = "tuple[Value, ...]"
 class Network(Module):
     """A whole model, from token ids to its output.
 
-    `INPUTS` names what it is called with, each int64[batch, seq]. `dtype` is that of its
-    activations; the weights may be stored in others.
+    `INPUTS` names its inputs, each int64[batch, seq]. `dtype` is that of its activations; the
+    weights may be stored in others.
     """
 
     INPUTS: tuple[str, ...] = ("tokens",)
@@ -38,9 +38,10 @@ class Network(Module):
 
     @abstractmethod
     def begin(self, *args: Any, **kwargs: Any) -> tuple[Value, Beside]:
-        """Return the input of the first layer, and the further arguments of every layer.
+        """Return the input of the first layer, and additional arguments of all layers.
 
-        It takes the inputs; the first of what it gives is [batch, seq, hidden].
+        The arguments of `begin` are the inputs of the model; the first layer's input is [batch,
+        seq, hidden].
         """
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
@@ -53,7 +54,7 @@ class Network(Module):
         """Return the model's output, computed from the output of the last layer."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Value:
-        """Return what the model makes of its inputs, in `dtype`."""
+        """Return the output of the model for its inputs, in `dtype`."""
         x, beside = self.begin(*args, **kwargs)
         for layer in self.layers:
             x = self.through(layer, x, beside)
@@ -73,10 +74,10 @@ class Network(Module):
 
 
 def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Network:
-    """Return the whole model, computing in `dtype`, each weight as the checkpoint stores it.
+    """Return the whole model, computing in `dtype`, with each weight as the checkpoint stores it.
 
-    Raises `ArchitectureError` if the family has no Module, and if the checkpoint is not the whole
-    model of its config, as `RecognizedModel.check` does.
+    Raises `ArchitectureError` if the family does not have a Module, or if the checkpoint is not the
+    whole model of its config, as `RecognizedModel.check` does.
     """
     if not model.family.module:
         raise ArchitectureError(
@@ -87,7 +88,7 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
     network: Network = load(model.family.module)(model.config, dtype)
     for name, weight in network.raw_state_dict().items():
         tensor = model.tensors.get(name)
-        if tensor is None:  # the caller has it: `verify` lends a model what it lacks
+        if tensor is None:  # the caller provides it, as `verify` does for missing tensors
             continue
         encoding = tensor.info.encoding
         shape = weight.original_dtype_and_shape[1]
