@@ -288,7 +288,8 @@ def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
 def compare_stated_parts(pair: TokenizerPair) -> list[str]:
     """Return the names of the parts in which two tokenizer.json files differ.
 
-    These are `normalizer` and so on, and the flags of added tokens. Return none if a file is missing.
+    These are `normalizer` and so on, and the flags of added tokens. None are returned if one of the
+    files is missing.
     """
     own, other = (
         None if each.files is None else each.files.tokenizer for each in (pair.own, pair.other)

@@ -82,7 +82,7 @@ def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explana
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
         return Explanation("scale", f"the scale of {where}: {_say_factor(factor)} the right one")
-    # A block may also have scales for parts of it. If nearly all of its runs are wrong, one of these
+    # A block may also have scales for its parts. If nearly all of its runs are wrong, one of these
     # cannot be the cause.
     if runs > 1 and len(wrong) >= runs - 1:
         return Explanation("scale", f"a scale of {where}")

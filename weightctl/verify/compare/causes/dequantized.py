@@ -38,7 +38,8 @@ _LEAST_BLOCK = 16
 # The size of the sample: values of a row, values in total, and rows.
 _OF_ROW, _MOST_NUMBERS, _MOST_ROWS = 1024, 8192, 64
 # If values were quantized before, encoding them again causes less than this fraction of the error
-# that encoding the reference causes. It is about a third for bf16 and Q8_0, and all of it for noise.
+# that encoding the reference causes: about a third for bf16 and Q8_0. For noise, it causes all of
+# the error.
 _FIXED = 0.5
 # The difference from the reference must be between these multiples of the encoding's error.
 _NEAREST, _FARTHEST = 0.5, 2.0

@@ -185,7 +185,10 @@ def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with one side shifted by one row, without the rows that have no counterpart."""
+    """Yield the pair with the tensor shifted by one row, in either direction.
+
+    The first or last row of each side, which has no counterpart, is left out.
+    """
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
