@@ -149,7 +149,7 @@ def escape_text(written: str) -> str:
 
 
 def quote_code(shown: str, most: int = _LONGEST) -> str:
-    """Return a text as code, shortened to `most` characters; backticks in it are escaped."""
+    """Return a text as code, shortened to `most` characters; it may contain backticks."""
     shown = shorten(shown, max(most, 1))
     if "|" in shown:
         # A `|` ends the cell of a table, and Markdown renderers differ in how to escape it there.

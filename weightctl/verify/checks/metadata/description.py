@@ -77,7 +77,7 @@ class Description:
     def raw(self) -> Tokenizer | None:
         """The literal content of tokenizer.json, which may be more than GGUF can represent.
 
-        None if there is no such file, or if it cannot be read.
+        None if the file does not exist or cannot be read.
         """
         try:
             return None if self.files is None else read_raw(self.files)
