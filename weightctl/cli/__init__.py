@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "app", "main"]
 
-# What Typer raises for every error in a command line; it has no public name of its own.
+# The exception that Typer raises for all errors in a command line; its class is not public.
 _CallError: type[Exception] = typer.BadParameter.__bases__[0]
-# With this in the environment a shell asks what may follow in a line.
+# A shell sets this environment variable when it asks for completions.
 _COMPLETES = "_WEIGHTCTL_COMPLETE"
 
-# Each refers to a Typer application of one command, imported when it is called.
+# Each value refers to the Typer application of a command, which is imported when it is called.
 COMMANDS: dict[str, str] = {
     "ls": "weightctl.cli.ls:app",
     "diff": "weightctl.cli.diff:app",
@@ -43,10 +43,10 @@ COMMANDS: dict[str, str] = {
 
 
 class _Commands(typer.core.TyperGroup):
-    """The table above, as the group that Typer asks for commands."""
+    """A Typer group whose commands are those of `COMMANDS`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; a path where a command belongs means `ls`, and `help` the help page."""
+        """Parse arguments; a path instead of a command means `ls`, and `help` the help page."""
         if not args and not ctx.resilient_parsing:
             typer.echo(self.get_help(ctx), err=True)
             raise typer.Exit(2)
@@ -71,7 +71,10 @@ class _Commands(typer.core.TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that arguments name; raise `WeightctlError` if there is none."""
+        """Return the command that the arguments name.
+
+        Raises `WeightctlError` if the command does not exist.
+        """
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             if args[0].startswith("-"):
                 ctx.fail(f"{args[0]} is not an option of weightctl itself")
@@ -81,7 +84,7 @@ class _Commands(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; Typer adds those for completion with a help text of its own."""
+        """Return the parameters, with weightctl's help text for Typer's completion options."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if "--show-completion" in param.opts:
@@ -99,7 +102,7 @@ class _Commands(typer.core.TyperGroup):
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:
-    """Evaluate annotations that are text once; Typer would do it several times for each option."""
+    """Evaluate annotations that are text, which Typer would do several times for each option."""
     function.__annotations__ = get_type_hints(function, include_extras=True)
 
 
@@ -127,7 +130,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _kernels() -> str:
-    """Return which compiled kernels are in use, or why none are."""
+    """Describe the compiled kernels that are in use, or say why none are."""
     from weightctl.kernels import active, levels, unknown_level
 
     if levels() and (wanted := unknown_level()):
@@ -181,9 +184,9 @@ def _weightctl(
 
 
 def _hide_secrets(word: str) -> str:
-    """Return an argument as it may be shown: a URL without its signature and password.
+    """Return an argument; in a URL, without the signature and password.
 
-    The storage of the URL remembers them.
+    The storage of the URL keeps these secrets, so that the URL can still be read.
     """
     start = word.find("http") if word.startswith("-") else 0
     if start < 0 or not word.startswith(("http://", "https://"), start):
@@ -199,14 +202,14 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # Characters that the terminal's encoding does not have are escaped.
             stream.reconfigure(errors="backslashreplace")
-    with suppress(OSError, ValueError):  # some systems have a further limit
-        # A set for many ranks has many files: allow more than the usual 1024.
+    with suppress(OSError, ValueError):  # some systems have an additional limit
+        # A checkpoint that is sharded for many ranks has more files than the usual limit of 1024.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under `nohup`
             signal.signal(number, _end)
-    # Imported before files are opened: once no more may be opened, imports fail too.
+    # Modules are imported before files are opened: at the limit of open files, imports fail too.
     from weightctl.cli.render import complain
 
     if os.environ.get(_COMPLETES):
@@ -228,12 +231,12 @@ def main() -> NoReturn:
 
 
 def _complete() -> NoReturn:
-    """Answer the shell that asks for completions; offer nothing where that fails."""
+    """Answer a shell that asks for completions; print nothing if that fails."""
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(Exception):
         app(prog_name="weightctl")
     sys.exit(0)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    # An exception, so that temporary files are removed on the way out.
+    # `SystemExit` is an exception, so temporary files are removed before the process ends.
     sys.exit(128 + number)

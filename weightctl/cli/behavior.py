@@ -1,4 +1,4 @@
-"""How a model behaves, as charts and tables: norms by layer, divergence, next tokens."""
+"""Shows a model's behavior as charts and tables: activations, divergence, and next tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["behavior"]
 
 _WORST = 5
-# The columns in which the table of tensors has all that was measured.
+# On terminals with fewer columns, the table of tensors leaves out a column.
 _FOR_ALL = 100
 _SHORT = {"embedding": "in", "output": "out"}
 
@@ -34,10 +34,10 @@ Lines = list[list[Cell]]
 
 
 def behavior(report: Report, columns: int, room: int | None, *, plain: bool = False) -> Lines:
-    """Return the lines that show the errors of values and the figures of the model's run.
+    """Return the lines that show the errors of tensors and the figures of the model's run.
 
-    Charts are at most `columns` wide. Sentences and tables fit into `room`; without `room` they are
-    not wrapped.
+    Charts have at most `columns` columns. Sentences and tables have at most `room` columns; if
+    `room` is None, they are not wrapped.
     """
     values, forward = report.figures(ValuesFigures), report.figures(ForwardFigures)
     # A comparison lists its tensors as differences.
@@ -110,7 +110,7 @@ def _activations(forward: ForwardFigures, columns: int, *, plain: bool) -> Lines
 
 
 def _explain_marks(meaning: str, bars: Sequence[Bar], columns: int, *, plain: bool) -> Lines:
-    """Return the line that explains the marks below bars, or nothing if there are none."""
+    """Return the line that explains the marks below bars; nothing if no bar is marked."""
     if not any(bar.is_bad for bar in bars):
         return []
     return hung([Cell("  "), Cell("^ " if plain else "▲ ", "red")], meaning, columns, "dim")
@@ -152,7 +152,7 @@ def _agreement(divergence: Divergence, room: int | None) -> Lines:
 
 
 def _gains(forward: ForwardFigures, room: int | None) -> Lines:
-    """Return the matrices whose gain is farthest from the usual one."""
+    """Return a table of the matrices whose gain is farthest from the usual gain."""
     strange = sort_strangest_first(forward.matrices)
     if not strange:
         return []

@@ -1,4 +1,4 @@
-"""Changes of values on the screen and in JSON: `diff --values`."""
+"""Shows changes of values (`diff --values`) on the screen and in JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["change_document", "change_rows", "layer_document", "layer_rows", "su
 
 
 def change_rows(differences: Mapping[str, Difference]) -> Iterator[Sequence[Cell]]:
-    """Yield a heading and a row for each tensor whose values differ, in the order given."""
+    """Yield a heading and a row for each tensor whose values differ, in the given order."""
     yield [
         Cell("tensor", "bold"),
         Cell("type", "bold"),
@@ -37,7 +37,7 @@ def change_rows(differences: Mapping[str, Difference]) -> Iterator[Sequence[Cell
 
 
 def layer_rows(layers: Iterable[LayerChange]) -> Iterator[Sequence[Cell]]:
-    """Yield a heading and a row for each layer: all of its tensors together."""
+    """Yield a heading and a row for each layer, with the change of all its tensors together."""
     yield [
         Cell("layer", "bold"),
         Cell("tensors that differ", "bold", right=True, short="differ"),
@@ -63,7 +63,7 @@ def _figures(change: ValueChange) -> tuple[Cell, Cell, Cell]:
 
 
 def summarize_changes(layers: Sequence[LayerChange], recoded: int) -> str:
-    """Return how many tensors have the same values, and how many of all another encoding."""
+    """Describe how many tensors have the same values, and how many have another encoding."""
     same = sum(each.tensors - each.changed for each in layers)
     counts = ((same, "the same values"), (recoded, "another encoding"))
     return "; ".join(
@@ -74,7 +74,7 @@ def summarize_changes(layers: Sequence[LayerChange], recoded: int) -> str:
 
 
 def change_document(change: ValueChange | None) -> dict[str, Any] | None:
-    """Return a change as JSON has it; an infinite figure is null."""
+    """Return a change as a JSON object; figures that are not finite are null."""
     if change is None:
         return None
     figures = change._asdict()
@@ -90,7 +90,7 @@ def change_document(change: ValueChange | None) -> dict[str, Any] | None:
 
 
 def layer_document(layer: LayerChange) -> dict[str, Any]:
-    """Return the change of a layer as JSON has it."""
+    """Return the change of a layer as a JSON object."""
     return {
         "layer": layer.layer,
         "tensors": layer.tensors,

@@ -1,4 +1,4 @@
-"""A bar chart for terminals, drawn with block characters that are eighths of a cell."""
+"""Draws a bar chart for terminals with block characters, in steps of an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 class Bar(NamedTuple):
-    """A value with its label; `is_bad` marks a value that is too high.
+    """A value with its label; `is_bad` marks a value that is a problem.
 
-    A value that is not finite has a bar of exclamation marks, and 0 has no bar.
+    A value that is not finite is drawn as exclamation marks, and a value of 0 has no bar.
     """
 
     label: str
@@ -33,8 +33,8 @@ class Bar(NamedTuple):
 def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[Cell]]:
     """Return the lines of a logarithmic chart: bars side by side, with labels below.
 
-    Where `room` has fewer columns than there are bars, neighbors share a bar of the highest of
-    their values. With `plain` the chart is ASCII.
+    If there are more bars than columns in `room`, neighbors share one bar, which has the highest of
+    their values. If `plain` is set, the chart is in ASCII.
     """
     high, low = _bounds([bar.value for bar in bars])
     has_axis = any(math.isfinite(bar.value) and bar.value > 0 for bar in bars)
@@ -64,14 +64,17 @@ def chart(bars: Sequence[Bar], room: int, *, plain: bool = False) -> list[list[C
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the logarithms of the highest and the lowest value, at least a factor of 10 apart."""
+    """Return the logarithms of the highest and lowest value, at least a factor of 10 apart."""
     known = [math.log(value) for value in values if math.isfinite(value) and value > 0]
     high = max(known, default=0.0)
     return high, min([*known, high - math.log(10)])
 
 
 def _eighths(value: float, low: float, high: float) -> int:
-    """Return the height of a bar in eighths; the lowest value has one, the highest all of them."""
+    """Return the height of a bar in eighths of a row; -1 if the value is not finite.
+
+    The lowest value has the height 1, and the highest fills all rows.
+    """
     if not math.isfinite(value):
         return -1
     if value <= 0:
@@ -98,7 +101,7 @@ def _repeat_sign(sign: str, wide: int) -> str:
 
 
 def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
-    """Return the line of labels: numbers at even steps, and words where they fit."""
+    """Return the line of labels: numbers at regular steps, and words where there is room."""
     numbers = [len(bar.label) for group in groups for bar in group if bar.label.isdecimal()]
     room = (max(numbers, default=1) + 2) * len(groups[0]) if groups else 1
     step = next((step for step in _STEPS if step * wide >= room), _STEPS[-1])

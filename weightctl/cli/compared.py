@@ -1,4 +1,4 @@
-"""The differences of two checkpoints, tensor by tensor, by their names."""
+"""Compares two checkpoints tensor by tensor, paired by equal names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ __all__ = [
 
 
 class Side(NamedTuple):
-    """How a checkpoint stores a tensor; `bits` is None unless the weight is in several tensors."""
+    """How a checkpoint stores a tensor.
+
+    `bits` is the number of bits per value if a scheme stores the weight in several tensors, and
+    otherwise None.
+    """
 
     shape: tuple[int, ...]
     encoding: str
@@ -36,10 +40,11 @@ class Side(NamedTuple):
 
 
 class ValueChange(NamedTuple):
-    """A change of values: the RMSE in relation to the first checkpoint, the largest difference.
+    """A change of values: the RMSE relative to the first checkpoint, and the largest difference.
 
-    `nonfinite` counts the values that are NaN or infinite in one checkpoint alone, or differently
-    in both. They have no difference, and the relative RMSE is infinite where there are some.
+    `nonfinite` counts the values that are NaN or infinite in only one checkpoint, or that are
+    different NaN or infinite values in both. They are left out of the largest difference, and the
+    relative RMSE is infinite if there are any.
     """
 
     relative_rmse: float
@@ -48,15 +53,16 @@ class ValueChange(NamedTuple):
 
     @classmethod
     def of(cls, measured: Measured) -> ValueChange:
-        """Return the change that was measured of a tensor, or of several together."""
+        """Return the change of one tensor, or of several tensors that were measured together."""
         return cls(measured.relative_rmse, measured.max_error, measured.nonfinite)
 
 
 class Difference(NamedTuple):
-    """A tensor that is not the same in two checkpoints; a side is None where it is missing.
+    """A tensor that differs between two checkpoints.
 
-    `of` lists what differs where both have it: `shape`, `encoding`, `bytes` or `values`.
-    `second_name` is the name in the second checkpoint, None where it does not have the tensor.
+    `first` and `second` are None if the tensor is missing on that side. If both have it, `of` lists
+    what differs: `shape`, `encoding`, `bytes` or `values`. `second_name` is the name in the second
+    checkpoint, None if the tensor is missing there.
     """
 
     first: Side | None
@@ -67,7 +73,7 @@ class Difference(NamedTuple):
 
 
 class LayerChange(NamedTuple):
-    """The change of all tensors of a layer together; `layer` is None for those of no layer."""
+    """The change of all tensors of a layer together; `layer` is None for tensors outside layers."""
 
     layer: int | None
     tensors: int
@@ -76,12 +82,12 @@ class LayerChange(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The differences of two checkpoints, and how many tensors were compared.
+    """The differences of two checkpoints, and the numbers of tensors that were compared.
 
-    `names` counts the tensors of both together and `shared` those that both have. `how` describes
-    the names that tensors are paired by, empty for equal names. `layers` are those whose values
-    were compared, and `recoded` counts the tensors that have another encoding in the second
-    checkpoint.
+    `names` is the number of tensors in either checkpoint, and `shared` the number in both. `how`
+    describes how tensors are paired; it is empty for equal names. `layers` has the changes of
+    values by layer, None if values were not compared. `recoded` is the number of tensors that have
+    another encoding in the second checkpoint.
     """
 
     names: int
@@ -93,10 +99,11 @@ class Comparison(NamedTuple):
 
 
 def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> Comparison:
-    """Compare two checkpoints by name: shapes, encodings, and with `hashed` bytes.
+    """Compare the tensors of two checkpoints with equal names: shapes and encodings.
 
-    A tied name is compared as the tensor that it is tied to. Differences are in the order of the
-    first checkpoint, then of the second. `hashed` gives the digests of stored tensors.
+    `hashed` is a function that returns the digests of stored tensors; if it is given, bytes are
+    compared too. A tied name is compared as the tensor that it is tied to. Differences are in the
+    order of the first checkpoint, followed by names that only the second has.
     """
     ours, theirs = _entries(first), _entries(second)
     names = {**ours, **theirs}
@@ -136,7 +143,7 @@ def _side(entry: Entry | None) -> Side | None:
 
 
 def list_differences(one: Side | None, other: Side | None) -> tuple[str, ...]:
-    """Return what differs in how a tensor is stored; nothing where one checkpoint lacks it."""
+    """Return what differs in how a tensor is stored; nothing if one checkpoint lacks it."""
     if one is None or other is None:
         return ()
     return tuple(

@@ -1,6 +1,7 @@
-"""What the shell offers for the values of options; nothing here loads NumPy or torch.
+"""Completions that a shell offers for the values of options.
 
-A completion that fails offers nothing: an error would be printed into the line that is typed.
+This module does not load NumPy or torch. A completion that fails offers nothing, since an error
+would be printed into the command line.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ __all__ = [
     "complete_types",
 ]
 
-# With more names than this the shell offers one level of the tree at a time.
+# If more names than this match, one level of the tree is offered at a time.
 _MOST_NAMES = 60
-# Arguments of the commands that are checkpoints to read.
+# The arguments of commands that are checkpoints to read.
 _INPUTS = ("path", "paths", "first", "second")
 
 
@@ -40,19 +41,19 @@ def complete_formats() -> list[str]:
 
 
 def complete_checks() -> list[str]:
-    """Return the checks that `weightctl verify` makes."""
+    """Return the names of the checks of `weightctl verify`."""
     from weightctl.verify import CHECKS
 
     return list(CHECKS)
 
 
 def complete_devices() -> list[str]:
-    """Return the devices that --device accepts; torch is not asked how many there are."""
+    """Return devices for --device; their number is unknown, since torch is not loaded."""
     return ["cpu", "cuda"]
 
 
 def complete_quant_types(incomplete: str) -> list[str]:
-    """Return the recipes and types that --quant accepts, in the case that is typed."""
+    """Return the recipes and types that --quant accepts, in the letter case of `incomplete`."""
     from weightctl.plan.type_names import list_recipes, single_types
     from weightctl.schemes import WRITTEN
 
@@ -67,7 +68,7 @@ def complete_types(incomplete: str) -> list[str]:
 
 
 def complete_type_rules(incomplete: str) -> list[str]:
-    """Return what may follow REGEX= in --tensor-type."""
+    """Return the values that may follow `REGEX=` in --tensor-type."""
     from weightctl.plan.type_names import block_types, plain_types
 
     pattern, sign, wanted = incomplete.rpartition("=")
@@ -78,14 +79,17 @@ def complete_type_rules(incomplete: str) -> list[str]:
 
 
 def _in_case_of(incomplete: str, names: Iterable[str]) -> list[str]:
-    """Return names in capitals where the beginning that is typed has capitals or nothing is."""
+    """Return names in lower case if the typed beginning is in lower case; otherwise unchanged."""
     if incomplete and incomplete == incomplete.lower() != incomplete.upper():
         return [name.lower() for name in names]
     return [*names]
 
 
 def complete_tensor_names(ctx: Any, incomplete: str) -> list[str]:
-    """Return the tensors of the checkpoint on the line, or patterns for groups of them."""
+    """Return tensor names of the checkpoints in the command line, or patterns for groups of them.
+
+    If there is an output, the names are those that the tensors have there.
+    """
     names: set[str] = set()
     for path in _list_inputs(ctx):
         with suppress(WeightctlError, OSError, RecursionError):
@@ -104,7 +108,7 @@ def _shorten(name: str, depth: int) -> str:
 
 
 def _list_inputs(ctx: Any) -> list[str]:
-    """Return the checkpoints that are on the line; a pipe is not opened."""
+    """Return the checkpoints in the command line that are files or directories, and not pipes."""
     paths: list[str] = []
     for name in _INPUTS:
         given = ctx.params.get(name)
@@ -124,7 +128,7 @@ def _list_names(path: str, out: object, convention: object) -> set[str]:
 
 
 def _list_translated(weights: Checkpoint, out: str, convention: object) -> set[str]:
-    """Return the names in the output of a conversion, empty where it keeps those of the input."""
+    """Return the tensor names in a conversion's output; empty if it keeps those of the input."""
     from weightctl.families import recognize
     from weightctl.formats import format_by_suffix
     from weightctl.weights.tree import header_of

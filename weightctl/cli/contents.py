@@ -1,4 +1,4 @@
-"""The listed tensors of a checkpoint, and what they are: quantized weights, buffers, ties."""
+"""The listed tensors of a checkpoint: weights, quantized weights, buffers and tied names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ __all__ = ["Contents", "Totals", "kind", "label"]
 
 
 class Totals(NamedTuple):
-    """Sums over entries: parameters, all bytes, bytes of the parameters, bytes by kind."""
+    """Sums over the entries of a checkpoint.
+
+    `nbytes` includes buffers, and `weights_nbytes` does not. `by_kind` has the bytes of each
+    encoding or scheme, largest first.
+    """
 
     parameters: int
     nbytes: int
@@ -37,17 +41,18 @@ class Totals(NamedTuple):
 
     @property
     def bits(self) -> float | None:
-        """The bits of a parameter, with its share of the scales; None without parameters."""
+        """The mean bits per parameter, including scales; None if there are no parameters."""
         return 8 * self.weights_nbytes / self.parameters if self.parameters else None
 
 
 class Contents:
     """The listed tensors: those that match a pattern of `include` and none of `exclude`.
 
-    `tensors` are as they are stored. In `entries` a weight that is stored in several tensors is
-    one entry, and `part_of` names the weight of each of these tensors. `aliases` are further names
-    of tensors. `buffers` are tensors that are not weights: `buffer` or `optimizer`. `leaves` are
-    values that are not tensors. `count` is the number of entries in the whole checkpoint.
+    `tensors` are the stored tensors. In `entries`, a weight that a scheme stores in several tensors
+    is one entry, and `part_of` maps each of these tensors to the weight. `aliases` are further
+    names of tensors. `buffers` maps tensors that are not weights to `buffer` or `optimizer`.
+    `leaves` are values that are not tensors. `count` is the number of entries in the whole
+    checkpoint.
     """
 
     def __init__(
@@ -106,14 +111,14 @@ class Contents:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The config.json beside the checkpoint; empty where it describes another file."""
+        """The config.json next to the checkpoint; empty if it is missing or of another file."""
         header = header_of(self.weights)
         document = config(header.files)
         return document if document and is_config_of(document, header) else {}
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The name and architecture that the checkpoint states; empty where it states none."""
+        """The name and architecture that the checkpoint states; empty if it does not."""
         metadata = header_of(self.weights).metadata
         found: list[str] = []
         for key, beside in (
@@ -126,16 +131,16 @@ class Contents:
 
     @property
     def grid(self) -> Grid | None:
-        """The ranks that the checkpoint is sharded for, None if it is not sharded."""
+        """The ranks that the checkpoint is sharded for; None if it is not sharded."""
         if not header_of(self.weights).listing:
             return None
-        from weightctl.formats.sharded.gathered import GatheredSource  # single files need it not
+        from weightctl.formats.sharded.gathered import GatheredSource  # only for sharded files
 
         source = source_of(self.weights)
         return source.manifest.grid if isinstance(source, GatheredSource) else None
 
     def title(self, path: str) -> str:
-        """Return the name of a model, where its path does not have it, and its format."""
+        """Return the model's name, if its path does not have it, its architecture and format."""
         header = header_of(self.weights)
         name, architecture = self.identity
         base = os.path.basename(os.path.abspath(path))
@@ -148,13 +153,13 @@ class Contents:
 
     @cached_property
     def adapter(self) -> Adapter | None:
-        """The description of the checkpoint as a LoRA adapter, None where it is not one."""
+        """The description of a LoRA adapter; None if the checkpoint is not one."""
         header = header_of(self.weights)
         return adapter(header, config(header.files, ADAPTER_CONFIG))
 
     @cached_property
     def totals(self) -> Totals:
-        """The sums over the entries; buffers are not parameters."""
+        """The sums over the entries; buffers do not count as parameters."""
         extents, buffers = header_of(self.weights).extents, self.buffers
         by_kind: dict[str, int] = {}
         weights_nbytes = 0
@@ -172,13 +177,13 @@ class Contents:
 
 
 def kind(entry: Entry) -> tuple[str, float | None]:
-    """Return how an entry is stored: its encoding, or its scheme and bits per weight."""
+    """Return an entry's encoding and None, or its scheme and its bits per weight."""
     if isinstance(entry, TensorInfo):
         return entry.encoding.name, None
     return entry.label, entry.bits
 
 
 def label(stored: tuple[str, float | None]) -> str:
-    """Return `BF16`, or `AWQ 4-bit, 4.25 bits`."""
+    """Return the text for the result of `kind`: `BF16`, or `AWQ 4-bit, 4.25 bits`."""
     scheme, bits = stored
     return scheme if bits is None else f"{scheme}, {bits:.2f} bits"

@@ -1,4 +1,4 @@
-"""`weightctl convert`: another format, dtype or encoding, other metadata, other files."""
+"""`weightctl convert`: convert a checkpoint to another format, dtype or encoding."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def convert(
     The output is written under a temporary name, and renamed when it is complete. To resume an
     interrupted run, run the same command again.
     """
-    del anonymous  # its callback does all
+    del anonymous  # its callback has taken effect
     conversion = plan_conversion(dict(locals()))
     plan, where = conversion.plan, conversion.target
     if report is not None:
@@ -358,15 +358,18 @@ def convert(
             lines += planned_resumption(conversion.kept_bytes)
         _show_summary(lines, plan, where, is_plan=dry_run)
     if dry_run:
-        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        # If the plan cannot be carried out, it is shown before the error.
         outcome.refuse(force=force)
-    # Lost values are reported with -q too.
+    # Lost values are reported even with -q.
     for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
         note(text)
 
 
 def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
-    """Show a summary, below the plan where it is one; on stderr where stdout takes the output."""
+    """Show a summary; for a dry run, below the plan.
+
+    If the output is written to stdout, the summary goes to stderr.
+    """
     if is_plan:
         entries = {item.info.name: item for item in plan.items}
         tree = build_tree([*entries, *plan.tied])

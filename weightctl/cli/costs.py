@@ -1,4 +1,4 @@
-"""What a command took: its time, and what went over the network."""
+"""Describes the costs of a command: time, network traffic, and workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = TrafficCounts()
 
 
 def list_costs(nbytes: int) -> list[list[Cell]]:
-    """Return lines with the traffic, if there was any, and the time and speed of writing."""
+    """Return lines with the network traffic, if any, and the time and speed of writing."""
     seconds = seconds_elapsed()
     pace = f"{seconds:.1f} s, {format_size(int(nbytes / max(seconds, 1e-3)))}/s"
     return [[Cell(text)] for text in (*_describe_traffic(), pace)]
@@ -39,7 +39,7 @@ def _describe_traffic() -> Iterator[str]:
 
 
 def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
-    """Return the time and the speed of writing the bytes, as JSON has them."""
+    """Return the time and the speed of writing `nbytes` as a JSON object; null if not written."""
     if saved is None:
         return {"seconds": None, "bytes_per_second": None}
     seconds = seconds_elapsed()
@@ -47,7 +47,7 @@ def document_times(saved: Saved | None, nbytes: int) -> dict[str, float | None]:
 
 
 def list_workers(saved: Saved) -> list[list[Cell]]:
-    """Return lines with what workers have done; none without workers."""
+    """Return lines that describe the work of workers; none if there were no workers."""
     if saved.workers is None:
         return []
     lines = [[Cell(f"workers: {describe_workers(saved.workers)}")]]
@@ -57,13 +57,13 @@ def list_workers(saved: Saved) -> list[list[Cell]]:
 
 
 def document_workers(saved: Saved | None) -> dict[str, Any]:
-    """Return what workers have done as JSON has it; nothing without workers."""
+    """Return the work of workers as a JSON object; empty if there were no workers."""
     if saved is None or saved.workers is None:
         return {}
     return {"workers": {**saved.workers._asdict(), "is_last": saved.is_last}}
 
 
 def document_network(before: TrafficCounts = _NOTHING) -> dict[str, Any]:
-    """Return the traffic since `before` as JSON has it; nothing if no request was made."""
+    """Return the traffic since `before` as a JSON object; empty if no request was made."""
     counts = TRAFFIC.counts.since(before)
     return {"network": counts._asdict()} if counts.requests else {}

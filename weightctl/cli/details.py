@@ -1,4 +1,4 @@
-"""Details of a checkpoint that a summary has: file size, quantization, context length, license."""
+"""Details of a checkpoint for its summary: file size, quantization, context length, license."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Details", "read_details"]
 
-# The keys of a config.json for the context length, by families.
+# The keys that config.json files of different families use for the context length.
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
             "seq_length", "n_ctx")  # fmt: skip
-# The keys of a header, in GGUF and in safetensors.
+# The keys for the license in the headers of GGUF and safetensors files.
 _LICENSES = ("general.license.name", "general.license", "modelspec.license", "license")
 _LONGEST = 40
 _README = "README.md"
 
 
 class Details(NamedTuple):
-    """Facts about a checkpoint; None where it does not state them."""
+    """Facts about a checkpoint, each None if the checkpoint does not state it."""
 
     file_bytes: int | None
     quantization: str | None
@@ -52,7 +52,7 @@ class Details(NamedTuple):
 
 
 def read_details(contents: Contents) -> Details:
-    """Return the details of a checkpoint; of its files only headers and the README are read."""
+    """Return the details of a checkpoint; only headers, config.json and README.md are read."""
     header = header_of(contents.weights)
     return Details(
         file_bytes=_count_bytes(header),
@@ -63,14 +63,14 @@ def read_details(contents: Contents) -> Details:
 
 
 def _count_bytes(header: Header) -> int | None:
-    """Return the size of all files together, None where one of them has no size."""
+    """Return the total size of all files; None if one of them is not a regular file."""
     if not header.files or not all(map(is_file, header.files)):
         return None
     return sum(map(file_size, header.files))
 
 
 def _name_quantization(contents: Contents) -> str | None:
-    """Return the file type that the header states, else the scheme or encoding of most bytes."""
+    """Return the file type that a GGUF header states, or the encoding or scheme of most bytes."""
     metadata = header_of(contents.weights).metadata
     if "general.file_type" in metadata:
         from weightctl.plan.file_types import find_file_type, read_file_type
@@ -96,7 +96,7 @@ def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | Non
 
 
 def _find_license(contents: Contents) -> str | None:
-    """Return the license that the header states, else the one in the head of the README."""
+    """Return the license that the header states, or the one in the front matter of README.md."""
     header = header_of(contents.weights)
     values = [header.metadata[key].content for key in _LICENSES if key in header.metadata]
     is_model = bool(header.files) and bool(contents.config or contents.adapter)

@@ -105,7 +105,7 @@ def diff(
     the other has GGUF names, the names are translated before pairing. This requires a supported
     model family. Metadata is not compared.
     """
-    del anonymous  # its callback does all
+    del anonymous  # its callback has taken effect
     if hashes and values:
         raise WeightctlError(
             "--hash compares bytes and --values compares values, so they cannot be used together",
@@ -157,9 +157,12 @@ def _compare(
     values: bool,
     quiet: bool,
 ) -> Comparison:
-    """Compare two checkpoints: by equal names, or paired where names or encodings differ."""
+    """Compare two checkpoints, paired by equal names, or by the names of their family.
+
+    Pairing by a family's names is needed to compare values, or if most names differ.
+    """
     if values or _has_other_names(ours, theirs):
-        # It loads NumPy.
+        # This import loads NumPy.
         from weightctl.cli.paired import PairedTensors, compare_bytes, compare_values
 
         try:
@@ -184,7 +187,7 @@ def _compare(
 
 
 def _has_other_names(ours: Contents, theirs: Contents) -> bool:
-    """Whether less than half of the names of the smaller checkpoint are in the other."""
+    """Whether less than half of the smaller checkpoint's names are also in the other one."""
     first, second = (
         {*header_of(contents.weights).tensors, *header_of(contents.weights).aliases}
         for contents in (ours, theirs)
@@ -212,7 +215,7 @@ def _show_differences(found: Comparison) -> None:
 
 
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
-    # Layers fold though their names in the second checkpoint differ.
+    # The second name is not part of the key, so that equal layers fold although it differs.
     def look(found: Difference) -> tuple[object, int, int]:
         return found[:3], 1, 0
 

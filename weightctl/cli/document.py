@@ -1,4 +1,4 @@
-"""A checkpoint as JSON, as `schemas/ls.json` in the package describes it."""
+"""Describes a checkpoint as JSON, according to `schemas/ls.json` in the package."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def document(
     digests: Mapping[str, str] | None,
     whole_metadata: bool,
 ) -> dict[str, Any]:
-    """Return everything that a listing shows, the tensors in the order of `names`.
+    """Return everything that a listing shows, with the tensors in the order of `names`.
 
-    Long arrays of the metadata are abbreviated, except with `whole_metadata`.
+    `digests` are the SHA-256 of tensors, None if not computed. Long arrays in the metadata are
+    abbreviated, unless `whole_metadata` is set.
     """
     header = header_of(contents.weights)
     name, architecture = contents.identity
@@ -95,12 +96,12 @@ def _value(header: Header, name: str, leaf: Leaf) -> Any:
 
 
 def value_document(value: MetadataValue) -> dict[str, Any]:
-    """Return a metadata value with its type."""
+    """Return a metadata value and its type as a JSON object."""
     return {"type": value.type, "value": as_json(value.content)}
 
 
 def _abbreviate_value(value: MetadataValue) -> dict[str, Any]:
-    """Return a metadata value with its type; a long array as its count and first elements."""
+    """Return a metadata value and its type; a long array as its length and first elements."""
     content = value.content
     if not is_sequence(content) or not _is_long(content):
         return value_document(value)

@@ -18,8 +18,8 @@ class FamilyEntry(NamedTuple):
     """A model family, and what weightctl can do with its models.
 
     `model_types` are the values of `model_type` in config.json, `gguf` is the architecture in GGUF,
-    and `classes` are the classes of transformers. `can_run` is whether `verify` can run a model,
-    and `in_vllm` whether `shard --layout vllm` can write it.
+    and `classes` are the names of transformers' classes. `can_run` says whether `verify` can run
+    the models, and `in_vllm` whether `shard --layout vllm` can write them.
     """
 
     name: str
@@ -31,7 +31,7 @@ class FamilyEntry(NamedTuple):
 
 
 def list_families() -> Iterator[FamilyEntry]:
-    """Yield all supported families in the order of their table."""
+    """Yield all supported families in the order of `FAMILIES`."""
     for name, line in FAMILIES.items():
         family = line.load()
         yield FamilyEntry(
@@ -61,7 +61,7 @@ def show_families() -> None:
 
 
 def families_document() -> dict[str, Any]:
-    """Return the supported families as `schemas/ls.json` in the package describes them."""
+    """Return the supported families as JSON, according to `schemas/ls.json` in the package."""
     return {
         "families": [
             {

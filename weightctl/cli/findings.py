@@ -1,4 +1,4 @@
-"""Findings of a scan: the globals that the pickles of each file name, with their severity."""
+"""Findings of a scan: the globals that pickles name, and their severity."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ORDER = [*Severity]
 
 
 class ScanFinding(NamedTuple):
-    """A global that a file names, or a reason why a part of the file cannot be judged.
+    """A global that a file names, or the reason why a part of the file cannot be judged.
 
-    `severity` is None where the part cannot be judged, and `text` is then the reason. `offset` is
-    counted as in `Scanned`.
+    `severity` is None if the part cannot be judged; `text` is then the reason, and otherwise the
+    global's name. `offset` is counted as in `Scanned`.
     """
 
     path: str
@@ -31,7 +31,7 @@ class ScanFinding(NamedTuple):
 
 
 class ScannedFile:
-    """A file, and the pickles in it; globals that `allowed` selects count as known."""
+    """A file and its pickles; globals that `allowed` selects count as known."""
 
     def __init__(self, path: str, pickles: Sequence[Scanned], allowed: AllowList) -> None:
         self.path = path
@@ -72,5 +72,5 @@ class ScannedFile:
 
 
 def _rank(finding: ScanFinding) -> int:
-    """Return the rank of a finding: dangerous globals come first, known ones last."""
+    """Return the sort key of a finding, by decreasing severity."""
     return -1 if finding.severity is None else _ORDER.index(finding.severity)

@@ -1,4 +1,4 @@
-"""`weightctl shard --gather`: the whole checkpoint from the shards of all ranks."""
+"""`weightctl shard --gather`: merge the shards of all ranks into one checkpoint."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def gather_into(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Gather the shards in the directory at `path`, and show what was done.
+    """Gather the shards in the directory `path`, and show the result.
 
-    Raises as `gathering` and `put_together` do, and `ConversionError` for a pipe as the output.
+    Raises `ConversionError` if the output is a pipe, and the errors of `gathering` and
+    `put_together`.
     """
     described = gathering(path, out, to)
     if described.outcome.where.is_stream:
@@ -69,7 +70,7 @@ def gather_into(
     elif not quiet:
         show_lines(_summary(path, out, described, saved))
     if dry_run:
-        # Of a plan that cannot be carried out, all is shown, and then why it cannot.
+        # If the plan cannot be carried out, it is shown before the error.
         described.outcome.refuse(force=force)
 
 
@@ -95,7 +96,7 @@ def _summary(path: str, out: str, described: Gathering, saved: Saved | None) -> 
 
 
 def _document(path: str, out: str, described: Gathering, saved: Saved | None) -> dict[str, Any]:
-    """Return everything about it, as `weightctl/schemas/shard.json` describes it."""
+    """Return the result as JSON, according to `schemas/shard.json` in the package."""
     plan, outcome = described.plan, described.outcome
     return {
         "input": path,

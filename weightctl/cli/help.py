@@ -1,4 +1,4 @@
-"""Help pages: usage, description, arguments, options by section, and what the epilog lists."""
+"""Formats help pages: usage, description, arguments, options by section, and the epilog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HelpCommand", "argument_name", "format_help"]
 
-# Names that are longer than this have their help on the next line.
+# The help of an option with a longer name begins on the next line.
 _NAME_COLUMNS = 26
 _LEAST_TEXT = 20
 _OPTIONS = "Options"
@@ -26,16 +26,16 @@ Lines = list[list[Cell]]
 
 
 class HelpCommand(typer.core.TyperCommand):
-    """A command whose help page is wrapped to the terminal, and that names its phases."""
+    """A command whose help page fits the terminal, and that shows the phases of its work."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; while a shell completes the value of an option, it has none yet."""
+        """Parse arguments; for a completion, leave out a last option that has no value yet."""
         if ctx.resilient_parsing and args and self._takes_value(ctx, args[-1]):
             args = args[:-1]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, and name the phases of its work on a terminal."""
+        """Run the command, and show the phases of its work on a terminal."""
         with phase_line(quiet=bool(ctx.params.get("quiet"))):
             return super().invoke(ctx)
 
@@ -51,7 +51,11 @@ class HelpCommand(typer.core.TyperCommand):
 def format_help(
     command: Any, ctx: Any, commands: Sequence[tuple[str, str]] = (), room: int | None = None
 ) -> str:
-    """Return the help page of a command, or of a group with its commands and what they do."""
+    """Return the help page of a command, or of a group.
+
+    `commands` are the names and descriptions of the commands in a group. `room` is the number of
+    columns, by default that of the terminal.
+    """
     room = room or columns()
     sections = _list_sections(command, ctx, commands)
     names = [name for rows in sections.values() for name, _ in rows]
@@ -67,7 +71,7 @@ def format_help(
 def _list_sections(
     command: Any, ctx: Any, commands: Sequence[tuple[str, str]]
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return the names and texts that a page lists, by the titles of its sections."""
+    """Map the titles of a page's sections to the names and texts that they list."""
     arguments: list[tuple[str, str]] = []
     options: dict[str, list[tuple[str, str]]] = {}
     general: list[tuple[str, str]] = []
@@ -85,13 +89,13 @@ def _list_sections(
 
 
 def argument_name(param: Any) -> str:
-    """Return the name of an argument, in brackets if it may be missing: `MODEL`, `[OUT]`."""
+    """Return the name of an argument, in brackets if it is optional: `MODEL`, `[OUT]`."""
     name: str = param.metavar or param.name.upper()
     return name if param.required or name.startswith("[") else f"[{name}]"
 
 
 def _option_names(param: Any) -> str:
-    """Return `-j, --threads N`; without a short name the long ones start in the same column."""
+    """Return the names of an option: `-j, --threads N`; long names start in the same column."""
     names = sorted([*param.opts, *param.secondary_opts], key=len)
     shown = ", ".join(names) if len(names[0]) == 2 else f"    {', '.join(names)}"
     return shown if param.is_flag else f"{shown} {_value_name(param)}"
@@ -106,7 +110,7 @@ def _value_name(param: Any) -> str:
 
 
 def _describe(param: Any, ctx: Any) -> str:
-    """Return the help of a parameter, with its default where it has one."""
+    """Return the help text of a parameter, with its default value, if any."""
     text: str = param.help or ""
     default = None if getattr(param, "is_flag", False) else param.get_default(ctx)
     if default is None or not param.show_default:
@@ -131,7 +135,7 @@ def _format_usage(command: Any, ctx: Any, room: int) -> Lines:
 
 
 def _format_paragraphs(text: str, room: int) -> list[Lines]:
-    """Return the paragraphs of a docstring; its own line breaks count for nothing."""
+    """Return the paragraphs of a docstring, each wrapped again to `room` columns."""
     return [[[Cell(line)] for line in wrap_text(block, room)] for block in _split_blocks(text)]
 
 
@@ -140,7 +144,7 @@ def _split_blocks(text: str) -> list[str]:
 
 
 def _format_row(name: str, text: str, column: int, room: int) -> Lines:
-    """Return a name and its text in two columns; a long name has a line of its own."""
+    """Return a name and its text in two columns; the text of a long name is below it."""
     lines = wrap_text(text, max(room - column, _LEAST_TEXT))
     rest = [[Cell(" " * column), Cell(line)] for line in lines]
     head = [Cell("  "), Cell(name, "cyan")]
@@ -150,7 +154,7 @@ def _format_row(name: str, text: str, column: int, room: int) -> Lines:
 
 
 def _format_block(block: str, room: int) -> Lines:
-    """Return a block of an epilog: commands as they are, names with their texts, or a paragraph."""
+    """Return a block of an epilog: commands unchanged, rows in two columns, or a paragraph."""
     title, *rows = block.splitlines()
     if not rows or not title.endswith(":"):
         return [[Cell(line)] for line in wrap_text(block, room)]

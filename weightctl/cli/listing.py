@@ -1,4 +1,4 @@
-"""The list of stored tensors, one on each line: `ls --flat`, `-l`, `--sort`, `--hash`."""
+"""Lists stored tensors, one per line: `ls --flat`, `-l`, `--sort` and `--hash`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LONG", "alignment", "equals", "hash_tensors", "rows", "sort_names"]
 
-# Work on fewer bytes is done before a bar could be read.
+# Work on fewer bytes is so fast that it has no progress bar.
 LONG = 100_000_000
 
 
 def sort_names(contents: Contents, by: Sort | None) -> list[str]:
-    """Return the sorted names of tensors and aliases; without a key, in the order of the tree."""
+    """Return the names of tensors and aliases, sorted by a key or, if None, in tree order."""
     tensors, aliases = contents.tensors, contents.aliases
     extents = header_of(contents.weights).extents
     if by is None:
@@ -48,7 +48,10 @@ def alignment(offset: int) -> int:
 def hash_tensors(
     contents: Contents, names: Sequence[str] | None = None, *, quiet: bool
 ) -> dict[str, str]:
-    """Return the SHA-256 of the listed stored tensors; on a terminal a bar shows the progress."""
+    """Return the SHA-256 of stored tensors, by default all listed ones.
+
+    On a terminal, a bar shows the progress of long work, unless `quiet` is set.
+    """
     from weightctl.write.digests import compute_digests
 
     # A tied name may be listed without the tensor that it is tied to.
@@ -61,7 +64,10 @@ def hash_tensors(
 
 
 def equals(contents: Contents, names: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Return the tensors that equal an earlier one in bytes, shape and encoding, with its name."""
+    """Map each tensor that is equal to an earlier tensor to the name of that tensor.
+
+    Equal tensors have the same bytes, shape and encoding; `found` are the tensors' SHA-256.
+    """
     header = header_of(contents.weights)
     first: dict[object, str] = {}
     equal: dict[str, str] = {}
@@ -119,14 +125,14 @@ def rows(
 
 
 def _file_name(header: Header, path: str) -> str:
-    """Return the name of a file, with its directory for the files of ranks."""
+    """Return the name of a file; in a sharded checkpoint, its path within the checkpoint."""
     if header.listing is None or not header.shardings:
         return os.path.basename(path)
     return os.path.relpath(path, os.path.dirname(header.listing))
 
 
 def _number(number: int, count: int) -> str:
-    # A narrow terminal has no room for one name on every line.
+    # A narrow terminal has no room for file names, so it shows the file's number.
     return f"{number} of {count}" if count > 1 else ""
 
 
@@ -146,7 +152,7 @@ def _mark(contents: Contents, name: str, equal: Mapping[str, str]) -> Cell:
     if name in contents.aliases:
         return Cell(f"tied to {contents.aliases[name]}", "cyan", short="tied")
     if name in equal:
-        # Where the name does not fit, the digests show which tensors are equal.
+        # If the name does not fit, the digests show which tensors are equal.
         return Cell(f"= {equal[name]}", "green", short="=")
     if name in contents.part_of:
         return Cell(f"part of {contents.part_of[name]}", "dim", short="part")

@@ -1,4 +1,4 @@
-"""Rounding errors of a conversion, as text."""
+"""Describes the rounding errors of a conversion as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["list_losses", "nonfinite_notes", "overflow_notes"]
 
-# How many tensors are named before the rest is folded.
+# The number of tensors that are listed; the others are summarized in one line.
 _WORST = 5
 
 
 def list_losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
-    """Return the lossy changes, worst first, all but a few folded into one line."""
+    """Return lines for the tensors that lost precision: the worst ones, and a summary of others."""
     lossy = [item for item in plan.items if _is_loss(saved.losses.get(item.info.name))]
     if not lossy:
         return []
@@ -58,7 +58,7 @@ def _badness(loss: Loss) -> tuple[float, float]:
 
 
 def _list_range_losses(losses: Sequence[Loss]) -> Iterator[str]:
-    """Yield the largest shares of numbers that are too large or too small for their new type."""
+    """Yield the largest fractions of values that are too large or too small for their new type."""
     over = max(loss.overflows / max(loss.count, 1) for loss in losses)
     under = max(loss.underflows / max(loss.count, 1) for loss in losses)
     if over:
@@ -73,7 +73,7 @@ def _percent(share: float) -> str:
 
 
 def overflow_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield a note on values too large for their new type; it is shown with -q too."""
+    """Yield a note on values that are too large for their new type; -q does not suppress it."""
     over = {name: loss for name, loss in saved.losses.items() if loss.overflows} if saved else {}
     if over:
         name, worst = max(over.items(), key=lambda entry: entry[1].overflows)
@@ -90,7 +90,7 @@ def overflow_notes(saved: Saved | None) -> Iterator[str]:
 
 
 def nonfinite_notes(saved: Saved | None) -> Iterator[str]:
-    """Yield a note on values that were replaced by 0."""
+    """Yield a note on values that are not finite and were replaced by 0."""
     zeroed = {name: loss.nonfinite for name, loss in saved.losses.items()} if saved else {}
     zeroed = {name: count for name, count in zeroed.items() if count}
     if zeroed:

@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False)
 
 
 class _Asked(NamedTuple):
-    """The options of a run; `meta` is empty where --meta has no key."""
+    """The options of a run; `meta` is empty if --meta has no key, and None without --meta."""
 
     depth: int | None
     flat: bool
@@ -67,10 +67,10 @@ _JSON = "--json"
 
 
 class ListCommand(MetaCommand):
-    """A command with options that need no MODEL, but depend on `--json` wherever it stands."""
+    """A command that passes on whether `--json` is given to options that do not need a MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, and keep whether `--json` is one of them."""
+        """Parse arguments, and store in the context whether `--json` is one of them."""
         options = args[: args.index("--")] if "--" in args else args
         ctx.meta[_JSON] = _JSON in options
         return super().parse_args(ctx, args)
@@ -79,7 +79,7 @@ class ListCommand(MetaCommand):
 def _print_families(context: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
-    # These import the table of every family.
+    # Both functions import the modules of all families.
     if context.meta[_JSON]:
         from weightctl.cli.families import families_document
 
@@ -218,7 +218,7 @@ def ls(
     Layers with the same tensor names, shapes and types are shown as one entry. Without --hash and
     --scan, only headers are read, so the time does not depend on the file size.
     """
-    del anonymous, families  # their callbacks do all
+    del anonymous, families  # their callbacks have taken effect
     if not scan and (verbose or force or allow or allow_file is not None or sarif is not None):
         raise WeightctlError(
             "-v, --allow, --allow-file, --sarif and --force can only be used with --scan",

@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint on the screen: `ls --meta`."""
+"""Shows the metadata of a checkpoint on the screen: `ls --meta`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find", "show_metadata", "show_value"]
 
-# The columns of a value where there is no terminal.
+# The columns that a value takes if stdout is not a terminal, and the fewest columns on a terminal.
 _ROOM = 120
 _LEAST = 24
 
@@ -68,7 +68,7 @@ def _format_value(kind: str, content: Any, room: int) -> str:
 
 
 def _single(number: float) -> str:
-    """Return the shortest decimal that reads back as this 32-bit number: 1e-05."""
+    """Return the shortest decimal that is rounded to this float32 value: 1e-05."""
     texts = (f"{number:.{digits}g}" for digits in range(6, 9))
     return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
 
@@ -82,7 +82,10 @@ def _in_32_bits(number: float) -> float:
 
 
 def find(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
-    """Return the value of a key; raises `WeightctlError` with the nearest keys if it is missing."""
+    """Return the value of a key.
+
+    Raises `WeightctlError` with similar keys as a hint if the key is missing.
+    """
     if key in metadata:
         return metadata[key]
     import difflib  # only on an error
@@ -96,7 +99,7 @@ def find(metadata: Mapping[str, MetadataValue], key: str, path: str) -> Metadata
 
 
 def show_value(value: MetadataValue) -> None:
-    """Print a value: a text unchanged, any other value as a line of JSON."""
+    """Print a text unchanged, or any other value as a line of JSON."""
     content = value.content
     if not isinstance(content, str):
         show_text(json.dumps(as_json(content)) + "\n")

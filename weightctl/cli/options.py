@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def locate(given: str | list[str] | None) -> str | list[str] | None:
 
 
 def locate_local(given: str | list[str] | None) -> str | list[str] | None:
-    """Return the paths of an argument that takes no URLs, except those of local files."""
+    """Return the paths of an argument that must be local.
+
+    Raises `OutputError` for a URL that is not that of a local file.
+    """
     located = locate(given)
     for name in located if isinstance(located, list) else [located or ""]:
         if is_remote(name):
@@ -189,7 +192,7 @@ Quiet = Annotated[
 
 
 def section(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a section of an epilog: a title, and a line for each name and its text."""
+    """Return a section of an epilog: a title, and a line for each pair of a name and a text."""
     listed = [*rows]
     room = max(len(name) for name, _ in listed)
     return "\n".join([f"{title}:", *(f"  {name:<{room}}  {text}" for name, text in listed)])
@@ -203,13 +206,13 @@ def exit_codes(success: str, findings: str = "") -> str:
 
 
 def examples(lines: Sequence[str]) -> str:
-    """Return the section that ends an epilog: commands that work one after the other."""
+    """Return the last section of an epilog: commands that work when they are run in order."""
     shown = (f"  $ {line}".replace("\n", "\n  ") for line in lines)
     return "\n".join(["Examples:", *shown])
 
 
 class Sort(Enum):
-    """What stored tensors can be sorted by."""
+    """The keys by which stored tensors can be sorted."""
 
     NAME = "name"
     SIZE = "size"
@@ -217,10 +220,10 @@ class Sort(Enum):
 
 
 class MetaCommand(HelpCommand):
-    """A command whose option `--meta` is valid without a key."""
+    """A command whose option `--meta` may be given without a key."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments in which `--meta` has its key, or an empty one."""
+        """Parse arguments, with an empty key for a `--meta` that has none."""
         return super().parse_args(ctx, _with_key(args))
 
 

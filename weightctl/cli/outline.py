@@ -1,4 +1,4 @@
-"""The tree of a checkpoint, with equal layers folded into one line."""
+"""Makes the lines of a checkpoint's tree, with equal layers folded into one line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Entry = TypeVar("Entry")
 class OutlineLine(NamedTuple, Generic[Entry]):
     """A line of the outline: a tensor, or a branch with the tensors below it.
 
-    `times` is the number of equal entries that are folded into this line; `tensors` and `nbytes`
-    count all of them. `entry` describes the tensor, None for a branch or a tied name; `name` is the
-    full name of the tensor, or of the first that is folded here.
+    `times` is the number of equal nodes that are folded into this line; `tensors` and `nbytes`
+    count those of all of them. `entry` describes the tensor; it is None for a branch or a tied
+    name. `name` is the full name of the tensor, or of the first one that is folded here.
     """
 
     depth: int
@@ -33,12 +33,13 @@ class OutlineLine(NamedTuple, Generic[Entry]):
     nbytes: int
 
 
-# What is below a node: a number that equal nodes share, the number of tensors, their bytes.
+# The measure of a node: a number that equal nodes share, the number of tensors below it, and the
+# bytes of these tensors.
 _Measured = tuple[int, int, int]
 
 
 class _Outline(Generic[Entry]):
-    """Makes the lines, and keeps the measure of each node."""
+    """Makes the lines of a tree, and caches the measure of each node."""
 
     def __init__(
         self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int, int]]
@@ -49,7 +50,7 @@ class _Outline(Generic[Entry]):
         self._shapes: dict[object, int] = {}
 
     def measure(self, node: TreeNode) -> _Measured:
-        """Return the measure of a node; each is computed once."""
+        """Return the measure of a node, which is computed once."""
         known = self._measured.get(node)
         if known is None:
             known = self._measured[node] = self._look_at(node)
@@ -68,7 +69,7 @@ class _Outline(Generic[Entry]):
         entry = self._entry(node)
         if entry is not None:
             kind, tensors, nbytes = self._look(entry)
-        # A tuple, so that it differs from the segments of names above.
+        # The kind is in a tuple, so that it differs from the segments of names.
         parts.append((kind,))
         if below:
             measured = self._measured
@@ -106,7 +107,10 @@ class _Outline(Generic[Entry]):
         return OutlineLine(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
 
     def _fold_children(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
-        """Return the children, with equal numbered ones folded into one: `[0-2,4]`."""
+        """Return the children, each with its label and the number of nodes that it stands for.
+
+        Equal children with numbers as names are folded into one: `[0-2,4]`.
+        """
         groups: dict[int, list[str]] = {}
         order: list[tuple[str, TreeNode] | int] = []
         children = node.children()
@@ -145,7 +149,7 @@ def outline(
     look: Callable[[Entry], tuple[object, int, int]],
     limit: int | None = None,
 ) -> Iterator[OutlineLine[Entry]]:
-    """Yield the lines that show a tree, `limit` levels deep or whole.
+    """Yield the lines that show a tree, at most `limit` levels of it, if given.
 
     `look` returns a key that equal entries share, the number of tensors of an entry, and its bytes.
     """

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FoldedValues", "list_shown", "summary", "tree_rows"]
 
-# A tensor or value that is the only content of its file has no name.
+# The label of a tensor or value without a name, which is the only content of its file.
 _UNNAMED = "(unnamed)"
 _LOOK = 28
-# Values of a branch are folded where they fill more lines than this.
+# The values of a branch are folded if they fill more lines than this.
 _MOST_LINES = 40
-# The key that Lightning writes its version under, and its state that is not the user's.
+# The key under which Lightning stores its version, and the keys of its own state.
 _LIGHTNING = "pytorch-lightning_version"
 _LIGHTNING_STATE = {"loops", "callbacks"}
 _OMEGACONF = "omegaconf."
@@ -87,10 +87,11 @@ if TYPE_CHECKING:
 
 
 def list_shown(contents: Contents, *, with_values: bool) -> dict[str, Shown]:
-    """Return what the tree shows by name; without `with_values`, long branches of values folded.
+    """Map names to the entries, values and folded branches that the tree shows.
 
-    A branch without tensors is folded where its values fill many lines, where it is an object of
-    OmegaConf, and where Lightning keeps the state of a training loop in it.
+    If `with_values` is set, all values are shown. Otherwise, a branch without tensors is folded if
+    its values fill many lines, if it is an OmegaConf object, or if it has the state of Lightning's
+    training loop.
     """
     if with_values or not contents.leaves:
         return {**contents.entries, **contents.leaves}
@@ -129,7 +130,7 @@ def _count_lines(node: TreeNode, contents: Contents) -> int:
 def tree_rows(
     contents: Contents, shown: Mapping[str, Shown], depth: int | None
 ) -> Iterator[Sequence[Cell]]:
-    """Yield the rows that show the tree, `depth` levels of it or all."""
+    """Yield the rows that show the tree, at most `depth` levels of it, if given."""
     values = [name for name in shown if name not in contents.entries]
     tree = contents.tree
     if len(values) < len(contents.leaves):
@@ -174,7 +175,7 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
         cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
-        # Scales are cut as the packed numbers are.
+        # Scales are cut in the same way as the packed values.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.tensors[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)
     if line.name is not None:

@@ -1,4 +1,4 @@
-"""The differences of two checkpoints whose tensors are paired as `verify` pairs them."""
+"""Compares two checkpoints whose tensors are paired in the same way as by `verify`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ if TYPE_CHECKING:
 
 __all__ = ["PairedTensors", "compare_bytes", "compare_values"]
 
-# Of encodings with more bits than float32's, values are compared by their bytes.
+# The significand bits of float32. Values with more bits are also compared by their bytes.
 _BITS = 24
 
 
 class PairedTensors:
-    """The tensors of two checkpoints: pairs by the name that a difference is listed under.
+    """The paired tensors of two checkpoints.
 
-    `alone` are the names of the tensors that one checkpoint has and the other does not have. `how`
-    describes the names that tensors are paired by; they are those of a family, or equal names.
-    Raises `ConversionError` where the tensors of a quantized weight do not fit together.
+    `pairs` maps the name under which a difference is listed to the pair. `alone` has, for each
+    checkpoint, the names of the tensors that only this one has. `how` describes the pairing if
+    names differ; it is empty for equal names. `is_by_family` says whether tensors are paired by the
+    names of a family. Raises `ConversionError` if the tensors of a quantized weight do not fit
+    together.
     """
 
     def __init__(self, first: Contents, second: Contents, paths: tuple[str, str]) -> None:
@@ -66,7 +68,7 @@ class PairedTensors:
             {self.find_name(0, each.tensor) for each in pairing.pairs},
             {self.find_name(1, each.reference) for each in pairing.pairs},
         )
-        # Buffers, and tensors that are of no part of the model.
+        # The names of buffers, and of tensors that are not part of the model.
         rest = [
             [name for name, _ in tree.items() if name not in taken]
             for tree, taken in zip(trees, used, strict=True)
@@ -79,7 +81,7 @@ class PairedTensors:
         self.pairs = {name: each for name, each in _name_pairs(pairs).items() if self._has(each)}
         alone = [[name for name in names if name not in both] for names in rest]
         if pairing.checkpoint is not None and pairing.reference is not None:
-            # A model in another naming convention need not have the buffers.
+            # Buffers are left out, since a model in the other naming convention may not have them.
             beside = ({*pairing.checkpoint.beside}, {*pairing.reference.beside})
             unexpected = (pairing.unexpected, reverse.unexpected)
             alone = [
@@ -89,33 +91,34 @@ class PairedTensors:
         self.alone = tuple(self._list_alone(side, names) for side, names in enumerate(alone))
 
     def find_name(self, side: int, tensor: ReadableTensor) -> str:
-        """Return the name of the entry of a checkpoint that a tensor is made of."""
+        """Return the name of the checkpoint's entry that a tensor comes from."""
         entry = self.find_entry(side, tensor)
         return tensor.info.name if entry is None else entry.name
 
     def find_entry(self, side: int, tensor: ReadableTensor) -> Entry | None:
-        """Return the entry of a checkpoint that a tensor is made of, None for a computed one."""
+        """Return the checkpoint's entry that a tensor comes from; None for a computed tensor."""
         sources = tensor.origin.sources
         names = [source.name for source in sources] or [tensor.info.name]
         found = (self.contents[side].find_entry(name) for name in names)
         return next((entry for entry in found if entry is not None), None)
 
     def side(self, side: int, tensor: ReadableTensor) -> Side:
-        """Return how a checkpoint stores a tensor, with the shape that is compared."""
+        """Return how a checkpoint stores a tensor, with the shape in which it is compared."""
         entry = self.find_entry(side, tensor)
         if entry is None:
             return Side(tensor.info.shape, tensor.info.encoding.name, None)
         return Side(tensor.info.shape, *kind(entry))
 
     def alone_side(self, side: int, name: str) -> Side:
-        """Return how a checkpoint stores the tensor that the other does not have."""
+        """Return how a checkpoint stores a tensor that the other checkpoint does not have."""
         entry = self.contents[side].find_entry(name)
         return Side((), "unknown", None) if entry is None else Side(entry.shape, *kind(entry))
 
     def list_views(self, pair: Pair) -> list[Pair]:
-        """Return a pair in both naming conventions, where these have other values; else none.
+        """Return a pair in both naming conventions, if these have different values.
 
-        A value that one convention adds 1 to is rounded in it, and equal in that one alone.
+        If one convention adds 1 to values, rounding may make two tensors equal in only one of the
+        conventions. The list is empty if the conventions have the same values.
         """
         change = None if pair.names is None else pair.names.change
         models = self._pairing.checkpoint, self._pairing.reference
@@ -126,7 +129,7 @@ class PairedTensors:
         return [view for view in views if view is not None and is_comparable(view)]
 
     def _has(self, pair: Pair) -> bool:
-        """Whether --include and --exclude leave a pair in, by either of its names."""
+        """Whether --include and --exclude select a pair, by one of its names."""
         names = (pair.name, pair.reference_name)
         found = (self.find_name(0, pair.tensor), self.find_name(1, pair.reference))
         return any(
@@ -135,11 +138,11 @@ class PairedTensors:
         )
 
     def _list_alone(self, side: int, names: Sequence[str]) -> list[str]:
-        """Return the names of tensors that --include and --exclude leave in, each once."""
+        """Return the names that --include and --exclude select, without duplicates."""
         contents = self.contents[side]
         found: dict[str, None] = {}
         for joined in names:
-            # A part of a fused tensor has the names of all tensors that it is stored in.
+            # A tensor that comes from several stored tensors has all their names, with commas.
             name = joined if contents.find_entry(joined) else joined.partition(", ")[0]
             entry = contents.find_entry(name)
             if name in contents.aliases or (entry is not None and entry.name in contents.entries):
@@ -148,12 +151,15 @@ class PairedTensors:
 
 
 def _name_pairs(pairs: Sequence[Pair]) -> dict[str, Pair]:
-    """Return pairs by name: the first checkpoint's, or the second's where that one is shared."""
+    """Map a unique name to each pair: the first checkpoint's name, if only this pair has it.
+
+    Otherwise it is the second checkpoint's name, or that of weightctl's module.
+    """
     own = Counter(each.name for each in pairs if each.module != OUTPUT_WEIGHT)
     other = Counter(each.reference_name for each in pairs if each.module != OUTPUT_WEIGHT)
     found: dict[str, Pair] = {}
     for pair in pairs:
-        # A tied embedding is the output too.
+        # The output of a tied model has the name of the embedding.
         most = 0 if pair.module == OUTPUT_WEIGHT else 1
         name = pair.module
         if own[pair.name] <= most:
@@ -165,9 +171,10 @@ def _name_pairs(pairs: Sequence[Pair]) -> dict[str, Pair]:
 
 
 def compare_bytes(paired: PairedTensors, progress: Progress, *, with_bytes: bool) -> Comparison:
-    """Compare the shapes and encodings of pairs, and with `with_bytes` the bytes of the others.
+    """Compare the shapes and encodings of pairs.
 
-    Where naming conventions have rows in another order, bytes are compared in one order.
+    If `with_bytes` is set, the bytes of pairs with equal shapes and encodings are compared too. If
+    naming conventions have different orders of rows, bytes are compared in one order.
     """
     found: dict[str, Difference] = {}
     for done, (name, pair) in enumerate(paired.pairs.items()):
@@ -183,10 +190,10 @@ def compare_bytes(paired: PairedTensors, progress: Progress, *, with_bytes: bool
 
 
 def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
-    """Compare the values of pairs, whatever their encodings; the differences are sorted by change.
+    """Compare the values of pairs in any encodings, and sort the differences by their size.
 
-    The relative RMSE is in relation to the first checkpoint. Values are decoded and compared a few
-    MB at a time. Raises `EncodingError` where a tensor cannot be decoded.
+    The relative RMSE is relative to the first checkpoint. Values are decoded and compared a few MB
+    at a time. Raises `EncodingError` if a tensor cannot be decoded.
     """
     for contents in paired.contents:
         tensors = [*contents.tensors.values()]
@@ -195,7 +202,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
     found: dict[str, Difference] = {}
     layers: dict[int | None, tuple[list[bool], Measured]] = {}
     measured_pairs = {name: each for name, each in paired.pairs.items() if is_comparable(each)}
-    # The reference is the first checkpoint.
+    # Here, the reference is the first checkpoint, so the sides are exchanged.
     turned = [exchange_sides(pair) for pair in measured_pairs.values()]
     recoded = 0
 
@@ -208,7 +215,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
             difference = _compare_sides(paired, pair)
             changes, total = layers.setdefault(pair.layer, ([], Measured()))
             if name not in measured_pairs:
-                # Their shapes differ, or they hold integers.
+                # The shapes differ, or the values are integers.
                 if not difference.of:
                     is_changed = not is_same(pair.tensor, pair.reference)
                     changes.append(is_changed)
@@ -257,7 +264,7 @@ def _is_changed(pair: Pair, measured: Measured) -> bool:
 
 
 def _rank(difference: Difference) -> tuple[float, float]:
-    """Return the place of a difference: without figures first, then the largest change."""
+    """Return the sort key of a difference: those without figures first, then the largest change."""
     change = difference.change
     if change is None:
         return (-inf, -inf)

@@ -1,4 +1,4 @@
-"""Plans of conversions and shards from the options of the command line."""
+"""Plans conversions and shards from the options of the command line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["make_grid", "plan_conversion", "plan_shards", "require_out"]
 
-# More than any cluster has. Each rank has at least one file.
+# The largest number of ranks; each rank has at least one file.
 _MOST = 65_536
 
 
 def plan_conversion(given: Mapping[str, Any]) -> Conversion:
-    """Plan the conversion that options of `convert` ask for, by the names of its parameters."""
+    """Plan a conversion; `given` maps names of parameters of the command `convert` to values."""
     from weightctl.write.convert import convert
 
     return convert(
@@ -61,7 +61,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
 
 
 def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:
-    """Plan the shards that options of `shard` ask for, by the names of its parameters."""
+    """Plan shards; `given` maps names of parameters of the command `shard` to values."""
     from weightctl.write.shard import shard
 
     grid = make_grid({"--tp": given["tensor"], "--ep": given["experts"], "--pp": given["stages"]})
@@ -80,14 +80,14 @@ def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:
 
 
 def require_out(out: str | None, usage: str) -> str:
-    """Return the path or URL of the output; raises `ConversionError` if there is none."""
+    """Return the path or URL of the output; raises `ConversionError` if it is missing."""
     if not out:
         raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
     return without_file_scheme(out)
 
 
 def _directory(out: str) -> str:
-    """Return a path that names a directory; raises `ConversionError` for another."""
+    """Return `out`; raises `ConversionError` if it cannot be the path of a directory."""
     if is_stream(out):
         raise ConversionError(
             f"{stream_name(out)} accepts one file, but a sharded checkpoint has several files",
@@ -102,7 +102,11 @@ def _directory(out: str) -> str:
 
 
 def make_grid(axes: Mapping[str, str | int | None]) -> Grid:
-    """Return the grid of ranks; raises `ConversionError` if there are none or too many."""
+    """Return the grid of ranks from the values of --tp, --ep and --pp.
+
+    Raises `ConversionError` if none is given, if one is not an integer of at least 1, or if there
+    are too many ranks.
+    """
     if all(value is None for value in axes.values()):
         raise ConversionError(
             "the number of ranks is missing",

@@ -1,4 +1,4 @@
-"""`shard --tp auto`: the numbers of ranks that a checkpoint can be split for."""
+"""`shard --tp auto`: list the numbers of ranks for which a checkpoint can be split."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTS", "show_possible"]
 
-# The devices of one machine, and of several machines together.
+# The numbers of ranks to try: those of one machine, and of several machines together.
 COUNTS = (*range(1, 17), 32, 64)
 
 
 def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
-    """Print which numbers of ranks work, and for the others the tensor and the reason."""
+    """Print which numbers of ranks work, and the tensor and reason that prevent the others."""
     if as_json:
         show_text(json.dumps(_document(path, found)) + "\n")
         return
@@ -44,7 +44,10 @@ def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> Non
 
 
 def _reason(each: Possible) -> str:
-    """Return why a number of ranks does not work, without the number; empty if it works."""
+    """Return why a number of ranks does not work, in words that do not depend on the number.
+
+    The text is empty if the number works.
+    """
     match each.refusal:
         case None:
             return ""

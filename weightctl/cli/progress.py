@@ -1,4 +1,4 @@
-"""Progress on stderr, where that is a terminal: bars, and a line that names the phase."""
+"""Shows progress on stderr if it is a terminal: bars, and a line that names the current phase."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_workers", "erase_phase", "phase_line", "progress_bar", "stages_bar"]
 
-# Commands that take less than this show no phase.
+# Commands that take fewer seconds than this do not show a phase.
 _DELAY = 0.5
 _BETWEEN = 0.1
 # The seconds over which the rate of the network is averaged.
 _AVERAGED = 3.0
-# Columns of a terminal that has room for everything that is known about workers.
+# Narrower terminals leave out the amount of data if the bar shows workers.
 _WIDTH_OF_ALL = 80
 _ERASE = "\x1b[2K\r"
 
@@ -40,10 +40,11 @@ _ERASE = "\x1b[2K\r"
 def progress_bar(
     total: int, *, quiet: bool, has_workers: bool = False
 ) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Show a bar; yields a function to call with each number of bytes done, or None for no bar.
+    """Show a progress bar for `total` bytes.
 
-    With `has_workers` it shows the tasks that workers have done and lost, and not the network: the
-    requests of workers are not known here.
+    The context yields a function to call with each number of bytes that are done, or None if no bar
+    is shown. If `has_workers` is set, the bar shows the tasks that workers have done and lost
+    instead of the network traffic, since the requests of workers are not counted in this process.
     """
     erase_phase()
     if not _is_wanted(quiet=quiet):
@@ -52,7 +53,11 @@ def progress_bar(
 
 
 def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
-    """Show a bar; yields a function to call with the stage and the share done, 0 to 1, or None."""
+    """Show a progress bar with the name of the current stage.
+
+    The context yields a function to call with the stage and the fraction done, from 0 to 1, or None
+    if no bar is shown.
+    """
     erase_phase()
     return _stages_bar() if _is_wanted(quiet=quiet) else nullcontext()
 
@@ -63,7 +68,7 @@ def _is_wanted(*, quiet: bool) -> bool:
 
 @contextmanager
 def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], object], None, None]:
-    # rich is imported only where a bar is shown.
+    # rich is only imported if a bar is shown.
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -73,7 +78,7 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
     )
     from rich.table import Column
 
-    # The bar gets shorter where there is little room; nothing else does, or is wrapped.
+    # On a narrow terminal only the bar gets shorter; the other columns are not wrapped.
     whole = Column(no_wrap=True)
     columns = [
         TaskProgressColumn(table_column=whole),
@@ -94,7 +99,7 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
 def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    # Names of tensors may have brackets, which would be markup.
+    # Names of tensors may have brackets, which rich would take for markup.
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -114,7 +119,7 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
 
 
 def _make_workers_column(column: Column) -> ProgressColumn:
-    """Return the column that shows how many tasks workers have done, and lost."""
+    """Return the column that shows how many tasks workers have done, lost and copied."""
     from rich.progress import ProgressColumn
     from rich.text import Text
 
@@ -134,7 +139,7 @@ def _make_workers_column(column: Column) -> ProgressColumn:
 
 
 def describe_workers(counts: WorkerCounts) -> str:
-    """Return how many tasks are done, lost and copied, as text."""
+    """Describe how many tasks are done, lost and copied."""
     parts = [f"{counts.done:,} of {pluralize(counts.tasks, 'task')}"]
     parts += [f"{counts.lost:,} lost with their workers"] if counts.lost else []
     parts += [f"{counts.copies:,} given to a second worker"] if counts.copies else []
@@ -142,7 +147,7 @@ def describe_workers(counts: WorkerCounts) -> str:
 
 
 def _network_columns(column: Column) -> list[ProgressColumn]:
-    """Return the column of the bytes over the network per second; none without requests so far."""
+    """Return a column with the rate of network traffic; none if no request was made so far."""
     if not TRAFFIC.counts.requests:
         return []
     from rich.progress import ProgressColumn
@@ -175,7 +180,7 @@ def _network_columns(column: Column) -> list[ProgressColumn]:
 
 
 def _ignore(_phase: str) -> None:
-    """Show no phase while a bar is shown."""
+    """Ignore a phase, because a bar is shown."""
 
 
 def _progress(*columns: ProgressColumn) -> Progress:
@@ -205,7 +210,7 @@ class _PhaseLine:
                 self._write()
 
     def erase(self) -> None:
-        """Remove the line; it appears again when the next phase begins."""
+        """Remove the line until the next phase begins."""
         with self._lock:
             if self._is_shown:
                 _write_to_terminal(_ERASE)
@@ -230,20 +235,20 @@ class _PhaseLine:
 
 
 def _write_to_terminal(text: str) -> None:
-    with suppress(OSError):  # nobody reads it
+    with suppress(OSError):  # stderr may be closed
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class _Shown:
-    """The line of the command that runs."""
+    """Holds the phase line of the command that is running."""
 
     line: _PhaseLine | None = None
 
 
 @contextmanager
 def phase_line(*, quiet: bool) -> Generator[None, None, None]:
-    """Show the phases that begin, each once it lasts, until something else is shown."""
+    """Show the current phase of long work within this context, until other output is shown."""
     if not _is_wanted(quiet=quiet):
         yield
         return
@@ -257,6 +262,6 @@ def phase_line(*, quiet: bool) -> Generator[None, None, None]:
 
 
 def erase_phase() -> None:
-    """Remove the line that names the phase, before something else is written to the terminal."""
+    """Remove the line that names the phase; call this before other output to the terminal."""
     if _Shown.line is not None:
         _Shown.line.erase()

@@ -40,9 +40,9 @@ _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
 class Cell(NamedTuple):
-    """A piece of text, its style (words of `_ANSI`), and whether it is aligned to the right.
+    """A text, its style (words of `_ANSI`), and whether it is aligned to the right.
 
-    `short` replaces the text where lines do not fit the terminal.
+    `short` replaces the text if lines do not fit the terminal.
     """
 
     text: str
@@ -52,25 +52,28 @@ class Cell(NamedTuple):
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """Return `512x256`."""
+    """Return a shape as text: `512x256`, or `scalar`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def make_shape_cells(
     shape: Sequence[int], label: str, short: str | None = None, times: int = 1
 ) -> tuple[Cell, Cell]:
-    """Return the cells that show a shape, how many tensors have it, and their encoding."""
+    """Return two cells: a shape with the number of tensors that have it, and their encoding."""
     count = f"{times} x " if times > 1 else ""
     return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
 
 
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
-    """Print rows in columns; on a terminal the first column is shortened so that lines fit."""
+    """Print rows in columns; on a terminal, the first column is shortened so that lines fit."""
     show_lines(in_columns(rows, columns() if is_terminal() else None))
 
 
 def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
-    """Return rows in columns; the first is shortened so that lines fit into `room`, if given."""
+    """Align rows in columns.
+
+    If `room` is given, cells are shortened, and then the first column, so that lines fit into it.
+    """
     table = [
         [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
         for row in rows
@@ -110,7 +113,7 @@ def is_terminal() -> bool:
 
 
 def columns() -> int:
-    """Return how many columns the terminal has."""
+    """Return the number of columns of the terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns
@@ -133,10 +136,10 @@ def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
 
 
 def shorten_name(name: str, room: int) -> str:
-    """Return a tensor's name shortened to `room` columns; its numbers are kept.
+    """Shorten a tensor's name to `room` columns, and keep its numbers.
 
-    Words are cut to their first letter from the left until the name fits; if it still does not fit,
-    its middle is removed.
+    Words are cut to their first letter, from the left, until the name fits. If it still does not
+    fit, its middle is removed.
     """
     words = name.split(".")
     for place, word in enumerate(words[:-1]):
@@ -149,7 +152,7 @@ def shorten_name(name: str, room: int) -> str:
 
 
 def without_middle(text: str, room: int) -> str:
-    """Return a text shortened to `room` columns by removing its middle."""
+    """Shorten a text to `room` columns by removing its middle."""
     if width(text) <= room:
         return text
     head = text[: min(len(text) - len(text.lstrip()) + 4, room // 3)]
@@ -161,7 +164,7 @@ def without_middle(text: str, room: int) -> str:
 
 
 def shorten_text(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as fits into `room` columns."""
+    """Shorten a text to `room` columns by removing its end."""
     if width(text) <= room:
         return text
     text = text[:room]
@@ -171,12 +174,12 @@ def shorten_text(text: str, room: int) -> str:
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines to stdout, in color on a terminal unless the environment refuses colors."""
+    """Print lines to stdout; on a terminal in color, unless the environment disables colors."""
     show_text(format_lines(lines))
 
 
 def format_lines(lines: Iterable[Sequence[Cell]]) -> str:
-    """Return lines as stdout shows them."""
+    """Return lines as text, with color codes if stdout supports them."""
     if is_terminal() and not _colors_refused():
         return "".join("".join(map(_color_text, line)).rstrip() + "\n" for line in lines)
     return "".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines)
@@ -197,9 +200,9 @@ def _color_text(cell: Cell) -> str:
 
 
 def show_text(text: str) -> None:
-    """Print to stdout; after its reader has closed it, print nothing and report no error.
+    """Print to stdout; if its reader has closed it, do nothing.
 
-    Raises `OutputError` where stdout cannot be written.
+    Raises `OutputError` if writing fails for another reason.
     """
     if not sys.stdout:  # it was closed before this process began
         return
@@ -208,7 +211,7 @@ def show_text(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would write again at exit, and fail; the exit code stays.
+        # Otherwise Python would write again at exit and fail, which would change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
@@ -225,17 +228,17 @@ def warn(text: str) -> None:
 
 
 def complain(error: WeightctlError | OSError) -> None:
-    """Print on stderr what is wrong, and what to do."""
+    """Print an error and its hint on stderr."""
     if not isinstance(error, WeightctlError):
         error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
-    # Line breaks of the message are kept; those in names are shown as escapes.
+    # Line breaks of the message are kept; line breaks in names are escaped.
     _show_message(Cell("error: ", "red bold"), error.message.split("\n  "))
     if error.hint:
         _show_message(Cell("hint: ", "cyan"), [error.hint])
 
 
 def _show_message(head: Cell, lines: Sequence[str]) -> None:
-    """Print lines on stderr, wrapped between words where it is a terminal."""
+    """Print lines on stderr; on a terminal, they are wrapped between words."""
     if not sys.stderr:  # it was closed before this process began
         return
     erase_phase()
@@ -247,13 +250,13 @@ def _show_message(head: Cell, lines: Sequence[str]) -> None:
         wrapped = [line] if room is None else wrap_text(line, max(room - len(indent), _LEAST))
         shown.append(first + f"\n{indent}".join(wrapped))
     colored = _color_text(head) if room and not _colors_refused() else head.text
-    with suppress(OSError):  # nobody reads it
+    with suppress(OSError):  # stderr may be closed
         sys.stderr.write(colored + "\n".join(shown) + "\n")
         sys.stderr.flush()
 
 
 def _message_columns() -> int:
-    """Return how many columns the terminal on stderr has; stdout may be a pipe."""
+    """Return the number of columns of the terminal on stderr, also if stdout is a pipe."""
     import shutil
 
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The plan and the outcome of a conversion, as text and as JSON."""
+"""Describes the plan and the outcome of a conversion as text and as JSON."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _SOUGHT = ("config.json", "tokenizer.json")
 
 
 def plan_kind(item: Item) -> tuple[object, int, int]:
-    """Return the key that equal rows of a plan share, their number, and the bytes of one."""
+    """Return a key that equal rows of a plan share, the number of tensors (1), and the bytes."""
     info = item.info
     kind = (info.shape, item.stored.encoding.name, info.encoding.name, item.asked, item.line,
             item.part, item.steps, item.is_exact)  # fmt: skip
@@ -70,7 +70,7 @@ def plan_kind(item: Item) -> tuple[object, int, int]:
 
 
 def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
-    """Return a line of a plan's outline as columns."""
+    """Return the cells of a line in a plan's outline."""
     times = f"  x{line.times}" if line.times > 1 else ""
     label = Cell(f"{'  ' * line.depth}{line.label}{times}", "" if line.entry else "bold")
     size = Cell(format_size(line.nbytes), "dim", right=True)
@@ -89,12 +89,12 @@ def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
 
 
 def _name_values(item: Item) -> str:
-    """Return what happens to the values of a tensor, as one word."""
+    """Return `exact` or `rounded` for the values of a tensor."""
     return "exact" if item.is_exact else "rounded"
 
 
 def _reason(item: Item) -> Cell:
-    """Return why a tensor becomes what it does, where something speaks of it."""
+    """Return a cell with the reason for a tensor's type, if any: steps, rule or fallback."""
     line = "" if item.line == OTHERWISE else item.line
     line = ", ".join(filter(None, (*item.steps, line)))
     if not item.asked:
@@ -131,7 +131,7 @@ def summary(
 
 
 def resumption(saved: Saved) -> Iterator[list[Cell]]:
-    """Yield the lines that report what was kept from a stopped run, or why it started over."""
+    """Yield lines on what was kept from a stopped run, and why such a run was started over."""
     if saved.kept_bytes:
         kept = format_size(saved.kept_bytes)
         yield [Cell(f"{kept} were complete already, from a run that was stopped", "green")]
@@ -140,7 +140,7 @@ def resumption(saved: Saved) -> Iterator[list[Cell]]:
 
 
 def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
-    """Return the lines that report what a plan would keep from a stopped run."""
+    """Return the line on what a run of the plan would keep from a stopped run, if anything."""
     if not kept_bytes:
         return []
     kept = format_size(kept_bytes)
@@ -148,7 +148,7 @@ def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
 
 
 def _count_stored_bytes(plan: Plan) -> int:
-    """Return the bytes of the tensors that go into a plan, each counted once."""
+    """Return the bytes of the input tensors of a plan; each tensor counts once."""
     sources = {source for item in plan.items for source in item.sources}
     return sum(source.nbytes for source in sources)
 
@@ -193,7 +193,7 @@ def _changes(plan: Plan) -> Iterator[str]:
 
 def _recipe(plan: Plan) -> Iterator[str]:
     chosen = (item for item in plan.items if item.line and not item.line.startswith(BY_RULE))
-    # A tensor that already has its fallback type is a copy, and is among the fallbacks.
+    # A tensor that is copied because it already has its fallback type counts as well.
     counts = Counter(item.info.encoding.name for item in chosen if item.asked or not item.is_copy)
     if plan.recipe and counts:
         made = ", ".join(f"{count} {name}" for name, count in counts.most_common())
@@ -212,7 +212,7 @@ def _scheme(plan: Plan) -> Iterator[str]:
 
 
 def _count_exact(plan: Plan) -> str:
-    """Return the line that counts the tensors whose values a plan keeps, and rounds."""
+    """Return the line with the numbers of tensors whose values a plan keeps and rounds."""
     exact = sum(item.is_exact for item in plan.items)
     return f"values: {pluralize(exact, 'tensor')} exact, {len(plan.items) - exact:,} rounded"
 
@@ -233,7 +233,7 @@ def _substitutes(plan: Plan) -> Iterator[str]:
 def document(
     path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> dict[str, Any]:
-    """Return everything about a conversion, as `weightctl/schemas/convert.json` describes it."""
+    """Return a conversion as JSON, according to `schemas/convert.json` in the package."""
     index = [{"name": outcome.index[0], "bytes": len(outcome.index[1])}] if outcome.index else []
     return {
         "input": path,
@@ -283,7 +283,7 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
         "weight": item.weight or None,
         "bytes": item.info.nbytes,
         "file": item.part,
-        # The sums depend, far behind these digits, on how the work was cut.
+        # Further digits depend on how the work was divided into chunks.
         "relative_rmse": float(f"{loss.relative_rmse:.5g}") if loss else None,
         "overflows": loss.overflows if loss else None,
         "underflows": loss.underflows if loss else None,
@@ -294,9 +294,10 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
 def check_report(
     path: str, plan: Plan, where: Target, *, force: bool, on: str | None = None
 ) -> None:
-    """Refuse the path of a report before anything is written, if it cannot be written there.
+    """Raise `OutputError` if the report cannot be written to `path`; call this before any work.
 
-    Processes that share the output (`on`) all get the path, and one of them writes the report.
+    If several processes share the output (`on`), each of them checks the path, and one of them
+    writes the report.
     """
     force = force or (on is not None and is_shared(on))
     real = os.path.realpath(path)
@@ -324,7 +325,7 @@ def check_report(
 
 @contextmanager
 def note_when_stopped(where: Target) -> Generator[None, None, None]:
-    """Report what a stopped run leaves and how to continue, if a signal ends the block."""
+    """If a signal ends this context, print how to continue the stopped run."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -335,7 +336,10 @@ def note_when_stopped(where: Target) -> Generator[None, None, None]:
 
 
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
-    """Write a document as indented JSON, into a file that is complete or unchanged, or a pipe."""
+    """Write a document as indented JSON to a file or a pipe.
+
+    A file is either written completely or left unchanged.
+    """
     from weightctl.write.partial import write_files
     from weightctl.write.streaming import open_stream
 

@@ -1,4 +1,4 @@
-"""Options for running a model: a device, a text, tokens, layers."""
+"""Parses the options for running a model: device, text, tokens and layers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from weightctl.storage.files import read_start
 
 __all__ = ["device_named", "layers_named", "parse_tokens", "text_of"]
 
-# A text that is run has a few thousand tokens; of a longer file no more than this is read.
+# A model runs on a few thousand tokens, so only this number of bytes of a text file is read.
 _TEXT_BYTES = 1 << 20
 _STDIN = "-"
 
 
 def device_named(name: str) -> DeviceRef:
-    """Return the device with the name `cpu`, `cuda` or `cuda:1`.
+    """Return the device with a name such as `cpu`, `cuda` or `cuda:1`.
 
-    Raises `ConversionError` for another name, or if this machine does not have the device.
+    Raises `ConversionError` if the name is invalid, or if this machine does not have the device.
     """
     match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
     if match is None or (match[1] == "cpu" and int(match[2] or 0)):
@@ -38,9 +38,9 @@ def device_named(name: str) -> DeviceRef:
 
 
 def layers_named(written: str) -> range:
-    """Return the layers that `3` or `0-3` means, the last one too.
+    """Return the range of layers for a text such as `3` or `0-3`, which includes layer 3.
 
-    Raises `ConversionError` where it means none.
+    Raises `ConversionError` if the text is not a range of layers.
     """
     match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", written, re.ASCII)
     if match is None or int(match[2] or match[1]) < int(match[1]):
@@ -51,7 +51,10 @@ def layers_named(written: str) -> range:
 
 
 def parse_tokens(written: str) -> tuple[int, ...]:
-    """Return the tokens that `1,2,3` lists; raises `ConversionError` where it lists none."""
+    """Return the token ids in a text such as `1,2,3`.
+
+    Raises `ConversionError` if the text is not a list of token ids.
+    """
     numbers = [number for number in re.split(r"[,\s]+", written.strip()) if number]
     if not numbers or not all(re.fullmatch(r"\d{1,9}", each, re.ASCII) for each in numbers):
         raise ConversionError(
@@ -62,7 +65,7 @@ def parse_tokens(written: str) -> tuple[int, ...]:
 
 
 def text_of(path: str) -> str:
-    """Return the text in a file, `-` for stdin; of a longer text, the first megabyte.
+    """Return the first megabyte of the text in a file; `-` means stdin.
 
     Raises `OSError` or `FormatError` if the file cannot be read, and `ConversionError` if it is not
     text.
@@ -73,7 +76,7 @@ def text_of(path: str) -> str:
     else:
         raw = read_start(path, _TEXT_BYTES)
     try:
-        # A letter that the cut has gone through is left out.
+        # A character that is cut at the end of the first megabyte is left out.
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(raw, len(raw) < _TEXT_BYTES)
     except UnicodeDecodeError as error:
         raise ConversionError(

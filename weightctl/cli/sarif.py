@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, the report format of code scanners: `ls --scan --sarif FILE`.
+"""Writes the findings of a scan as SARIF 2.1.0, for code scanners: `ls --scan --sarif FILE`.
 
 Source: the OASIS standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["check_sarif", "make_sarif", "write_sarif"]
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-# The rule of each severity that is reported: its name, level and description.
+# The SARIF rule for each severity that is reported: its name, level and description.
 _RULES: dict[Severity | None, tuple[str, str, str]] = {
     Severity.DANGEROUS: (
         "dangerous-global",
@@ -55,10 +55,10 @@ _ORDER = [*_RULES]
 def check_sarif(
     path: str, scanned: Iterable[str], consulted: Mapping[str, str], *, force: bool
 ) -> None:
-    """Refuse a report that cannot be written or would replace an input, before the scan.
+    """Raise `OutputError` if the report cannot be written or would replace an input.
 
-    `scanned` are the files that will be scanned; `consulted` maps further inputs to their roles.
-    Raises `OutputError`.
+    Call this before the scan. `scanned` are the files that will be scanned; `consulted` maps
+    further inputs to their roles.
     """
     if is_stream(path):
         if stream_name(path) == "stdout":
@@ -83,14 +83,14 @@ def write_sarif(
     exit_code: int,
     force: bool,
 ) -> None:
-    """Write the report of a scan to a file or a pipe; raises `OutputError`."""
+    """Write the report of a scan to a file or a pipe; raises `OutputError` if that fails."""
     write_report(path, make_sarif(findings, errors, exit_code=exit_code), force=force)
 
 
 def make_sarif(
     findings: Sequence[ScanFinding], errors: Sequence[str], *, exit_code: int
 ) -> dict[str, Any]:
-    """Return a SARIF log with a result for each finding that is not known.
+    """Return a SARIF log with a result for each finding, except known globals.
 
     `errors` are the reasons why paths were not read.
     """
@@ -145,11 +145,11 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a path as a URI; a relative path stays relative, and a URL is one."""
+    """Return a path or URL as a URI; the URI of a relative path is relative."""
     if is_remote(path):
         return quote(path, safe=":/@%")
     quoted = quote(os.fsencode(path))
     if os.path.isabs(path):
         return f"file://{quoted}"
-    # A colon in the first segment would end a scheme.
+    # Without `./`, a colon in the first segment would mark the segment as a URI scheme.
     return f"./{quoted}" if ":" in path.partition("/")[0] else quoted

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ScanChoices", "scan_paths"]
 
-# A name may state any number of parts.
+# A file name may state any number of parts, so larger numbers are ignored.
 _MOST_PARTS = 1000
 _LEAST_ROOM = 24
 _SARIF = ".sarif"
@@ -73,9 +73,9 @@ class ScanChoices(NamedTuple):
 def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
     """Print the globals that the pickles at some paths name; return the exit code.
 
-    A path is a file, any part of a set, an index, or a directory, whose files are read at all
-    levels. The code is 0 if all globals are known, 1 if not or if a file cannot be judged, and 2
-    if a path cannot be read. With a single path its error is raised.
+    A path is a file, any part of a split checkpoint, an index, or a directory, which is read with
+    all its subdirectories. The code is 0 if all globals are known, 1 if one is not or a file cannot
+    be judged, and 2 if a path cannot be read. If there is only one path, its error is raised.
     """
     before = TRAFFIC.counts
     listed = read_allow_file(choices.allow_file) if choices.allow_file is not None else []
@@ -114,7 +114,7 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
 
 
 def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
-    """Return the findings in each file at a path; raises `FormatError` if there is no such file."""
+    """Return the findings in each file at a path; raises `FormatError` if it cannot be read."""
     files = _files(path)
     return [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
 
@@ -123,7 +123,7 @@ def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
         return scan_file(open_reader(path))
     except FormatError as error:
-        # The other files are still read.
+        # If there are other files, they are still scanned.
         if alone:
             raise
         return [unread(f"{error.reason}; the file was not scanned")]
@@ -154,7 +154,7 @@ def _files(path: str) -> list[str]:
 
 
 def _walk(directory: str) -> list[str]:
-    """Return the URLs of all files in a directory and below it."""
+    """Return the URLs of all files in a directory and its subdirectories."""
     files: list[str] = []
     for name in list_names(directory):
         path = f"{directory}/{name}"
@@ -165,7 +165,7 @@ def _walk(directory: str) -> list[str]:
 def _inputs(paths: Sequence[str]) -> Iterator[str]:
     """Yield the files that a report must not replace.
 
-    In a directory that is scanned the report of an earlier run may be replaced.
+    The report of an earlier run in a scanned directory is not among them.
     """
     for path in paths:
         # A path that cannot be read is reported by the scan.
@@ -201,7 +201,10 @@ def _summary(found: Sequence[ScannedFile]) -> str:
 
 
 def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
-    """Return `FILE: GLOBAL  severity  (byte N, member)` for each finding, on a terminal aligned."""
+    """Return a line for each finding: `FILE: GLOBAL  severity  (byte N, member)`.
+
+    On a terminal, the columns are aligned.
+    """
     rows = [
         (
             f"{printable(each.path)}: ",

@@ -189,7 +189,7 @@ def shard(
 
     To resume an interrupted run, run the same command again.
     """
-    del anonymous  # its callback does all
+    del anonymous  # its callback has taken effect
     options = dict(locals())
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
@@ -239,7 +239,7 @@ def shard(
         if dry_run:
             show_lines(planned_resumption(sharded.kept_bytes))
     if dry_run:
-        # A plan that cannot be carried out is shown in full, then the reason.
+        # If the plan cannot be carried out, it is shown before the error.
         outcome.refuse(force=force)
 
 
@@ -255,7 +255,7 @@ def _rules(path: str | None) -> CutRulesLike | None:
 
 
 def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
-    """Raise `ConversionError` if an option is given that has no effect here."""
+    """Raise `ConversionError` if one of the given options has no effect with `action`."""
     names = [name for name, value in given.items() if value is not None]
     if names:
         options = " and ".join(names)

@@ -1,4 +1,4 @@
-"""The shards of a checkpoint that is cut for several ranks, as text and as JSON."""
+"""Describes the shards of a checkpoint as text and as JSON."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["document", "share_rows", "summary"]
 
-# What becomes of tensors, and how a count of them is described.
+# The kinds of sharding, and the words for a count of tensors of each kind.
 _KINDS = {"cut": "split", "replicate": "replicated", "whole": "on one rank"}
 
 
 class _Share(NamedTuple):
-    """A tensor, the way it is cut, and the shape and bytes of what each rank has of it."""
+    """A tensor and its shards: the strategy, the shape of each rank's shard, and their bytes.
+
+    The shape is None for a rank that does not have the tensor. `nbytes` is the sum over ranks.
+    """
 
     info: TensorInfo
     strategy: str
@@ -51,7 +54,7 @@ def _shares(plan: ShardPlan) -> dict[str, _Share]:
     shares: dict[str, _Share] = {}
     for name, sharding in plan.shardings.items():
         info = plan.source.header.tensors[name]
-        # Layers are cut alike, for each of many ranks.
+        # All layers are cut in the same way, so the shards of equal tensors are computed once.
         key = info.shape, info.encoding.name, sharding
         if key not in known:
             known[key] = _share(info, sharding)
@@ -84,8 +87,7 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
     size = Cell(format_size(line.nbytes), "dim", right=True)
     share = line.entry
     if share is not None:
-        # What a narrow terminal has no room for: the type stays as it is, and of experts that are
-        # shared out the ranks tell.
+        # A narrow terminal leaves out the type, which does not change, and shortens the strategy.
         shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
         strategy = Cell(share.strategy, "yellow", short=brief(share.strategy))
         held = rank_shapes(share.info.shape, share.shapes)
@@ -99,7 +101,7 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
 def summary(
     path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> list[list[Cell]]:
-    """Return the lines that describe a cut; `saved` is None before it is carried out."""
+    """Return the lines that describe the shards; `saved` is None if nothing was written."""
     title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
     lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
     if outcome.carried:
@@ -137,7 +139,7 @@ def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
 
 
 def _kind(sharding: Sharding) -> str:
-    """Return whether a tensor is cut, on several ranks, or whole on one."""
+    """Return `cut`, `replicate` (on several ranks) or `whole` (on a single rank)."""
     if any(sharding.parts):
         return "cut"
     return "replicate" if sum(part is not None for part in sharding.parts) > 1 else "whole"
@@ -158,9 +160,9 @@ def _files(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
 
 
 class _Amounts(NamedTuple):
-    """Bytes of tensors: of the input, of all ranks, of zeros that pad them, and of copies.
+    """Bytes of tensors in the input and on all ranks, of their padding, and of copies.
 
-    What several ranks have of a tensor is a copy on each but one.
+    If several ranks have the same values, all but one of them have copies.
     """
 
     whole: int
@@ -179,7 +181,7 @@ def _amounts(plan: ShardPlan, outcome: Outcome) -> _Amounts:
 def document(
     path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> dict[str, Any]:
-    """Return everything about a cut, as `weightctl/schemas/shard.json` describes it."""
+    """Return the shards as JSON, according to `schemas/shard.json` in the package."""
     files = zip(outcome.parts.items(), plan.ranks, strict=True)
     return {
         "input": path,

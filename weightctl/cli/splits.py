@@ -1,4 +1,4 @@
-"""The cuts of tensors for several ranks, as a listing shows them."""
+"""Describes in listings how tensors are cut for several ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["brief", "grid_text", "join_ranks", "rank_shapes", "split_cells", "st
 
 _FEW = 2
 
-# What each rank has of a tensor, None where that is nothing.
+# The shape of each rank's shard, None for a rank that does not have the tensor.
 _Shapes = tuple[tuple[int, ...] | None, ...]
 
 
@@ -29,15 +29,15 @@ def grid_text(grid: Grid) -> str:
 
 
 def split_cells(header: Header, name: str) -> tuple[Cell, ...]:
-    """Return the cells that show how a tensor is cut: `rowwise 2x`, and the ranks' shapes.
+    """Return the cells that show how a tensor is cut: `rowwise 2x`, and the shards' shapes.
 
-    Empty where the checkpoint is not of several ranks.
+    There are none if the checkpoint is not sharded.
     """
     sharding = header.shardings.get(name)
     return () if sharding is None else _cells(header.tensors[name].shape, sharding)
 
 
-# Layers are cut alike, for each of many ranks.
+# All layers are cut in the same way, so results are cached.
 @lru_cache(maxsize=1024)
 def _cells(whole: tuple[int, ...], sharding: Sharding) -> tuple[Cell, ...]:
     count = len({part for part in sharding.parts if part is not None})
@@ -51,7 +51,7 @@ def _cells(whole: tuple[int, ...], sharding: Sharding) -> tuple[Cell, ...]:
 
 
 def strategy_name(sharding: Sharding) -> str:
-    """Return the usual name of a tensor's cut; `whole` if a single rank has all of it."""
+    """Return the name of a tensor's strategy; `whole` if a single rank has all of the tensor."""
     is_whole = [part for part in sharding.parts if part is not None] == [()]
     return "whole" if is_whole and sharding.strategy == "replicate" else sharding.strategy
 
@@ -62,7 +62,10 @@ def brief(strategy: str) -> str:
 
 
 def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
-    """Return the shapes of the shards; ranks are named if their shapes differ or some have none."""
+    """Return a cell with the shapes of the shards.
+
+    The ranks are named if their shapes differ, or if some do not have the tensor.
+    """
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for rank, shape in enumerate(shapes):
         if shape is not None:
@@ -79,7 +82,7 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
 
 
 def join_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks, runs of them by their ends: `0-3, 6`."""
+    """Return the numbers of ranks as text, with ranges: `0-3, 6`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] + 1 == rank:

@@ -1,4 +1,4 @@
-"""The tasks that `weightctl tasks` lists, as text and as JSON."""
+"""Describes the tasks that `weightctl tasks` lists, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TaskList", "document", "list_rows", "summarize"]
 
 
 class TaskList(NamedTuple):
-    """The tasks of a planned output, and the identity of the plan."""
+    """The tasks of a planned output, in batches, and the fingerprints of the plan and its input."""
 
     outcome: Outcome
     batches: Sequence[Batch]
@@ -30,7 +30,7 @@ class TaskList(NamedTuple):
 
 
 def list_rows(found: TaskList) -> Iterator[Sequence[Cell]]:
-    """Yield the rows of the table."""
+    """Yield the rows of the table of tasks, with a heading."""
     heads = ("file", "task", "read", "written", "expected")
     yield [Cell(text, "bold", right=bool(place)) for place, text in enumerate(heads)]
     for number, batch in enumerate(found.batches):
@@ -49,7 +49,7 @@ def _name_file(found: TaskList, batch: Batch) -> str:
 
 
 def summarize(found: TaskList) -> list[list[Cell]]:
-    """Return the lines below the table."""
+    """Return the lines below the table: numbers, sizes and expected times."""
     batches = found.batches
     seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
     read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
@@ -72,7 +72,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def document(path: str, found: TaskList) -> dict[str, Any]:
-    """Return the tasks as `weightctl/schemas/tasks.json` describes them."""
+    """Return the tasks as JSON, according to `schemas/tasks.json` in the package."""
     batches = found.batches
     listed = [
         {

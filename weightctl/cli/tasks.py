@@ -35,7 +35,8 @@ __all__ = ["app"]
 
 _AXES = ("tensor", "experts", "stages")
 _OF_SHARDS = (*_AXES, "rules", "layout", "gather")
-# Options that change no task. They are accepted, so that in a command only a word is replaced.
+# Options without an effect on tasks. They are accepted, so that it is enough to replace the name of
+# a command by `tasks`.
 _WITHOUT_EFFECT = {
     "private", "pull_request", "force", "dry_run", "threads", "memory", "on", "report",
 }  # fmt: skip
@@ -62,7 +63,7 @@ app = typer.Typer(add_completion=False)
 
 
 def _list_parameters() -> Iterator[Parameter]:
-    """Yield the parameters of `convert`, those of `shard` that it lacks, and our own."""
+    """Yield the parameters of `convert`, those that only `shard` has, and `--bandwidth`."""
     for function, names in ((convert, None), (shard, _OF_SHARDS)):
         hints = get_type_hints(function, include_extras=True)
         for name, parameter in signature(function).parameters.items():
@@ -72,7 +73,10 @@ def _list_parameters() -> Iterator[Parameter]:
 
 
 def _change(name: str, annotation: Any) -> Any:
-    """Return the type and the option of a parameter as this command has it."""
+    """Return the annotation of a parameter, with the help text that it has in this command.
+
+    Options without an effect are hidden.
+    """
     if name not in _WITHOUT_EFFECT and name not in _HELP:
         return annotation
     kind, option = get_args(annotation)
@@ -135,7 +139,10 @@ app.command(
 
 
 def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
-    """Return what the options plan; raises `ConversionError` for options that do not fit."""
+    """Return the plan that the options ask for.
+
+    Raises `ConversionError` if options contradict each other or have no effect together.
+    """
     is_gathering = given["gather"]
     is_sharding = any(given[name] is not None for name in _AXES)
     if is_gathering:
@@ -156,13 +163,13 @@ def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
 
 
 def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
-    """Raise `ConversionError` if an option is given that has no effect with the others."""
+    """Raise `ConversionError` if an option is given that is not in `known`; `why` is the reason."""
     for parameter in _list_parameters():
         name = parameter.name
         if name in _GENERAL or name in known or given[name] == parameter.default:
             continue
         _, option = get_args(parameter.annotation)
-        # Without names of its own, an option is called as Typer puts it.
+        # An option without explicit names has the name that Typer derives from the parameter.
         named = [option.default, *(option.param_decls or ())]
         names = [each for each in named if isinstance(each, str) and each.startswith("--")]
         shown = names[0] if names else f"--{name.replace('_', '-')}"
@@ -172,7 +179,7 @@ def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
 def _list_tasks(
     planned: Conversion | ShardedOutput | Gathering, given: Mapping[str, Any]
 ) -> TaskList:
-    """Return the tasks, as workers would get them; raises as a run with workers does."""
+    """Return the tasks that workers would get; raises the errors of a run with workers."""
     outcome = planned.outcome
     distribution = plan_distribution(
         "processes:1",

@@ -1,4 +1,4 @@
-"""Errors in how the command is called: unknown commands and options, missing and invalid values."""
+"""Explains errors in a command line: unknown commands and options, missing or invalid values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPLIT = (
     "`weightctl shard MODEL OUT --tp 2` shards it for ranks"
 )
 _DOWNLOAD = "`hf download OWNER/NAME --local-dir NAME` downloads a model from Hugging Face"
-# By other words for what a command does, what to type instead.
+# Words that users may try as commands, each with a hint on what to type instead.
 _MEANINGS: dict[str, str] = {
     **dict.fromkeys(
         ("info", "show", "list", "inspect", "view", "cat", "tree", "dump", "print", "describe",
@@ -81,7 +81,7 @@ def unknown_command_error(name: str, commands: list[str]) -> WeightctlError:
 
 
 def explain_call_error(error: Any) -> WeightctlError:
-    """Return an error of Typer's in our own form: what is wrong, and how the command is called."""
+    """Convert an error of Typer: the message says what is wrong, and the hint shows the usage."""
     ctx = error.ctx
     path = ctx.command_path if ctx is not None else "weightctl"
     help_hint = f"`{path} --help` describes the options"

@@ -1,4 +1,4 @@
-"""The result of `verify` as text: problems, or that none were found."""
+"""Describes the result of `verify` as text: problems and their causes, or that none were found."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["brief", "verdict"]
 
 Lines = list[list[Cell]]
 
-# So many tensors of which the same is wrong are named.
+# If many tensors have the same problem, at most this number of them are named.
 _MOST_PLACES = 12
-# So many lines of a check are shown; a report lists all.
+# At most this number of problems of a check are shown; a report lists all.
 _MOST_LISTED = 24
 
 
 def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -> Lines:
-    """Return all lines: each check's verdict, what is wrong, why, how the model ran, what to do.
+    """Return the lines of a report: verdicts, problems and causes, figures, and remedies.
 
-    Charts are at most `columns` wide; sentences are cut there too where it `wraps`. `plain` is for
-    terminals that have only ASCII.
+    Charts have at most `columns` columns. If `wraps` is set, sentences are wrapped to the same
+    width. `plain` is for terminals that only have ASCII.
     """
     room = columns if wraps else None
     headline = report.headline
@@ -42,7 +42,7 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
     found = [each for each in (*report.problems, *report.differences) if each != headline]
     for name, problems in groupby(found, key=lambda problem: problem.check):
         lines += [[], [Cell(name, "bold")], *_problems(list(problems), room, headline)]
-    # What a headline says stands for all that was measured.
+    # If there is a headline, figures would not add anything to it.
     lines += [] if headline else behavior(report, columns, room, plain=plain)
     lines += [[], *_last(report, room)]
     for advice in list_remedies(report):
@@ -51,9 +51,9 @@ def verdict(report: Report, columns: int, *, wraps: bool, plain: bool = False) -
 
 
 def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
-    """Return what was verified, below the finding about both as a whole where there is one.
+    """Return the headline, if any, and the paths of the checkpoints.
 
-    The sentences of a report call the checkpoint A, and the reference B.
+    The checkpoint is A and the reference B, as in the sentences of a report.
     """
     lines: Lines = []
     if headline is not None:
@@ -70,7 +70,10 @@ def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
 
 
 def brief(report: Report, in_vain: Sequence[str] = ()) -> Lines:
-    """Return a line for each group of equal problems and each requested check that was skipped."""
+    """Return a line for each group of equal problems, and for each check in `in_vain`.
+
+    `in_vain` are the requested checks that were skipped.
+    """
     skipped: Lines = []
     listed = [*report.problems, *report.differences]
     for check, found in groupby(listed, key=lambda problem: problem.check):
@@ -117,9 +120,9 @@ def _summarize_result(result: Result) -> Cell:
 
 
 def _problems(problems: list[Problem], room: int | None, headline: Problem | None) -> Lines:
-    """Return the lines of a check's problems; what neighbors share is listed once.
+    """Return the lines of a check's problems.
 
-    The cause of a headline is not repeated.
+    Consecutive problems with the same text or cause share it. The headline's cause is not repeated.
     """
     lines: Lines = []
     left = len(problems)
@@ -154,7 +157,7 @@ def _problem(places: str, text: str, hint: str, room: int | None) -> Lines:
 
 
 def _under(heads: list[Cell], text: str, room: int | None) -> Lines:
-    """Return a text behind heads where all fit on a line, else on lines of its own below them."""
+    """Return a text after `heads` if both fit on one line; otherwise on lines below them."""
     if room is None or sum(width(head.text) for head in heads) + width(printable(text)) <= room:
         return hung(heads, text, room)
     first, *others = heads
@@ -164,7 +167,10 @@ def _under(heads: list[Cell], text: str, room: int | None) -> Lines:
 
 
 def _doubt(report: Report) -> str:
-    """Return what cannot be told of a model that ran alone; empty of others."""
+    """Return a note on what cannot be detected without a reference.
+
+    The note is empty if there is a reference, or if the model did not run.
+    """
     forward = report.figures(ForwardFigures)
     if report.reference is not None or forward is None or not forward.activations:
         return ""

@@ -225,7 +225,7 @@ def verify(
     checkpoint, even if the formats, tensor names and tensor types differ. Without --against,
     swapped or slightly wrong weights cannot be detected. In the output, A is MODEL and B is OTHER.
     """
-    del anonymous  # its callback does all
+    del anonymous  # its callback has taken effect
     limits = {"--max-ppl": max_perplexity, "--max-kld": max_divergence, "--max-rmse": max_rmse}
     _require_limits(limits)
     _require_one({"--text": text, "--text-file": text_file, "--tokens": tokens})
@@ -277,12 +277,15 @@ def _require_one(prompts: Mapping[str, str | None]) -> None:
 
 
 def _require_there(subject: Subject) -> None:
-    """Raise where there is nothing to verify: where the path, or --from, is not what was meant."""
+    """Raise the error of opening the checkpoint if its path or --from is probably a mistake.
+
+    Other errors are problems of the checkpoint, which the check `structure` reports.
+    """
     damage = subject.damage
     if damage is None:
         return
     is_unread = damage.path == subject.path and isinstance(damage.__cause__, OSError)
-    # A checkpoint that cannot be reached is an error, not a problem in it.
+    # A checkpoint that cannot be reached is an error, and not a problem of the checkpoint.
     is_unread |= is_remote(damage.path) and not _is_readable(damage.path)
     if is_unread or _is_mistaken(subject, damage):
         raise damage
@@ -296,24 +299,24 @@ def _is_readable(path: str) -> bool:
 
 
 def _is_mistaken(subject: Subject, damage: FormatError) -> bool:
-    """Whether another path or format would do: nothing that is meant to be weights is damaged."""
+    """Whether the path or the format is wrong, rather than a file of weights damaged."""
     path = subject.path
     if subject.format_name is not None and Subject(path).damage is None:
         return True
     if not is_directory(damage.path):
-        # The other JSON files of a model are beside its weights, and are none.
+        # The JSON files in a model's directory, except indexes, do not contain weights.
         return damage.path == path and path.endswith(".json") and format_by_index(path) is None
     named = [name for name in list_names(damage.path) if format_by_suffix(name)]
     return all(Subject(os.path.join(damage.path, name)).damage is None for name in named)
 
 
 def _inputs(request: Request) -> list[str]:
-    """Return the files that are read, as far as they can be known."""
+    """Return the files that are read, as far as the checkpoints can be opened."""
     inputs: list[str] = []
     for subject in filter(None, (request.subject, request.reference)):
         try:
             header = header_of(subject.stored)
-        except FormatError:  # which the report will tell of
+        except FormatError:  # the check `structure` reports the error
             inputs += [subject.path] if is_file(subject.path) else []
             continue
         listing = [header.listing] if header.listing else []
@@ -322,7 +325,7 @@ def _inputs(request: Request) -> list[str]:
 
 
 def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:
-    """Return the checks that were asked for by name and could not be made."""
+    """Return the checks that were requested by name and were skipped."""
     return [
         name for name, result in report.results.items() if result.skipped and name in (checks or ())
     ]
@@ -334,7 +337,7 @@ def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool)
     elif quiet:
         show_lines(brief(report, in_vain))
     else:
-        # A pipe's lines may be as long as they like, unless somebody has said how long.
+        # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
         wraps = is_terminal() or "COLUMNS" in os.environ
         show_lines(verdict(report, columns(), wraps=wraps, plain=not _can_draw()))
     for text in () if quiet else report.notes:
@@ -342,7 +345,7 @@ def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool)
 
 
 def _can_draw() -> bool:
-    """Whether stdout has the characters that charts are drawn with."""
+    """Whether the encoding of stdout has the characters of charts."""
     try:
         _DRAWN.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):

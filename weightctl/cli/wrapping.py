@@ -1,4 +1,4 @@
-"""Sentences on lines that fit a terminal."""
+"""Wraps sentences to lines that fit a terminal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _LEAST = 20
 
 
 def hung(heads: Sequence[Cell], text: str, room: int | None, style: str = "") -> list[list[Cell]]:
-    """Return the lines of a text that begins after `heads`; later lines are indented to match.
+    """Return the lines of a text that begins after `heads`, with a hanging indent.
 
-    Without `room` it is one line. Heads that leave little room have a line of their own.
+    Lines have at most `room` columns; if `room` is None, the text is on one line. If the heads
+    leave little room, the text begins on the next line.
     """
     taken = sum(width(head.text) for head in heads)
     text = printable(text)

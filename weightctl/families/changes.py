@@ -250,14 +250,14 @@ class ScaledQueries(_OfValues):
 
         None for other weights if both scales are equal.
         """
-        from weightctl.weights.steps.numbers import Scaled
+        from weightctl.weights.steps.numbers import Multiplied
 
         given: Any = config
         fields = {name: getattr(given, name) for name in given.__dataclass_fields__}
         scalar = self.llama_cpp(fields)
         if scalar == given.query_scalar:
             return PLUS_ONE.to_gguf(config) if self.is_norm else None
-        return Scaled(math.sqrt(scalar / given.query_scalar), 1.0 if self.is_norm else 0.0)
+        return Multiplied(math.sqrt(scalar / given.query_scalar), 1.0 if self.is_norm else 0.0)
 
     def to_hugging_face(self, config: Config) -> Step | None:
         """Return the step that subtracts 1 for a norm; the config then has llama.cpp's scale."""

@@ -1,1 +1,1 @@
-"""Plans for sharding a checkpoint across ranks; planning reads no tensor data except shapes."""
+"""Plans the sharding of a checkpoint among ranks; only tensors that define shapes are read."""

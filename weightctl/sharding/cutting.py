@@ -1,4 +1,4 @@
-"""The part of each tensor for every rank of a grid: by heads, units, experts and layers."""
+"""Cuts the weights of a model for the ranks of a grid: by heads, units, experts and layers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ _EXPERTS = "expert_parallel"
 
 
 class CutModel(NamedTuple):
-    """The properties of a model that decide how it is sharded.
+    """The properties of a model that determine how it is sharded.
 
-    `experts` is the number of experts per layer, None if it is not known.
+    `places` has the weights by name, and `layers` is the number of layers. `experts` is the number
+    of experts per layer, None if unknown.
     """
 
     places: Mapping[str, PlacedWeight]
@@ -72,9 +73,9 @@ def refuse(model: CutModel, grid: Grid) -> None:
 
 
 def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
-    """Return the weights that are cut, grouped by what is computed together.
+    """Group the weights that are cut: weights of one group are divided in the same way.
 
-    Raises `ShardingError` for a weight that does not fit the model.
+    Raises `ShardingError` if a weight's shape does not fit the model.
     """
     found: dict[str, list[PlacedWeight]] = {}
     for place in places:
@@ -86,9 +87,9 @@ def groups(places: Iterable[PlacedWeight]) -> list[list[PlacedWeight]]:
 
 
 def signature(group: Sequence[PlacedWeight]) -> object:
-    """Return everything that decides how a group of weights is divided.
+    """Return a key that groups share if they are divided in the same way.
 
-    Most layers and experts have the same signature.
+    Most layers and experts have the same key.
     """
     return tuple(
         (place.runs, place.axis, place.weight.blocks, bool(place.weight.refusal), place.heads)
@@ -140,7 +141,7 @@ def _sharding(
 
 
 def _of_experts(place: PlacedWeight, owners: Sequence[Range]) -> tuple[Part | None, ...]:
-    """Return the experts of a weight that each expert parallel group gets, None for none."""
+    """Return the part of a weight's experts for each expert parallel group; None for no experts."""
     if place.experts is None:
         return ((),) * len(owners)
     if place.is_stacked:
@@ -159,7 +160,10 @@ def _of_runs(place: PlacedWeight, ranges: Shared, number: int) -> Part:
 
 
 def _ranges_in_order(order: Sequence[int], own: Sequence[Range]) -> list[Range]:
-    """Return the ranges that some elements of an axis are, which stand in another order."""
+    """Return the ranges of places in an axis whose elements are in the ranges `own`.
+
+    `order` has the element at each place of the axis.
+    """
     found: list[Range] = []
     for place, element in enumerate(order):
         if not any(start <= element < stop for start, stop in own):
@@ -174,9 +178,10 @@ def _ranges_in_order(order: Sequence[int], own: Sequence[Range]) -> list[Range]:
 def keep_in_stages(
     sharding: Sharding, layers: Sequence[int] | None, count: int, grid: Grid
 ) -> Sharding:
-    """Remove parts from stages that do not need a tensor; without `layers`, all stages need it.
+    """Remove the parts of a tensor from pipeline stages that do not need it.
 
-    Each pipeline stage has a range of the `count` layers.
+    Each stage has a range of the `count` layers. `layers` are the layers that need the tensor; None
+    means that all stages need it.
     """
     if layers is None or grid.pp == 1:
         return sharding
@@ -192,9 +197,9 @@ def keep_in_stages(
 
 
 def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str, Sharding]:
-    """Return the sharding of each tensor that a weight is stored in, by name.
+    """Return the sharding of each tensor in which a weight is stored, by name.
 
-    `sharding` is that of the weight. Raises `ShardingError` if the tensors cannot be split.
+    `sharding` is the sharding of the weight. Raises `ShardingError` if its tensors cannot be split.
     """
     if weight.refusal and any(sharding.parts):
         raise ShardingError(
@@ -211,7 +216,7 @@ def cut_stored_tensors(weight: WeightFootprint, sharding: Sharding) -> dict[str,
 def _of_tensor(
     along: tuple[Along | None, ...], shape: tuple[int, ...], sharding: Sharding
 ) -> Sharding:
-    """Return the sharding of a stored tensor that follows from the sharding of its weight."""
+    """Return the sharding of a stored tensor, given the sharding of its weight."""
     own = {part: own_part(along, shape, part) for part in sharding.parts if part is not None}
     parts = tuple(None if part is None else own[part] for part in sharding.parts)
     strategy = sharding.strategy

@@ -1,4 +1,4 @@
-"""How the tensors that store a weight, such as values and scales, are cut with it."""
+"""Describes how the tensors that store a weight, such as values and scales, are cut with it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ __all__ = [
 
 
 class Footprint(NamedTuple):
-    """A stored tensor, and its axis for each axis of the weight; None if it is not cut along it."""
+    """A stored tensor of a weight.
+
+    `along` has the tensor's axis for each axis of the weight; None if the tensor is not cut when
+    the weight is cut along that axis.
+    """
 
     info: TensorInfo
     along: tuple[Along | None, ...]
 
 
 class WeightFootprint(NamedTuple):
-    """A weight of a model, and the tensors that it is stored in.
+    """A weight of a model, and the tensors in which it is stored.
 
-    `shape` is the shape of the weight. `refusal` is the reason why its tensors cannot be split,
-    empty if they can be. `note` is a message for the user about the split.
+    `shape` is the shape of the weight. `refusal` is the reason why its tensors cannot be split; it
+    is empty if they can. `note` is a message for the user about the split.
     """
 
     name: str
@@ -44,7 +48,7 @@ class WeightFootprint(NamedTuple):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The number of elements along each axis that stay together, for all of the tensors."""
+        """The block size along each axis of the weight: a cut between blocks splits no tensor's."""
         return tuple(
             lcm(*(along.block for each in self.footprints if (along := each.along[axis])))
             for axis in range(len(self.shape))
@@ -52,9 +56,9 @@ class WeightFootprint(NamedTuple):
 
 
 def own_part(along: Sequence[Along | None], shape: Sequence[int], part: Part) -> Part:
-    """Return the part of a stored tensor that belongs to a part of its weight.
+    """Return the part of a stored tensor that corresponds to a part of its weight.
 
-    `shape` is the shape of the stored tensor, and `along` its axes.
+    `along` has the tensor's axis for each axis of the weight, and `shape` is the tensor's shape.
     """
     cuts: list[Cut] = []
     for axis, ranges in part:
@@ -71,7 +75,7 @@ def own_part(along: Sequence[Along | None], shape: Sequence[int], part: Part) ->
 
 
 def plain(info: TensorInfo) -> WeightFootprint:
-    """Return a weight that is stored in one tensor."""
+    """Return the footprint of a weight that is stored in one tensor."""
     block, last = info.encoding.block, len(info.shape) - 1
     along = (Along(axis, block, block) if axis == last else Along(axis)
              for axis in range(len(info.shape)))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The checkpoint to be sharded: its weights, and its model."""
+"""Collects the properties of a checkpoint that sharding needs: its weights and its model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["CheckpointKnowledge", "gather_knowledge"]
 
 
 class CheckpointKnowledge(NamedTuple):
-    """A checkpoint's weights by name, and its model; `checkpoint` is None for unknown families.
+    """The weights of a checkpoint by name, and the model that they form.
 
-    `notes` are messages for the user.
+    `checkpoint` is None if the family is unknown. `notes` are messages for the user.
     """
 
     weights: Mapping[str, WeightFootprint]
@@ -36,9 +36,10 @@ class CheckpointKnowledge(NamedTuple):
 
 
 def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowledge:
-    """Return what is known of a checkpoint; reads only small tensors that define shapes.
+    """Collect the properties of a checkpoint; only small tensors that define shapes are read.
 
-    Raises `ArchitectureError` if the model family is not supported and there are no rules.
+    Raises `ArchitectureError` if the model family is not supported and `is_ruled` is not set, that
+    is, the user has not given rules.
     """
     stored = stored_weights(source_of(weights))
     notes = tuple(dict.fromkeys(each.note for each in stored.values() if each.note))
@@ -69,7 +70,7 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
 
 
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
-    """Return a checkpoint as a model; raises `ArchitectureError` if most tensors are missing."""
+    """Recognize the model of a checkpoint; raises `ArchitectureError` if most tensors lack."""
     checkpoint = recognize(weights)
     missing = checkpoint.missing
     if len(missing) > len(checkpoint.tensors):
@@ -101,7 +102,7 @@ def _incomplete(checkpoint: RecognizedModel) -> Iterator[str]:
 
 
 def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
-    """Return a model without a family, whose layers follow from names; tensors are not split."""
+    """Return a model of unknown family; layers follow from names, and weights are not split."""
     numbers = {name: split_layer_number(name)[0] for name in stored}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=-1)
     places = {

@@ -1,4 +1,4 @@
-"""Passes over the source of a sharded checkpoint: which contents of files each of them makes."""
+"""Plans the passes over a source that make the contents of the ranks' files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Content", "Pass", "RankPlan"]
 
-# Where bytes that follow one another are fewer, ranks that have what is between them read together.
+# If the byte ranges of a shard are shorter than this, the shards of several ranks are made in one
+# pass, which reads the whole tensor.
 _LEAST_RUN = 1 << 16
-# Passes this long start first, so that no thread is still busy alone at the end.
+# Passes of at least this number of bytes start first, so that all threads end at about the same
+# time.
 _LARGE = 1 << 26
-# Contents of the same tensors are made in one pass if they have no more bytes together.
+# Contents from the same tensors are made in one pass if they have at most this number of bytes.
 _JOINED = 1 << 24
 
 
 class RankOffset(NamedTuple):
-    """The place of a tensor in a rank's file."""
+    """The offset of a tensor in a rank's file."""
 
     rank: int
     name: str
@@ -37,7 +39,10 @@ class RankOffset(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The bytes of tensors of ranks: shards of the source in order, then zeros."""
+    """Bytes that one or several ranks have as a tensor, at these places.
+
+    They consist of shards of the source, in order, followed by zeros up to `nbytes`.
+    """
 
     pieces: tuple[SourceShard, ...]
     nbytes: int
@@ -47,10 +52,11 @@ class Content(NamedTuple):
 class Pass(NamedTuple):
     """Contents that are made while some tensors of the source are read once.
 
-    `members` are the shards that get them: a rank, and a number in its file, and so on. `nbytes`
-    are made, and `written` to all files. `by_itself` is True for contents whose long byte ranges
-    are read one by one. There can be a hundred thousand of these, so that `RankPlan` lists the
-    contents when they are needed.
+    `members` are the shards that get the contents, as a flat sequence of ranks and numbers in the
+    ranks' files: rank, number, rank, number and so on. `nbytes` is the size of the contents, and
+    `written` the number of bytes written to all files. `by_itself` is set for contents with long
+    byte ranges, which are read separately. There may be a hundred thousand passes, so their
+    contents are not part of them: `RankPlan.list_contents` lists them when they are needed.
     """
 
     sources: tuple[str, ...]
@@ -61,14 +67,14 @@ class Pass(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """The members that get the same bytes, and how many bytes these are."""
+    """The members that get the same bytes, as in `Pass`, and the number of bytes."""
 
     members: tuple[int, ...]
     nbytes: int
 
 
 class RankPlan:
-    """The shards of all ranks, with the places that they have in the files."""
+    """The shards of all ranks, with their places in the ranks' files."""
 
     def __init__(self, plan: ShardPlan, layouts: Sequence[Layout]) -> None:
         self._header = plan.source.header
@@ -87,7 +93,7 @@ class RankPlan:
         return [made[id(layout)] for layout in self._layouts]
 
     def find_place(self, rank: int, number: int) -> RankOffset:
-        """Return where the file of a rank has a tensor."""
+        """Return the place of tensor `number` in the file of a rank."""
         name = self._ranks[rank][number].info.name
         return RankOffset(rank, name, self._offsets[rank][name])
 
@@ -101,7 +107,7 @@ class RankPlan:
         return found
 
     def _list_distinct(self, members: Sequence[int]) -> list[_Content]:
-        """Group shards by their content."""
+        """Group the shards that have the same content."""
         found: dict[tuple[tuple[SourceShard, ...], int], list[int]] = {}
         for rank, number in _pair(members):
             info, pieces, *_ = self._ranks[rank][number]
@@ -110,9 +116,9 @@ class RankPlan:
 
     @without_collection()
     def list_passes(self, done: Collection[tuple[int, str]]) -> list[Pass]:
-        """Return the passes that make all tensors except those in `done`, by rank and name.
+        """Return the passes that make all tensors except those in `done`, pairs of rank and name.
 
-        Content that several ranks have in common is made once.
+        Content that several ranks have is made once.
         """
         groups: dict[tuple[str, ...], list[int]] = {}
         for rank, shards in enumerate(self._ranks):
@@ -132,7 +138,7 @@ class RankPlan:
         return sorted(found, key=self._turn)
 
     def _is_long(self, content: _Content) -> bool:
-        """Whether the bytes of all pieces follow one another for long, or are all there are."""
+        """Whether all pieces of a content have long byte ranges, or are whole tensors."""
         rank, number, *_ = content.members
         for name, part in self._ranks[rank][number].pieces:
             if part:
@@ -147,7 +153,7 @@ class RankPlan:
         return True
 
     def _turn(self, each: Pass) -> tuple[int, tuple[int, int], int]:
-        """Return the sort key of a pass: the order of the files, which disks read fastest."""
+        """Return the sort key of a pass: long ones first, then in file order."""
         extents = [self._header.extents[name] for name in each.sources]
         first = min(((extent.file, extent.offset) for extent in extents), default=(0, 0))
         return -(each.nbytes // _LARGE), first, each.members[0]
@@ -165,7 +171,7 @@ def _make_pass(sources: tuple[str, ...], contents: Sequence[_Content], *, by_its
 
 
 def _join_small(contents: Sequence[_Content]) -> Iterator[list[_Content]]:
-    """Yield contents for one pass each: small ones together, so that passes are fewer."""
+    """Yield the contents of each pass; small contents are joined to have fewer passes."""
     joined: list[_Content] = []
     size = 0
     for content in contents:

@@ -1,4 +1,4 @@
-"""Where the weights of a known family belong: their layers, and the axis of their cut."""
+"""Determines the layers of the weights of a known family, and the axis along which they are cut."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ _LAYER, _EXPERT = "{}", "{expert}"
 
 
 class PlacedWeight(NamedTuple):
-    """A weight of a model: the ranges of an axis that are divided, and the layers that need it.
+    """A weight of a model, how it is cut, and the layers that need it.
 
-    `strategy` is the name of the way to cut. `layers` are the layers that need the weight; None if
-    all do. `experts` is the range of its experts, if any; if `is_stacked`, they are along its first
-    axis. If `order` is not empty, the ranges count elements in this order: it has the position
-    in the model of each element of the axis. Weights with the same `group` are computed with
-    together. `heads` are those of its layer, which may differ from those of other layers. `misfit`
-    is the error if the weight cannot be cut as the model requires.
+    `runs` are the ranges of the axis `axis` that are divided among ranks, and `strategy` is the
+    name of the way to cut. `layers` are the layers that need the weight; None if all do. `experts`
+    is the range of its experts, None if it has none; if `is_stacked` is set, the first axis is that
+    of the experts. If `order` is not empty, it has the position in the model of each element of the
+    axis, and `runs` count positions in the model. Weights of the same `group` are divided in the
+    same way. `heads` are those of the weight's layer. `misfit` is the error if the weight cannot be
+    cut as the model requires.
     """
 
     weight: WeightFootprint
@@ -54,7 +55,7 @@ class PlacedWeight(NamedTuple):
 def place_weights(
     checkpoint: RecognizedModel, weights: Mapping[str, WeightFootprint]
 ) -> dict[str, PlacedWeight]:
-    """Return the place of each weight; tensors that are not part of the model are not cut."""
+    """Return each weight with its place; weights that are not part of the model are not cut."""
     aliases = header_of(checkpoint.tree).aliases
     members: dict[str, list[TensorNames]] = {}
     for names in _names(checkpoint):
@@ -77,10 +78,10 @@ def place_weights(
 def _layer_of(
     checkpoint: RecognizedModel, name: str, stems: set[str], count: int
 ) -> tuple[int, ...] | None:
-    """Return the layer of a tensor that is not part of the model but is named as if in a layer.
+    """Return the layer of a tensor that is not part of the model, judging by its name.
 
-    `stems` are the starts of layer names in the model. Other parts of a checkpoint, such as a
-    vision encoder, have layers of their own.
+    `stems` are the beginnings of the model's names of tensors in layers. Other names, such as those
+    of a vision encoder, have numbers of other layers; the result is then None.
     """
     plain = _plain(checkpoint, name)
     number, rest = split_layer_number(plain)
@@ -101,7 +102,7 @@ def _plain(checkpoint: RecognizedModel, name: str) -> str:
 
 
 def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
-    """Yield the tensors of the model, including copies of others."""
+    """Yield the tensors of the model, including those that are copies of other tensors."""
     yield from checkpoint.family.tensors(checkpoint.config)
     yield from checkpoint.family.copies(checkpoint.config)
 
@@ -109,7 +110,7 @@ def _names(checkpoint: RecognizedModel) -> Iterator[TensorNames]:
 def _place_weight(
     checkpoint: RecognizedModel, weight: WeightFootprint, members: Sequence[TensorNames]
 ) -> PlacedWeight:
-    """Return the place of a weight that consists of these tensors of the model."""
+    """Return the place of a weight, which consists of the tensors `members` of the model."""
     first = members[0]
     roles = _roles(members)
     fusion = first.fusions.get(checkpoint.convention)
@@ -125,7 +126,7 @@ def _place_weight(
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
-        # A matrix for each head.
+        # The weight has a matrix for each head along its first axis.
         extents, axis = ["each_head"], 0
     heads = count_heads(checkpoint.config, first.layer)
     runs = _runs(weight, extents, axis + is_stacked, heads)
@@ -148,7 +149,10 @@ def _place_weight(
 
 
 def _order(checkpoint: RecognizedModel, names: TensorNames) -> tuple[int, ...]:
-    """Return which element of the parts each one of the axis is that a weight is cut along."""
+    """Return the position in the model of each element of the axis along which a weight is cut.
+
+    The result is empty if the elements are in the model's order.
+    """
     fusion, change = names.fusions.get(checkpoint.convention), names.change
     if fusion is not None and fusion.order is not None:
         return tuple(fusion.order(checkpoint.config))
@@ -164,7 +168,7 @@ def _roles(members: Sequence[TensorNames]) -> list[Role]:
 
 
 def _strategy(roles: Sequence[Role], axis: int) -> str:
-    """Return the name of the way in which a weight with these roles is cut."""
+    """Return the name of the strategy by which a weight with these roles is cut."""
     if len(roles) == 3:
         return "stacked_qkv"
     found = roles[0]
@@ -176,7 +180,7 @@ def _strategy(roles: Sequence[Role], axis: int) -> str:
 
 
 def _group(names: TensorNames, experts: Range | None) -> str:
-    """Return a name that weights which are computed with together have in common."""
+    """Return the name of the group of weights that are divided in the same way."""
     stem = names.module.removesuffix(f".{names.kind}")
     if _LAYER not in names.line.module:
         return stem
@@ -184,7 +188,10 @@ def _group(names: TensorNames, experts: Range | None) -> str:
 
 
 def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tuple[int, ...] | None:
-    """Return the layers that need a weight; outside of layers, the first or the last one."""
+    """Return the layers that need a weight; None if all do.
+
+    A weight outside the layers is needed by the first or the last layer's stage, or by both.
+    """
     if found.all_layers:
         return None
     if _LAYER in names.line.module:
@@ -201,7 +208,7 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
 def _runs(
     weight: WeightFootprint, extents: Sequence[Extent], axis: int, heads: Heads
 ) -> tuple[SharedRun, ...] | ShardingError:
-    """Return the ranges of an axis by the config's sizes, or an error if they do not fit."""
+    """Return the ranges of an axis, of the sizes in the config, or an error if they do not fit."""
     if not extents:
         return ()
     if axis >= len(weight.shape):

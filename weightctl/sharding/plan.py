@@ -1,4 +1,4 @@
-"""The plan of a sharded checkpoint: which part of each tensor every rank gets."""
+"""The plan of a sharded checkpoint: the part of each tensor that every rank gets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["ShardPlan", "ranks_of"]
 class ShardPlan:
     """The content of each rank's file.
 
-    `shardings` are by the names of the source's tensors, in its order, without tensors that the
-    layout does not have. `ranks` has the tensors of each rank's file, in order. `format` is the
-    file format, and `layout` is `ranks` or `vllm`. `tied` has further names of tensors. `notes` are
-    messages for the user.
+    `shardings` maps the names of the source's tensors, in its order, to their shardings; tensors
+    that the layout does not have are left out. `ranks` has the tensors of each rank's file, in
+    order. `format` is the file format, and `layout` is `ranks` or `vllm`. `tied` maps further names
+    to tensors. `notes` are messages for the user.
     """
 
     source: Source
@@ -43,10 +43,10 @@ class ShardPlan:
 def ranks_of(
     source: Source, shardings: Mapping[str, Sharding], grid: Grid
 ) -> tuple[tuple[Shard, ...], ...]:
-    """Return the tensors of each rank under their own names, with one piece each."""
+    """Return the tensors of each rank's file; each is a single shard of the tensor of its name."""
     found: list[list[Shard]] = [[] for _ in range(grid.ranks)]
-    # Many tensors are split in the same way, and many ranks have the same part: the work is done
-    # once for each.
+    # Many tensors are split in the same way, and many ranks have the same part, so shapes are
+    # computed once for each kind.
     kinds: dict[object, list[_RankShape]] = {}
     for name, sharding in shardings.items():
         info = source.header.tensors[name]

@@ -1,4 +1,4 @@
-"""Plan files in TOML, which define how tensors are cut: name patterns and strategies."""
+"""Reads plan files in TOML, which map patterns of tensor names to strategies of cutting."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _FORM = (
 
 
 class NamedStrategy(NamedTuple):
-    """A way to cut tensors; `cut` takes a tensor, the number of ranks, and settings by name.
+    """A way to cut tensors.
 
-    Settings in `needed` are required, settings in `allowed` are optional.
+    `cut` takes a tensor, the number of ranks, and settings by name. The settings in `needed` are
+    required, and those in `allowed` optional.
     """
 
     cut: Callable[..., Sharding]
@@ -61,7 +62,7 @@ STRATEGIES: Mapping[str, NamedStrategy] = {
     "expert_parallel": NamedStrategy(expert_parallel),
 }
 _EXPERTS = "expert_parallel"
-# How messages call rules that are passed as an argument.
+# The name that messages use for rules that are passed as an argument.
 _ARGUMENT = "rules"
 
 
@@ -75,8 +76,8 @@ class CutRule(NamedTuple):
     def sharding(self, whole: Whole, grid: Grid) -> Sharding:
         """Return the sharding of a tensor for all ranks of a grid, as if each stage had the tensor.
 
-        Stacked experts are divided among all ranks of a stage. Other tensors are cut by `tp`, in
-        the same way in each `ep` group.
+        `expert_parallel` divides stacked experts among all ranks of a stage. Other strategies cut
+        a tensor for the `tp` ranks of a group, in the same way in each `ep` group.
         """
         cut = STRATEGIES[self.strategy].cut
         places = [grid.place(rank) for rank in range(grid.ranks)]
@@ -90,7 +91,10 @@ class CutRule(NamedTuple):
 
 
 class CutRules(NamedTuple):
-    """The user's rules for cutting tensors; `path` is the plan file, or `rules` in Python."""
+    """The user's rules for cutting tensors.
+
+    `path` is the path of the plan file, or the text "rules" for rules that are passed in Python.
+    """
 
     path: str
     rules: tuple[CutRule, ...]
@@ -112,7 +116,7 @@ class CutRules(NamedTuple):
             raise ShardingError(f"{where}: {error.message}", hint=error.hint) from error
 
     def notes(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return notes on rules that apply to none of these tensors."""
+        """Return notes on rules that are not used for any of these tensors."""
         names = list(names)
         used = {id(self._rule(name)) for name in names}
         return tuple(

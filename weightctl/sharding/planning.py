@@ -1,4 +1,4 @@
-"""Plans for sharding a checkpoint, by the user's rules and by the table of the model family."""
+"""Plans the sharding of a checkpoint by the user's rules and by those of the model family."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ def shard_plan(
 ) -> ShardPlan:
     """Return the plan for sharding a checkpoint among the ranks of a grid.
 
-    A weight that is stored in several tensors is cut as one: by a rule for its name, or else by
-    rules for its tensors, or else by the model family. Only small tensors that define shapes are
-    read. By default the format is GGUF for a GGUF checkpoint, and safetensors otherwise.
+    A weight is cut by the first of these that exists: a rule for its name, rules for the tensors
+    that store it, the rules of the model family. All tensors of a weight are cut together. Only
+    small tensors that define shapes are read. The default format is GGUF for a GGUF checkpoint, and
+    safetensors otherwise.
 
     Raises `ShardingError` if a tensor cannot be split, `ArchitectureError` if there are no rules
     and the model family is not supported, and `ConversionError` if the format is not supported.
@@ -93,7 +94,7 @@ def shard_plan(
 
         return vllm_plan(plan, found.checkpoint)
     made, notes = shardings(found, grid, rules)
-    # In the order of the source.
+    # The plan has the tensors in the order of the source.
     in_order = {name: made[name] for name in header.tensors}
     return replace(
         plan,
@@ -106,7 +107,7 @@ def shard_plan(
 def shardings(
     found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike | None
 ) -> tuple[dict[str, Sharding], list[str]]:
-    """Return the sharding of each tensor, by name, and notes for the user."""
+    """Return the sharding of each stored tensor, by name, and notes for the user."""
     ruled = {} if rules is None else _apply_rules(found, grid, rules)
     model = found.model
     rest = {name: place for name, place in model.places.items() if name not in ruled}
@@ -136,7 +137,7 @@ def _describe_rest(count: int, found: CheckpointKnowledge) -> str:
 def _apply_rules(
     found: CheckpointKnowledge, grid: Grid, rules: CutRulesLike
 ) -> dict[str, dict[str, Sharding]]:
-    """Return the shardings of the tensors of each weight that a rule matches."""
+    """Return, for each weight that a rule matches, the shardings of its stored tensors."""
     made: dict[str, dict[str, Sharding]] = {}
     for name, weight in found.weights.items():
         sharding = rules.sharding(Whole(name, weight.shape, weight.blocks), grid)
@@ -164,9 +165,9 @@ def _list_rule_names(found: CheckpointKnowledge) -> Iterator[str]:
 def _of_tensors(
     weight: WeightFootprint, grid: Grid, rules: CutRulesLike
 ) -> dict[str, Sharding] | None:
-    """Return shardings by rules for the tensors of a weight; the others are replicated.
+    """Return the shardings of a weight's stored tensors by rules for these tensors.
 
-    Returns None if no rule matches any of them.
+    Tensors without a rule are replicated. Return None if no rule matches any of them.
     """
     found: dict[str, Sharding | None] = {}
     for footprint in weight.footprints:

@@ -1,4 +1,4 @@
-"""The numbers of ranks that a checkpoint can be split for, and why others do not work."""
+"""Finds the numbers of ranks for which a checkpoint can be split, and why others do not work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Possible", "possible"]
 
 
 class Possible(NamedTuple):
-    """A number of ranks, and the reason why a checkpoint cannot be split for it; None if it can."""
+    """A number of ranks, and the error if a checkpoint cannot be split for it; otherwise None."""
 
     ranks: int
     refusal: ShardingError | None
@@ -58,7 +58,7 @@ def _by_rules(found: CheckpointKnowledge, rules: CutRulesLike) -> Callable[[int]
 
 def _by_family(found: CheckpointKnowledge) -> Callable[[int], object]:
     model = found.model
-    # Most layers have the same signature.
+    # Most layers have the same signature, and are tried once.
     unlike: dict[object, list[PlacedWeight]] = {}
     for group in groups(model.places.values()):
         unlike.setdefault(signature(group), group)

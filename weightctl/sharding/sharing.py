@@ -1,4 +1,4 @@
-"""The ranges of weights that are computed with together, per rank, or why there are none."""
+"""Divides a group of weights among ranks, or explains why it cannot be divided."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["share_among_ranks"]
 
 
 def share_among_ranks(group: Sequence[PlacedWeight], ranks: int) -> Shared:
-    """Return each rank's ranges of the axes of weights that are computed with together.
+    """Return the ranges of each rank for a group of weights that are divided in the same way.
 
-    Raises `ShardingError` that names one of the weights if a rank would be empty or a block would
-    be split.
+    Raises `ShardingError`, which names one of the weights, if a rank would get nothing, or if a
+    block would be split.
     """
     if ranks == 1:
         return {run.extent: [(0, run.stop - run.start)] for place in group for run in place.runs}
@@ -45,7 +45,7 @@ def share_among_ranks(group: Sequence[PlacedWeight], ranks: int) -> Shared:
 
 
 def _refuse_broken(place: PlacedWeight, ranks: int) -> None:
-    """Raise `ShardingError` for a weight that cannot be split for any number of ranks."""
+    """Raise `ShardingError` if a weight cannot be split for any number of ranks."""
     weight = place.weight
     if weight.refusal:
         raise _cannot_cut(

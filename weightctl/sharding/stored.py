@@ -1,4 +1,4 @@
-"""The logical weights of a checkpoint, each with the tensors that it is stored in."""
+"""Finds the weights of a checkpoint, and the tensors in which each is stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     together = list_scheme_tensors(header)
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
-    # Imports NumPy, which nothing else here needs.
+    # This call imports NumPy, which is not needed otherwise.
     from weightctl.schemes.decoding.tensors import find_scheme_tensors
 
     found = find_scheme_tensors(source)
@@ -56,7 +56,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
 
 
 def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
-    """Return a quantized weight, with a refusal if its tensors cannot be split in the same way."""
+    """Return the footprint of a quantized weight, with a refusal if its tensors cannot be split."""
     name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
     axes: Sequence[Axes] | None = None
     if scheme.cut is not None:
@@ -78,7 +78,7 @@ def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
 
 
 def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Checkpoint:
-    """Return a tree whose tensors are the logical weights; they cannot be read."""
+    """Return a tree with a tensor for each weight; quantized weights cannot be read from it."""
     source = source_of(weights)
     tensors: dict[str, ReadableTensor] = {}
     is_other = False
@@ -98,7 +98,7 @@ def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Chec
 
 
 class _Meant:
-    """A step whose result is a logical weight of a given shape."""
+    """A step whose result has the shape of a weight, but cannot be read."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape

@@ -1,7 +1,7 @@
-"""The plan of a checkpoint for vLLM's sharded-state loader: each rank's own tensors.
+"""Plans the files of ranks for vLLM's sharded-state loader.
 
-Follows `model_loader/sharded_state_loader.py` of vLLM 0.33.0, which requires exactly the tensors of
-its model, with its names and shapes.
+The source is `model_loader/sharded_state_loader.py` of vLLM 0.33.0. It requires exactly the tensors
+of vLLM's model, with its names and shapes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FEW = 3
 
 
 class _Parameter(NamedTuple):
-    """A tensor of vLLM's model: the checkpoint's weights in it, and the name of its cut.
+    """A tensor of vLLM's model: the checkpoint's weights in it, and its strategy.
 
-    If the experts are separate tensors in the checkpoint, they become `experts` entries of a new
-    first axis.
+    If experts are separate tensors in the checkpoint, `experts` is their number, which is the size
+    of a new first axis; otherwise it is 0.
     """
 
     name: str
@@ -53,11 +53,11 @@ class _Parameter(NamedTuple):
 
 
 def vllm_plan(plan: ShardPlan, checkpoint: RecognizedModel) -> ShardPlan:
-    """Return a plan whose ranks have the state of vLLM's model; `plan`'s own cuts are not used.
+    """Return `plan` with the tensors of vLLM's model in place of its shardings and ranks.
 
-    Tensors that vLLM's model does not have are not written, and are reported. Raises
-    `ShardingError` for tensors that vLLM cannot split or would have to pack again, and
-    `ArchitectureError` if the checkpoint is not a complete model of its config.
+    Tensors that vLLM's model does not have are left out, with a note. Raises `ShardingError` if
+    vLLM cannot split a tensor or would repack it, and `ArchitectureError` if the checkpoint is not
+    a complete model of its config.
     """
     family = family_of(plan, checkpoint)
     most = checkpoint.fields["experts"] if family.shares_experts else 0
@@ -118,7 +118,7 @@ def _parameters(
 
 
 def _refuse_twice(places: list[PlacedWeight]) -> None:
-    """Raise `ShardingError` if a tensor is used twice but the config does not tie its uses."""
+    """Raise `ShardingError` if the model uses a tensor twice, but its config does not tie them."""
     seen: set[str] = set()
     for name in (place.weight.name for place in places):
         if name in seen:
@@ -152,7 +152,7 @@ def _refuse_mixed(parameter: _Parameter) -> None:
 def _shard(
     parameter: _Parameter, shardings: Mapping[str, Sharding], shares: Shares, rank: int
 ) -> Shard:
-    """Return a rank's tensor: pieces one after the other, followed by zeros as padding."""
+    """Return a rank's tensor, whose pieces are in order and followed by zeros as padding."""
     rows = 0
     inner: list[int] = []
     pieces: list[SourceShard] = []
@@ -172,7 +172,10 @@ def _shard(
 def _buffers(
     plan: ShardPlan, checkpoint: RecognizedModel, family: VllmFamily, parameters: list[_Parameter]
 ) -> Iterator[Shard]:
-    """Yield buffers that vLLM's loader requires but its model does not use: zeros, or a copy."""
+    """Yield buffers that vLLM's loader requires, but whose values its model does not use.
+
+    They are zeros, or copies of the checkpoint's buffers.
+    """
     for name in (each.name for each in parameters if each.name.endswith(_PROJECTED)):
         attention = name.removesuffix(_PROJECTED)
         for scale in SCALES:

@@ -1,4 +1,4 @@
-"""vLLM's model class for a checkpoint, if its bytes can be used as that model's state."""
+"""Finds vLLM's model class for a checkpoint, and refuses checkpoints that it cannot load."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _PLAIN = (
 
 
 def family_of(plan: ShardPlan, checkpoint: RecognizedModel) -> VllmFamily:
-    """Return vLLM's model class for a checkpoint whose bytes can be split for it unchanged.
+    """Return vLLM's model class for a checkpoint.
 
-    Raises `ShardingError` if they cannot, and `ArchitectureError` if it is not a complete model.
+    Raises `ShardingError` if the checkpoint's bytes cannot be split for this class unchanged, and
+    `ArchitectureError` if the checkpoint is not a complete model.
     """
     _refuse_grid(plan)
     if checkpoint.convention == "gguf":
@@ -87,7 +88,7 @@ def _refuse_quantized(plan: ShardPlan, checkpoint: RecognizedModel) -> None:
 
 
 def _family(checkpoint: RecognizedModel) -> VllmFamily:
-    """Return vLLM's class by the config's `architectures`; other classes have other tensors."""
+    """Return vLLM's model class; raises `ShardingError` if `architectures` has another class."""
     family = checkpoint.family
     if any(each.change is TRANSPOSED for each in family.tensors(checkpoint.config)):
         raise ShardingError(
@@ -109,7 +110,7 @@ def _family(checkpoint: RecognizedModel) -> VllmFamily:
 
 
 def _refuse_odd(checkpoint: RecognizedModel, family: VllmFamily) -> None:
-    """Raise `ShardingError` for tensors that vLLM's own loader would not accept either."""
+    """Raise `ShardingError` if vLLM would ignore a bias, or expects another number of rows."""
     header, tokens = header_of(checkpoint.tree), checkpoint.fields["vocabulary"]
     for names in checkpoint.family.tensors(checkpoint.config):
         stored = checkpoint.stored[names.module]

@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 RELEASE = "0.33.0"
-# `DEFAULT_VOCAB_PADDING_SIZE`: embeddings are padded with zero rows to a multiple of this.
+# Embeddings are padded with zero rows to a multiple of this (`DEFAULT_VOCAB_PADDING_SIZE`).
 PADDED_TO = 64
-# Buffers of each attention layer, float32 scalars. vLLM itself sets them to 1 when it loads a model
-# without quantization, whatever their loaded values are.
+# Buffers of each attention layer, which are float32 scalars. When vLLM loads a model without
+# quantization, it sets them to 1, and ignores their loaded values.
 SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 # A buffer of BERT with the integers from 0, which its forward pass does not use.
 POSITION_IDS = "embeddings.position_ids"
@@ -41,12 +41,13 @@ POSITION_IDS = "embeddings.position_ids"
 class VllmFamily:
     """vLLM's model class of a family.
 
-    `classes` are the `architectures` in config.json that it accepts. `renamed` has patterns in
-    Hugging Face's names and their replacements; tensors that then have the same name are joined, in
-    the order of the family's lines. `head` is the name of a tied model's embedding, None if it
-    keeps its own. `padded` are further tensors that are cut and padded like the vocabulary.
-    `plain_output` means that attention's output has no bias, whatever the config states.
-    `shares_experts` means that there cannot be more ranks than experts.
+    `classes` are the `architectures` in config.json that it accepts. `renamed` has patterns of
+    Hugging Face names and their replacements; tensors that have the same name after replacement
+    are joined, in the order of the family's lines. `head` is the name of the embedding in a tied
+    model, None if it keeps its own name. `padded` are further modules that are cut and padded like
+    the vocabulary. `plain_output` is set if the attention's output projection never has a bias,
+    even if the config states one. `shares_experts` is set if there must not be more ranks than
+    experts. `has_position_ids` is set if the model has the buffer `POSITION_IDS`.
     """
 
     classes: tuple[str, ...]
@@ -78,8 +79,8 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
     "qwen3": VllmFamily(classes=("Qwen3ForCausalLM",), renamed=_GATED, plain_output=True),
     "qwen3moe": VllmFamily(
         classes=("Qwen3MoeForCausalLM",),
-        # The module that runs the experts also has the router; of its two names the first in order
-        # is kept.
+        # The router is also part of the module that runs the experts, so it has two names in vLLM.
+        # vLLM keeps the first one in order.
         renamed=(
             _QKV,
             *_experts("gate_proj|up_proj", "down_proj"),
@@ -88,7 +89,7 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
         plain_output=True,
         shares_experts=True,
     ),
-    # It has no head: a tied model uses the embedding.
+    # vLLM's class does not have a head, since tied models use the embedding.
     "gemma2": VllmFamily(classes=("Gemma2ForCausalLM",), renamed=_GATED, head=None),
     "gemma3": VllmFamily(classes=("Gemma3ForCausalLM",), renamed=_GATED),
     "phi3": VllmFamily(classes=("Phi3ForCausalLM",)),
@@ -103,7 +104,7 @@ VLLM_FAMILIES: Mapping[str, VllmFamily] = {
 
 
 def in_vllm(family: VllmFamily, names: TensorNames) -> str:
-    """Return vLLM's name for a tensor, or for the tensor that it is joined into."""
+    """Return vLLM's name for a tensor, or for the tensor into which vLLM joins it."""
     name = names.hugging_face or names.module
     for pattern, instead in family.renamed:
         name = re.sub(pattern, instead, name, count=1)

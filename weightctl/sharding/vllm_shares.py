@@ -1,6 +1,6 @@
-"""The ranges that vLLM gives each rank: equal sizes, with zeros after the vocabulary's rows.
+"""Divides weights among ranks as vLLM does: in equal sizes, with zeros after the vocabulary's rows.
 
-Facts of vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
+The source is vLLM 0.33.0: `layers/linear.py` and `layers/vocab_parallel_embedding.py` below
 `model_executor/`.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shares"]
 
-# More GPUs than are used for one model.
+# The largest number of ranks to suggest, which is more than one model uses.
 _MOST = 1024
 
 
@@ -35,7 +35,7 @@ class Shares(NamedTuple):
     most: int = 0
 
     def part(self, place: PlacedWeight, rank: int) -> Part | None:
-        """Return the part of a weight for a rank, None if the rank gets only padding."""
+        """Return the part of a weight that a rank gets; None if the rank gets only padding."""
         if not place.runs:
             return ()
         ranges = [self._range(run, rank) for run in place.runs]
@@ -44,14 +44,14 @@ class Shares(NamedTuple):
         return part_along(place.axis, place.weight.shape[place.axis], ranges)
 
     def shape(self, place: PlacedWeight, part: Part | None) -> tuple[int, ...]:
-        """Return the shape of a rank's shard with this part of a weight, including padding."""
+        """Return the shape of a rank's shard, given its part of a weight, including padding."""
         shape = list(part_shape(place.weight.shape, part or ()))
         if any(run.extent == "vocabulary" for run in place.runs):
             shape[place.axis] = _pad_rows(place.weight.shape[place.axis]) // self.ranks
         return tuple(shape)
 
     def refuse(self, places: Iterable[PlacedWeight]) -> None:
-        """Raise `ShardingError` that names a weight which vLLM cannot divide evenly."""
+        """Raise `ShardingError`, which names the weight, if vLLM cannot divide a weight evenly."""
         places = list(places)
         sizes: dict[tuple[Extent, int], PlacedWeight] = {}
         for place in places:

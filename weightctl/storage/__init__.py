@@ -1,1 +1,1 @@
-"""Files that are mapped and read by ranges."""
+"""Reads and writes files of any storage, local or remote, by byte ranges."""

@@ -1,4 +1,4 @@
-"""The interface of every storage: what is there, readers of ranges, and writers."""
+"""The interfaces of storages: entries, readers of byte ranges, and writers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Entry(NamedTuple):
-    """A file or directory, and the bytes of a file."""
+    """A file or a directory; `size` is the number of bytes of a file."""
 
     is_directory: bool
     size: int = 0
@@ -45,31 +45,31 @@ class Store(Protocol):
         ...
 
     def find(self, path: str) -> Entry | None:
-        """Return what is at a path, None if nothing is; raises `FormatError` if it cannot tell."""
+        """Return the entry at a path, or None; raises `FormatError` if the request fails."""
         ...
 
     def list_names(self, directory: str) -> Mapping[str, Entry]:
-        """Return what a directory contains, by name; raises `FormatError` if it cannot tell."""
+        """Return the entries of a directory by name; raises `FormatError` if the request fails."""
         ...
 
     def prepare(self, paths: Sequence[str]) -> None:
-        """Prepare to open files that will all be read; errors are raised when they are."""
+        """Prepare for opening several files; errors are raised when a file is opened."""
         ...
 
     def uploads(self, path: str) -> Uploads:
-        """Return what writes objects; raises `OutputError` if the storage cannot be written."""
+        """Return the interface for writing; raises `OutputError` if the storage is read-only."""
         ...
 
     def refresh(self, path: str) -> None:
-        """Forget what is known about a path and its directory, so that it is asked for again."""
+        """Remove a path and its directory from caches, so that they are requested again."""
         ...
 
 
 class CommitOptions(NamedTuple):
-    """How an output gets into a repository.
+    """Options for writing an output into a repository.
 
-    A repository that is made for it is `private`. With `pull_request`, the output is proposed, and
-    visible to who opens the request.
+    If the repository is created, `private` says whether it is private. If `pull_request` is set,
+    the output is in a pull request, and not on the main branch.
     """
 
     private: bool = False
@@ -77,14 +77,14 @@ class CommitOptions(NamedTuple):
 
 
 class UploadedPart(NamedTuple):
-    """A part of an upload that the store has: its ETag and its bytes."""
+    """A part of an upload that the store has received: its ETag and its size."""
 
     tag: str
     nbytes: int
 
 
 class StoredObject(NamedTuple):
-    """An object of a store: its bytes, its ETag, and the second of its last write."""
+    """An object of a store: its size, its ETag, and the time of its last write in seconds."""
 
     nbytes: int
     tag: str
@@ -92,29 +92,29 @@ class StoredObject(NamedTuple):
 
 
 class Uploads(Protocol):
-    """Writes objects of a store; every method may raise `OutputError`, and any thread may call it.
+    """Writes objects of a store. Every method may raise `OutputError`, and is thread-safe.
 
-    An object is uploaded in numbered parts, which may come in any order, and appears when the
-    upload is complete. `least_part` is the least size of each part but the last, and `most_parts`
-    the largest number of parts.
+    An object is uploaded in numbered parts, in any order, and appears when the upload is completed.
+    All parts except the last have at least `least_part` bytes, and an object has at most
+    `most_parts` parts.
     """
 
     @property
     def least_part(self) -> int:
-        """The least bytes of a part."""
+        """The smallest size of a part in bytes, except of the last part."""
         ...
 
     @property
     def most_parts(self) -> int:
-        """The most parts of an object."""
+        """The largest number of parts of an object."""
         ...
 
     def create(self, path: str) -> str:
-        """Begin an upload in parts; return its id."""
+        """Begin an upload in parts, and return its id."""
         ...
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, from 1; a part of this number is replaced."""
+        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         ...
 
     def can_copy(self, source: str) -> bool:
@@ -124,7 +124,7 @@ class Uploads(Protocol):
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Have the store copy a range of another object as a part; None if it cannot."""
+        """Make the store copy a range of another object as a part; return None if it cannot."""
         ...
 
     def list_parts(self, path: str, upload: str) -> Mapping[int, UploadedPart] | None:
@@ -134,23 +134,29 @@ class Uploads(Protocol):
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        """Complete an upload, so that the object appears.
+
+        Raises `OutputError` if the object exists and `force` is not set.
+        """
         ...
 
     def abort(self, path: str, upload: str) -> None:
-        """End an upload, and remove its parts; do nothing if it has ended."""
+        """Abort an upload, and remove its parts; do nothing if it does not exist."""
         ...
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
-        """Write a small object; it appears whole. Without `force` nothing is replaced."""
+        """Write a small object in one request.
+
+        Raises `OutputError` if the object exists and `force` is not set.
+        """
         ...
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the content of a small object, or `nbytes` of it from `start` on."""
+        """Return the content of a small object from `start` on, at most `nbytes` if given."""
         ...
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; what does not exist is left out."""
+        """Remove objects; objects that do not exist are ignored."""
         ...
 
     def list_objects(self, prefix: str) -> Mapping[str, StoredObject]:
@@ -159,11 +165,11 @@ class Uploads(Protocol):
 
 
 class Reader(Protocol):
-    """A file, wherever it is, that is read by ranges.
+    """A local or remote file that is read by byte ranges.
 
-    `path` is what messages call it, and `size` the number of its bytes. `written` is the time of
-    the last write in nanoseconds, or a number made from the version of an object. Both are those
-    of when it was opened. `tag` is the ETag of a remote file, and empty for others.
+    `path` is its name in messages, and `size` the number of its bytes. `written` is the time of the
+    last write in nanoseconds, or a number that is derived from the version of an object. `size` and
+    `written` do not change after opening. `tag` is the ETag of a remote file, empty for others.
     """
 
     path: str
@@ -173,18 +179,21 @@ class Reader(Protocol):
     tag: str
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where the file had fewer when opened.
+        """Return `nbytes` at `offset`, or fewer if the file ended earlier when it was opened.
 
         Raises `FormatError` if the file cannot be read or has become shorter.
         """
         ...
 
     def read_end(self, nbytes: int) -> bytes:
-        """Return the last `nbytes` of the file, or all of a smaller one; errors as for `read`."""
+        """Return the last `nbytes` of the file, or all of a smaller file.
+
+        Raises the errors of `read`.
+        """
         ...
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the bytes at `offset`; errors as for `read`."""
+        """Fill `buffer` with the bytes at `offset`; raises the errors of `read`."""
         ...
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
@@ -192,23 +201,24 @@ class Reader(Protocol):
         ...
 
     def private(self, offset: int, nbytes: int) -> memoryview:
-        """Return a writable view of a range; what is written into it never reaches the file.
+        """Return a writable view of a range; changes in it are not written to the file.
 
         Raises `FormatError` if the file cannot be read or has become shorter.
         """
         ...
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
-        """Copy bytes to a descriptor without reading them here; return how many were copied.
+        """Copy bytes to a file descriptor without reading them; return how many were copied.
 
-        They go to offset `at` of a file, or are appended. 0 means that they have to be read.
+        The bytes are written at offset `at`, or appended if `at` is None. The result may be smaller
+        than `nbytes`; 0 means that the caller has to read the bytes.
         """
         ...
 
     def expect(self, offset: int, nbytes: int) -> bool:
-        """Prepare for a read that will follow, as far as the file has the bytes.
+        """Prepare for a later read of a range, up to the end of the file.
 
-        Returns False if only a part of them, or nothing, could be prepared for now.
+        Return False if not all of the range could be prepared at this time.
         """
         ...
 
@@ -217,23 +227,23 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the file; reading it is an error from then on."""
+        """Close the file; reading it afterwards raises an error."""
         ...
 
 
 class Writer(Protocol):
-    """A destination of known length, whose ranges may be written in any order, by any thread."""
+    """A destination of known length; ranges may be written in any order and from any thread."""
 
     path: str
 
     def write(self, offset: int, data: Bytes, /) -> None:
-        """Write bytes at an offset; raises `OutputError`."""
+        """Write bytes at an offset; raises `OutputError` if that fails."""
         ...
 
     def copy(self, offset: int, source: FileRange, /) -> None:
         """Write a range of another file at an offset.
 
-        Raises `OutputError`, and `FormatError` if the range cannot be read.
+        Raises `OutputError` if it cannot be written, and `FormatError` if it cannot be read.
         """
         ...
 
@@ -242,30 +252,33 @@ class Writer(Protocol):
         ...
 
     def mark(self) -> frozenset[int]:
-        """Return a mark for all that was written so far, which `is_durable` takes."""
+        """Return a mark, for `is_durable`, of everything that was written so far."""
         ...
 
     def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Whether all that was written before a mark is durable, after a call of `sync`."""
+        """Whether everything that was written before a mark is durable; call `sync` first."""
         ...
 
     def sync(self) -> None:
-        """Make what was written durable, as far as that can be done now; raises `OutputError`."""
+        """Make written bytes durable, as far as possible at this time.
+
+        Raises `OutputError` if that fails.
+        """
         ...
 
     def stop(self) -> None:
-        """Have threads that wait in `write` for those of other threads raise `OutputError`."""
+        """Make threads that wait in `write` for other threads raise `OutputError`."""
         ...
 
     def close(self) -> None:
-        """End writing."""
+        """End writing, and release the destination."""
         ...
 
 
 def cannot_write(path: str, error: OSError) -> OutputError:
-    """Return an error that says why the file system does not take an output.
+    """Return the error for an output that the file system does not accept.
 
-    It names what is to be at `path`, which may be in a temporary directory too.
+    Temporary names in `path` are replaced by the final names.
     """
     hints = {
         errno.ENOSPC: "free some disk space; the target is unchanged",

@@ -11,24 +11,24 @@ __all__ = ["ByteRange", "FileRange", "HeldRange"]
 
 
 class ByteRange(Protocol):
-    """Bytes that follow one another; offsets count from the first of them."""
+    """A contiguous range of bytes; offsets are relative to its first byte."""
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Return the bytes at `start`: `nbytes`, or fewer where the range ends before.
+        """Return `nbytes` at `start`, or fewer if the range ends earlier.
 
         Raises `FormatError` if a file cannot be read or has become shorter.
         """
         ...
 
     def part(self, start: int, stop: int) -> ByteRange:
-        """Return the range from `start` to `stop`, or to the end where that comes before."""
+        """Return the range from `start` to `stop`, or to the end if it comes earlier."""
         ...
 
 
 class FileRange:
-    """`nbytes` of a file from `offset` on; nothing is read before it is asked for."""
+    """A range of `nbytes` in a file, at `offset`, which is read on demand."""
 
     __slots__ = ("file", "nbytes", "offset")
 
@@ -49,22 +49,25 @@ class FileRange:
         return hash((self.file, self.offset, self.nbytes))
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Read bytes of the file."""
+        """Read bytes of the range from the file."""
         return self.file.read(self.offset + start, min(nbytes, self.nbytes - start))
 
     def part(self, start: int, stop: int) -> FileRange:
-        """Return a part of the range; nothing is read."""
+        """Return a part of the range, without reading."""
         start, stop = _clip_range(start, stop, self.nbytes)
         return FileRange(self.file, self.offset + start, stop - start)
 
     def expect(self, start: int = 0, stop: int | None = None) -> bool:
-        """Have what is from `start` to `stop` read ahead; return False if there is no room yet."""
+        """Request that bytes from `start` to `stop` are read ahead.
+
+        Return False if not all of them could be requested at this time.
+        """
         stop = self.nbytes if stop is None else stop
         return self.file.expect(self.offset + start, stop - start)
 
 
 class HeldRange:
-    """Bytes in memory."""
+    """A range of bytes in memory."""
 
     __slots__ = ("_memory",)
 
@@ -75,11 +78,11 @@ class HeldRange:
         return len(self._memory)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Copy bytes."""
+        """Return a copy of bytes of the range."""
         return bytes(self._memory[start : start + max(nbytes, 0)])
 
     def part(self, start: int, stop: int) -> HeldRange:
-        """Return a part of the memory; nothing is copied."""
+        """Return a part of the memory, without copying."""
         start, stop = _clip_range(start, stop, len(self._memory))
         return HeldRange(self._memory[start:stop])
 

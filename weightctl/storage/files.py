@@ -1,4 +1,4 @@
-"""Files of any storage: questions about paths and URLs, and opening for reading."""
+"""Functions for files of any storage, by path or URL: existence, size, listing and opening."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _at(path: str) -> tuple[Store | None, str]:
-    """Return the storage of a path or URL, and its name, which has no signature or password."""
+    """Return the storage of a path or URL (None for local files), and its name without secrets."""
     return store_of(path), parse_location(path).name
 
 
@@ -41,9 +41,9 @@ def open_reader(path: str) -> Reader:
 
 
 def read_start(path: str, nbytes: int) -> bytes:
-    """Return the first `nbytes` of a file, or all of a smaller one; it may be a pipe.
+    """Return the first `nbytes` of a file or pipe, or all of a smaller one.
 
-    Raises `OSError` for a path, and `FormatError` for a URL that cannot be read.
+    Raises `OSError` if a path cannot be read, and `FormatError` if a URL cannot be read.
     """
     store, path = _at(path)
     if store is None:
@@ -53,7 +53,7 @@ def read_start(path: str, nbytes: int) -> bytes:
 
 
 def exists(path: str) -> bool:
-    """Whether anything is at a path or URL; a broken symbolic link counts."""
+    """Whether a path or URL exists; a broken symbolic link counts as existing."""
     store, path = _at(path)
     return os.path.lexists(path) if store is None else store.find(path) is not None
 
@@ -68,7 +68,7 @@ def is_file(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
-    """Whether a path or URL is that of a directory, or of a prefix that objects have."""
+    """Whether a path or URL is that of a directory, or a common prefix of objects."""
     store, path = _at(path)
     if store is None:
         return os.path.isdir(path)
@@ -77,16 +77,19 @@ def is_directory(path: str) -> bool:
 
 
 def list_names(directory: str) -> list[str]:
-    """Return the sorted names in a directory, the current one if it is empty.
+    """Return the sorted names in a directory; an empty path means the current directory.
 
-    Raises `OSError` for a local directory, and `FormatError` for a URL that cannot be listed.
+    Raises `OSError` if a path cannot be listed, and `FormatError` if a URL cannot be listed.
     """
     store, directory = _at(directory)
     return sorted(os.listdir(directory or ".") if store is None else store.list_names(directory))
 
 
 def file_size(path: str) -> int:
-    """Return the bytes of a file; raises `OSError` or `FormatError` if it does not exist."""
+    """Return the size of a file in bytes.
+
+    Raises `OSError` for a path and `FormatError` for a URL if the file does not exist.
+    """
     store, path = _at(path)
     if store is None:
         return os.path.getsize(path)
@@ -95,14 +98,14 @@ def file_size(path: str) -> int:
 
 
 def prepare(paths: Sequence[str]) -> None:
-    """Request the starts of remote files together; nothing is done about local files."""
+    """Request the beginnings of remote files concurrently; do nothing for local files."""
     store = store_of(paths[0]) if paths else None
     if store is not None:
         store.prepare([parse_location(path).name for path in paths])
 
 
 def refresh(path: str) -> None:
-    """Forget what is known about a URL, which may have changed; nothing is kept about paths."""
+    """Remove a URL, which may have changed, from caches; do nothing for local paths."""
     if is_remote(path):
         store, path = _at(path)
         if store is not None:

@@ -1,7 +1,7 @@
-"""Local files, read by ranges and written at offsets.
+"""Local files, which are read by ranges and written at offsets.
 
-Commands read files into memory. Another program may make a file shorter at any time: a read then
-raises an error, but an access to a mapping would end the process (SIGBUS).
+Commands read files into memory, and do not map them. Another program may make a file shorter at any
+time: a read then raises an error, but an access to a mapping would end the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["FileReader", "FileWriter"]
 
 
-# Without MAP_NORESERVE, writable pages reserve memory, and a tensor may be larger than that.
+# Without MAP_NORESERVE, writable pages reserve memory, and a tensor may be larger than the memory.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
@@ -50,14 +50,15 @@ _CLOSED = "read the data inside `with open_weights(path) as weights:`"
 
 
 class FileReader:
-    """A file opened for reading; only `private` maps it, for arrays that a library user asks for.
+    """A file that is open for reading.
 
     `size` is the number of its bytes, and `written` the time of the last write in nanoseconds, both
-    when it was opened. Raises `FormatError` if the path cannot be opened or is not a regular file.
+    at the time of opening. Only `private` maps the file, for arrays of library users. Raises
+    `FormatError` if the path cannot be opened or is not a regular file.
     """
 
     tag = ""
-    # Of the class too, for an object that an interrupt leaves half made.
+    # The class has the attribute too, since an interrupt may leave an object half initialized.
     _descriptor = -1
 
     def __init__(self, path: str) -> None:
@@ -84,7 +85,7 @@ class FileReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; reading it is an error from then on. What is mapped stays mapped."""
+        """Close the file; reading it afterwards raises an error. Mappings stay valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -93,7 +94,7 @@ class FileReader:
         return (FileReader, (self.path,))
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where the file had fewer when opened.
+        """Return `nbytes` at `offset`, or fewer if the file ended earlier when it was opened.
 
         Raises `FormatError` if the file cannot be read or has become shorter.
         """
@@ -106,14 +107,17 @@ class FileReader:
             raise self._unread(offset, error) from error
         if len(found) == wanted:
             return found
-        # A read may return less than was asked for, above all for more than 2 GiB.
+        # A read may return fewer bytes than requested, in particular for more than 2 GiB.
         made = bytearray(wanted)
         made[: len(found)] = found
         self.read_into(offset + len(found), memoryview(made)[len(found) :])
         return bytes(made)
 
     def read_end(self, nbytes: int) -> bytes:
-        """Return the last `nbytes` of the file, or all of a smaller one; errors as for `read`."""
+        """Return the last `nbytes` of the file, or all of a smaller file.
+
+        Raises the errors of `read`.
+        """
         return self.read(max(self.size - nbytes, 0), nbytes)
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
@@ -121,16 +125,16 @@ class FileReader:
         return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
-        """Return a writable view of a range; what is written into it never reaches the file.
+        """Return a writable view of a range; changes in it are not written to the file.
 
-        Each call maps only the range, so that a file larger than memory can be used piecewise.
-        Access to the view ends the process if the file has become shorter since: commands use
-        `read` and `read_into`. Raises `FormatError` if the file is shorter than that already.
+        Each call maps only the range, so that ranges of a file larger than memory can be used. If
+        the file becomes shorter later, access to the view ends the process, so commands use `read`
+        and `read_into`. Raises `FormatError` if the file is already too short.
         """
         if nbytes == 0:
             return memoryview(bytearray())
         if self._descriptor < 0:
-            # A mapping of no file would be memory of zeros.
+            # A mapping without a file would be memory with zeros.
             raise FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
         before = offset % mmap.ALLOCATIONGRANULARITY
         try:
@@ -174,9 +178,10 @@ class FileReader:
         return FormatError(self.path, offset, f"cannot be read: {error.strerror}")
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
-        """Let the kernel copy bytes to offset `at` of another file, or append them to a pipe.
+        """Make the kernel copy bytes to offset `at` of another file, or append them to a pipe.
 
-        Returns how many it did. It may do none, and does none where the file has become shorter.
+        Return the number of bytes that were copied. It may be 0, and is 0 if the file has become
+        shorter.
         """
         if at is None:
             return send_range(self._descriptor, descriptor, offset, nbytes)
@@ -189,31 +194,31 @@ class FileReader:
             raise FormatError(self.path, None, "the file changed while it was read", hint=_AGAIN)
 
     def expect(self, offset: int, nbytes: int) -> bool:
-        """Have the system read bytes ahead, as far as the file has them."""
+        """Request that the system reads a range ahead, up to the end of the file."""
         nbytes = min(nbytes, self.size - offset)
         if nbytes > 0:
             read_ahead(self._descriptor, offset, nbytes)
         return True
 
 
-# The disk starts with what was written before there is more than this, so that little is left for
-# `sync` to wait for.
+# After this number of written bytes, the system starts to write them to the disk, so that `sync`
+# does not have to wait long.
 _BATCH = 8 << 20
 _COPY = 1 << 20
 
 
 class FileWriter:
-    """A local file of `nbytes`: its room is reserved, and it has zeros until they are overwritten.
+    """A local file of `nbytes` that is written at offsets.
 
-    A file that is there already is kept as it is, as far as it is as long. Raises `OutputError`. If
-    the file is not to be created, another process has reserved its room; without a file this is an
-    error too.
+    Disk space is reserved, and bytes are zero until they are written. If the file exists, its
+    content is kept, up to `nbytes`. If `create` is false, another process must have created the
+    file. Raises `OutputError` if the file cannot be opened or the space cannot be reserved.
     """
 
     def __init__(self, path: str, nbytes: int, *, create: bool = True) -> None:
         self.path = path
         self._not_begun = 0
-        # The kernel lets one thread at a time copy into a file, and the others spin.
+        # The kernel copies into a file for one thread at a time, while other threads busy-wait.
         self._copying = Lock()
         try:
             self.descriptor = os.open(
@@ -242,7 +247,7 @@ class FileWriter:
         self._start_writing_back(count)
 
     def copy(self, offset: int, source: FileRange, /) -> None:
-        """Write a range of another file, inside the kernel where that works."""
+        """Write a range of another file; the kernel copies it if it can."""
         start, end = source.offset, source.offset + source.nbytes
         while start < end:
             with self._copying:
@@ -251,7 +256,7 @@ class FileWriter:
                 break
             start, offset = start + count, offset + count
             self._start_writing_back(count)
-        # Reading and writing report what is wrong, if anything is.
+        # If the kernel has failed to copy, reading or writing raises the error.
         buffer = memoryview(bytearray(min(end - start, _COPY)))
         while start < end:
             chunk = buffer[: end - start]
@@ -260,7 +265,8 @@ class FileWriter:
             start, offset = start + len(chunk), offset + len(chunk)
 
     def _start_writing_back(self, count: int) -> None:
-        # Where two threads add at once, one count may be lost: the disk then starts a little later.
+        # If two threads add at the same time, a count may be lost; writing to the disk then starts
+        # a little later.
         self._not_begun += count
         if self._not_begun >= _BATCH:
             self._not_begun = 0
@@ -272,22 +278,22 @@ class FileWriter:
         return [source]
 
     def mark(self) -> frozenset[int]:
-        """Return a mark for `is_durable`."""
+        """Return an empty mark."""
         return frozenset()
 
     def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Return True: `sync` leaves nothing undone."""
+        """Return True, because `sync` makes all bytes durable."""
         return not mark
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all written bytes are on the disk."""
         try:
             os.fsync(self.descriptor)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
     def stop(self) -> None:
-        """Do nothing: no thread waits for another."""
+        """Do nothing, because threads do not wait for each other."""
 
     def close(self) -> None:
         """Close the file."""

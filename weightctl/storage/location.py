@@ -1,4 +1,4 @@
-"""Paths and URLs, and the storage of each."""
+"""Parses paths and URLs, and finds their storage."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ __all__ = [
 
 
 class StorageLine(NamedTuple):
-    """What the table says of a storage.
+    """A line of the table of storages.
 
-    `module` names its `Store`, which is made without arguments, and `extra` the extra of weightctl
-    that installs what the storage needs. `anonymous` is the environment variable with which it
-    sends no credentials. With `commits`, what is written appears in one commit, among other files.
+    `module` refers to the storage's `Store` class, which is called without arguments, and `extra`
+    is the extra of weightctl that installs its dependencies. `anonymous` is the environment
+    variable that makes it send requests without credentials. `commits` is set if written files
+    appear in a commit of a repository.
     """
 
     module: str
@@ -42,7 +43,8 @@ class StorageLine(NamedTuple):
     commits: bool = False
 
 
-# By the scheme of a URL. Local files have no `Store`: `weightctl.storage.files` asks the system.
+# The storages by URL scheme. Local files do not have a `Store`: `weightctl.storage.files` uses the
+# functions of the operating system.
 STORAGES = {
     "file": StorageLine("weightctl.storage.local"),
     "http": StorageLine("weightctl.storage.remote.web:WebStore", "remote"),
@@ -64,24 +66,24 @@ STORAGES = {
     ),
 }
 _STORES: dict[str, Store] = {}
-# By the URL that is shown, the one with its signature or password.
+# Maps a URL as it is shown to the full URL, with its signature or password.
 _FULL: dict[str, str] = {}
-# By the scheme and host of a URL, the user and password for all that is there.
+# Maps the scheme and host of a URL to the user and password for all URLs of this host.
 _LOGINS: dict[str, str] = {}
 
 
 class Location(NamedTuple):
-    """Where a file is: the scheme of its storage, and its path or URL."""
+    """The location of a file: the scheme of its storage, and its path or URL."""
 
     scheme: str
     name: str
 
 
 def parse_location(text: str) -> Location:
-    """Parse a path or URL; text that does not begin with a known scheme is a path.
+    """Parse a path or URL; text that does not begin with a supported scheme is a path.
 
-    The name of a URL with the scheme `file` is its path. A slash at the end of another URL is
-    removed. Raises `FormatError` if a URL with the scheme `file` is that of another machine.
+    The name of a `file` URL is its path. From other URLs, secrets and a final slash are removed.
+    Raises `FormatError` if a `file` URL is that of another machine.
     """
     scheme = _scheme_of(text)
     if not scheme:
@@ -95,7 +97,7 @@ def parse_location(text: str) -> Location:
 
 
 def _path_of(url: str, rest: str) -> str:
-    """Return the path of a URL with the scheme `file`; `rest` follows the scheme."""
+    """Return the path of a `file` URL; `rest` is the text after the scheme."""
     from urllib.parse import unquote  # seldom needed
 
     host, slash, below = rest.partition("/")
@@ -108,19 +110,19 @@ def _path_of(url: str, rest: str) -> str:
 
 
 def without_file_scheme(text: str) -> str:
-    """Return the path of a `file://` URL, and other text as it is."""
+    """Return the path of a `file://` URL, or other text unchanged."""
     return text if is_remote(text) else parse_location(text).name
 
 
 def absolute(text: str) -> str:
-    """Return a path as an absolute one, without the scheme `file`; other URLs stay as they are."""
+    """Return the absolute path of a path or `file://` URL, or another URL unchanged."""
     return text if is_remote(text) else os.path.abspath(parse_location(text).name)
 
 
 def _without_secrets(scheme: str, rest: str) -> str:
-    """Return a URL without what may be secret: a signature in its query, or a password.
+    """Return a URL without possible secrets: a signature in its query, or a password.
 
-    `full_url` returns all of it.
+    The secrets are kept, so that `full_url` can return the whole URL.
     """
     if scheme not in {"http", "https"}:
         return f"{scheme}://{rest.rstrip('/')}"
@@ -137,7 +139,10 @@ def _without_secrets(scheme: str, rest: str) -> str:
 
 
 def _name_full(shown: str, full: str) -> str:
-    """Return what to call a URL that is not shown in full; several may differ in the rest alone."""
+    """Return a unique name for a URL that is not shown in full.
+
+    If several URLs only differ in their hidden parts, a number is added to `shown`.
+    """
     names = (f"{shown}#{number}" if number > 1 else shown for number in count(1))
     name = next(name for name in names if _FULL.get(name, full) == full)
     _FULL[name] = full
@@ -145,7 +150,7 @@ def _name_full(shown: str, full: str) -> str:
 
 
 def full_url(shown: str) -> str:
-    """Return the URL to connect to, with what `parse_location` has removed from it."""
+    """Return the URL to connect to, including the secrets that `parse_location` has removed."""
     if shown in _FULL:
         return _FULL[shown]
     scheme, separator, rest = shown.partition("://")
@@ -154,12 +159,12 @@ def full_url(shown: str) -> str:
 
 
 def forget_credentials() -> None:
-    """Have all storages send requests without credentials from now on."""
+    """Make all storages send requests without credentials from now on."""
     os.environ.update({line.anonymous: "true" for line in STORAGES.values() if line.anonymous})
 
 
 def is_remote(text: str) -> bool:
-    """Whether text is a URL, other than that of a local file."""
+    """Whether text is a URL, except that of a local file."""
     return _scheme_of(text) not in {"", "file"}
 
 
@@ -169,9 +174,9 @@ def has_commits(text: str) -> bool:
 
 
 def store_of(text: str) -> Store | None:
-    """Return the storage of a URL, None for a local path.
+    """Return the storage of a URL; None for a local path.
 
-    Raises `FormatError` if what the storage needs is not installed.
+    Raises `FormatError` if a dependency of the storage is not installed.
     """
     scheme = _scheme_of(text)
     if scheme in {"", "file"}:
@@ -200,7 +205,7 @@ def _scheme_of(text: str) -> str:
 
 
 def hint_for_missing(text: str) -> str:
-    """Return what to do about a path that does not exist; it may name a model on Hugging Face."""
+    """Return a hint for a path that does not exist, which may name a model on Hugging Face."""
     owner, _, name = text.partition("/")
     is_repository = all(map(_is_repository_word, (owner, name)))
     if not is_repository or os.path.lexists(owner):
@@ -215,7 +220,10 @@ def _is_repository_word(text: str) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Return the scheme, the bucket and the key of a URL; raises `FormatError` without a bucket."""
+    """Return the scheme, the bucket and the key of a URL.
+
+    Raises `FormatError` if the URL does not have a bucket.
+    """
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if not bucket:

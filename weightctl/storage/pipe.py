@@ -1,4 +1,4 @@
-"""Pipes and devices that are written in order."""
+"""Writes to pipes and devices, in order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["PipeWriter", "wait_for_room", "write_all"]
 
 _COPY = 1 << 20
-# What a pipe holds, instead of 64 KiB: its reader and its writer then wait less for each other.
-# This is the most that a user may ask for by default.
+# The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
+# wait less for each other. It is the default limit for users on Linux.
 _ROOM = 1 << 20
 
 
 class PipeWriter:
-    """A pipe or device that takes bytes in order; `nbytes` counts what was written so far."""
+    """A pipe or device that is written in order; `nbytes` is the number of bytes written so far."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
@@ -33,7 +33,7 @@ class PipeWriter:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _ROOM)
 
     def write(self, data: Bytes, /) -> None:
-        """Append bytes; raises `OutputError`."""
+        """Append bytes; raises `OutputError` if that fails."""
         try:
             write_all(self.descriptor, data)
         except OSError as error:
@@ -41,9 +41,9 @@ class PipeWriter:
         self.nbytes += memoryview(data).nbytes
 
     def copy(self, source: FileRange, /) -> None:
-        """Append a range of a file, inside the kernel where that works.
+        """Append a range of a file; the kernel copies it if it can.
 
-        Raises `OutputError`, and `FormatError` if the range cannot be read.
+        Raises `OutputError` if it cannot be written, and `FormatError` if it cannot be read.
         """
         start, end = source.offset, source.offset + source.nbytes
         while start < end:
@@ -61,7 +61,7 @@ class PipeWriter:
 
 
 def write_all(descriptor: int, data: Bytes) -> None:
-    """Append bytes to what a descriptor names; raises `OSError`."""
+    """Append bytes to a file descriptor, blocking or not; raises `OSError` if that fails."""
     view = memoryview(data).cast("B")
     while view:
         try:
@@ -71,8 +71,8 @@ def write_all(descriptor: int, data: Bytes) -> None:
 
 
 def wait_for_room(descriptor: int) -> None:
-    """Wait until a pipe that its other end has made non-blocking takes bytes, or has no reader."""
-    import select  # hardly any output needs it
+    """Wait until a non-blocking pipe accepts bytes, or its reader has closed it."""
+    import select  # rarely needed
 
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

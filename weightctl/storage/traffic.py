@@ -1,4 +1,4 @@
-"""Counts of what goes over the network."""
+"""Counts network traffic: requests, bytes and retries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TRAFFIC", "Traffic", "TrafficCounts"]
 
 
 class TrafficCounts(NamedTuple):
-    """The requests of this process, the bytes of their bodies, and how many were repeated."""
+    """The number of requests, the bytes that were received and sent, and the number of retries."""
 
     requests: int = 0
     bytes_read: int = 0
@@ -18,13 +18,13 @@ class TrafficCounts(NamedTuple):
     retries: int = 0
 
     def since(self, before: TrafficCounts) -> TrafficCounts:
-        """Return what came after earlier counts."""
+        """Return the difference from earlier counts."""
         return TrafficCounts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 @dataclass
 class Traffic:
-    """The counts so far."""
+    """Counts the traffic of this process."""
 
     requests: int = 0
     bytes_read: int = 0
@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def counts(self) -> TrafficCounts:
-        """The counts as they are now."""
+        """The current counts."""
         with self._lock:
             return TrafficCounts(self.requests, self.bytes_read, self.bytes_sent, self.retries)
 

@@ -41,17 +41,18 @@ def verify(
 ) -> Report:
     """Verify a checkpoint, alone or against a reference.
 
-    All checks run, or those in `checks`, except those in `skip`. The report lists the problems of
-    the checkpoint, or its differences from the reference if `Request.compare` is set.
+    `checks` are the names of the checks to run, all of them if None; `skip` are names to leave out.
+    The report lists the problems of the checkpoint, or its differences from the reference if
+    `Request.compare` is set.
 
-    `on` has workers read the values for the checks `structure`, `finite` and `values`: an executor,
-    or text such as "processes:4", as in `weightctl.convert`. Each has one thread, and takes at most
-    `task_size` bytes at a time. The report is that of a run without workers.
+    `on` selects workers that read the values for the checks `structure`, `finite` and `values`: an
+    executor, or text such as "processes:4", as in `weightctl.convert`. Each worker has one thread
+    and reads at most `task_size` bytes at a time. The report does not depend on the workers.
 
-    Raises `ConversionError` for an unknown check, a check without its reference, no checks at all,
-    a limit that no check applies, layers that do not exist, and tokens or a text that the model
-    cannot run on; `OSError` if a file is missing; `FormatError` or `ConversionError` if the
-    reference is damaged; and `EncodingError` for tensors that cannot be read.
+    Raises `ConversionError` if a check is unknown or lacks its reference, if no check is left, if a
+    limit is not applied by any check, if layers do not exist, or if the model cannot run on the
+    tokens or the text; `OSError` if a file is missing; `FormatError` or `ConversionError` if the
+    reference is damaged; and `EncodingError` if a tensor cannot be decoded.
     """
     wanted = _choose_checks(request, checks, skip)
     if on is None or request.subject.damage is not None:
@@ -107,8 +108,8 @@ def _run_checks(request: Request, wanted: Sequence[str]) -> Report:
 def _refuse_unreadable(request: Request, wanted: Sequence[str]) -> None:
     """Raise `EncodingError` if a requested check has to read tensors that cannot be decoded.
 
-    An unknown encoding of the checkpoint is not an error here if the check `structure` runs, which
-    reports it as a problem.
+    If the check `structure` runs, it reports unknown encodings of the checkpoint as problems; they
+    do not raise an error here.
     """
     if not any(CHECKS[name].reads_tensors for name in wanted):
         return
@@ -132,7 +133,10 @@ def _opens_files(wanted: Sequence[str]) -> bool:
 
 
 def _run_check(name: str, request: Request, reported_texts: Container[str]) -> Result:
-    """Run a check; return an error that stops it as a problem, unless `reported_texts` has it."""
+    """Run a check, and return an error that stops it as a problem.
+
+    If `reported_texts` already contains the error's message, the check counts as skipped.
+    """
     import numpy as np
 
     run: Callable[[Request], Result] = load(CHECKS[name].run)
@@ -178,7 +182,7 @@ def _choose_checks(
 
 
 def _is_possible(name: str, request: Request) -> bool:
-    """Whether a check applies to the request: with or without a reference, judging or comparing."""
+    """Whether a check can run: it may need a reference, or be unable to list differences."""
     check = CHECKS[name]
     if request.compare:
         return check.compares

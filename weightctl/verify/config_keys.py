@@ -1,4 +1,4 @@
-"""Keys and tensors by which a checkpoint states the fields of its config."""
+"""Finds the key or tensor in which a checkpoint states a field of its config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Spelling", "find_spelling"]
 
-# The fields that scale cosines and sines in either naming convention.
+# The fields of RoPE scaling that config.json has, and the field that GGUF has in their place.
 _LOUDNESS = {
     f"scaling.{name}": "scaling.attention_share"
     for name in ("attention_factor", "mscale", "mscale_all_dim")
@@ -29,10 +29,10 @@ _LOUDNESS = {
 class Spelling(NamedTuple):
     """The place where a checkpoint states a field: a key, or a tensor whose presence states it.
 
-    `is_stated` says whether it does; if not, `default` is the value, or a function that computes it
-    from other fields. `seen` describes the tensor that states the field, None for a key. A field
-    without a key of its own `follows` from another field, whose key `key` is then, or from the name
-    of the family.
+    `is_stated` says whether the checkpoint states the field. If not, `default` is its value, or a
+    function that computes the value from other fields. `seen` describes the tensor that states the
+    field; it is None if `key` is a metadata key. `follows` names the field or family key that
+    determines a field without a key of its own; `key` is then the key of that field.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Spelling(NamedTuple):
 
 
 def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
-    """Return where a checkpoint states a field, or would state it."""
+    """Return the key or tensor in which a checkpoint states a field, or would state it."""
     lines = [key for key in checkpoint.family.keys if key.field == field]
     own = [key for key in lines if key.is_in(checkpoint.convention)] or lines
     found = [_spell_key(checkpoint, key) for key in own]
@@ -58,11 +58,11 @@ def find_spelling(checkpoint: RecognizedModel, field: str) -> Spelling:
 
 
 def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling) -> Spelling:
-    """Return the place of the value from which a field without a key follows."""
+    """Return the place of the value that determines a field without a key."""
     sources = _find_sources(spelling.default, checkpoint.fields)
     if field.startswith("scaling."):
         sources = [_LOUDNESS.get(field, "scaling.kind"), "scaling.kind"]
-    # Fields that the config has are reported by themselves.
+    # Sources that are fields of the config come last: they are compared as fields of their own.
     for source in sorted(sources, key=lambda name: hasattr(checkpoint.config, name)):
         found = find_spelling(checkpoint, source) if source != field else spelling
         if found.key:
@@ -72,7 +72,7 @@ def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling)
 
 
 def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
-    """Return the name of the tensor that contains a field; empty if none does."""
+    """Return the name of the GGUF tensor that states a RoPE scaling field; empty if none does."""
     if checkpoint.convention != "gguf" or not field.startswith("scaling."):
         return ""
     fields: Fields = checkpoint.fields
@@ -90,7 +90,7 @@ def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
 
 
 class _Watched(Mapping[str, Any]):
-    """Fields that record which of them were read."""
+    """A mapping of fields that records the names that were looked up."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -131,7 +131,7 @@ def _spell_key(checkpoint: RecognizedModel, key: Key) -> Spelling:
 
 
 def _spell_path(checkpoint: RecognizedModel, path: str) -> tuple[str, bool]:
-    """Return config.json's own spelling of a path in the normalized config."""
+    """Return the spelling of a normalized config path in this config.json, and if it is stated."""
     if not path:
         return "", False
     document = checkpoint.document

@@ -55,8 +55,9 @@ class Figures(ABC):
 class StructureFigures(Figures):
     """The files of a checkpoint, and the results of other readers.
 
-    `readers` maps names (`safetensors`, `gguf`, `torch`) to text: empty if the reader reads all
-    files, else one line that gives the file that it rejects and why, or why it was not used.
+    `readers` maps names of libraries (`safetensors`, `gguf`, `torch`) to text. The text is empty if
+    the library reads all files; otherwise it is one line that names the rejected file and the
+    reason, or says why the library was not used.
     """
 
     files: int
@@ -98,8 +99,8 @@ class FiniteFigures(Figures):
 class NamesFigures(Figures):
     """The family of a checkpoint, empty if it is unknown, and its number of tensors.
 
-    `expected` is the number of tensors that its config asks for, as our modules count them, and
-    `found` the number of these that exist.
+    `expected` is the number of tensors that the config requires, counted in weightctl's modules,
+    and `found` is the number of these that exist.
     """
 
     family: str
@@ -120,8 +121,8 @@ class NamesFigures(Figures):
 class MetadataFigures(Figures):
     """The tokenizer of a checkpoint: its number of tokens, and GGUF's name for it.
 
-    The name is empty without a tokenizer. `is_compared` says whether metadata was compared with a
-    reference's.
+    The name is empty if there is no tokenizer. `is_compared` says whether the metadata was compared
+    with the metadata of a reference.
     """
 
     tokens: int
@@ -141,12 +142,14 @@ class MetadataFigures(Figures):
 class TensorError:
     """The distance of a tensor from the reference's tensor.
 
-    `name` and `reference` are the names in the two checkpoints. `part` is our module's name without
-    the layer (`attention.q.weight`; the tensor's name if the family is unknown), and `layer` the
-    number of its layer, or None. `relative_rmse` is the root of the sum of squared differences over
-    the sum of the reference's squares, `expected` the relative RMSE that the encodings explain, and
-    `worst` the largest ratio of the difference to the expected one in a run of 32 values. If values
-    are not finite, the errors are infinite.
+    `name` and `reference` are the names in the two checkpoints. `part` is the name in weightctl's
+    modules without the layer (`attention.q.weight`), or the tensor's name if the family is unknown;
+    `layer` is the number of the layer, or None.
+
+    `relative_rmse` is the square root of the sum of squared differences divided by the sum of the
+    reference's squares. `expected` is the relative RMSE that the encodings explain. `worst` is the
+    largest error of a run of 32 values, as a multiple of the expected error of that run. If only
+    one of the tensors has finite values at some index, `relative_rmse` is infinite.
     """
 
     name: str
@@ -166,10 +169,10 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValuesFigures(Figures):
-    """The tensors that were compared, in the order of the checkpoint, and how they were paired.
+    """The tensors that were compared, in the order of the checkpoint.
 
-    `pairing` describes it: by the names of a family, or by equal names. They are not `judged` if
-    differences are only listed.
+    `pairing` describes how they were paired: by the names of a family, or by equal names. `judged`
+    is false if differences are only listed.
     """
 
     tensors: tuple[TensorError, ...]
@@ -196,12 +199,12 @@ class ValuesFigures(Figures):
 
 
 def list_unequal(errors: Sequence[TensorError]) -> list[TensorError]:
-    """Return the tensors that have other values than the reference's."""
+    """Return the tensors whose values differ from the reference's."""
     return [error for error in errors if error.relative_rmse != 0]
 
 
 def describe_differences(errors: Sequence[TensorError]) -> str:
-    """Describe how many tensors have other values than the reference's, and their errors."""
+    """Describe how many tensors have values that differ from the reference's, and their errors."""
     unequal = list_unequal(errors)
     differ = "differs" if len(unequal) == 1 else "differ"
     of = f"{len(unequal):,} of {pluralize(len(errors), 'tensor')}"
@@ -221,7 +224,7 @@ class Activation:
     """The output of a part of a model: the root mean square and the largest magnitude.
 
     `name` is `embedding`, `layers.0` and so on, or `output` for the logits. `nonfinite` is the
-    number of infinite and NaN values, which the other figures leave out.
+    number of infinite and NaN values; `rms` and `greatest` are those of the finite values.
     """
 
     name: str
@@ -256,9 +259,10 @@ class MatrixGain:
 class LayerDivergence:
     """The distance of a part's output from the reference's, for the reference's input.
 
-    `divergence` is the root mean square over positions of the length of the difference, relative to
-    the length of what the part adds; a position with huge values does not hide the others.
-    `expected` is the divergence that the encodings of its weights explain.
+    `divergence` is a root mean square over positions. At each position, the length of the
+    difference is divided by the length of the vector that the part adds to its input, so that a
+    position with huge values does not hide the others. `expected` is the divergence that the
+    encodings of the part's weights explain.
     """
 
     name: str
@@ -271,10 +275,11 @@ class LayerDivergence:
 class Divergence:
     """The distance of a model's predictions from the reference's, over all positions.
 
-    The figures are Kullback-Leibler divergences from the reference's distribution to the model's,
-    in nats. They are None for encoders; `cosine` is the smallest cosine between the two models'
-    states there. `histogram` has upper bounds, each with the number of positions below it and not
-    below the bound before.
+    `mean`, `percentile_99` and `greatest` are Kullback-Leibler divergences from the reference's
+    distribution to the model's, in nats. They are None for encoders, which have `cosine` instead:
+    the smallest cosine between the final states of the two models. `histogram` lists upper bounds
+    of bins, each with the number of positions in its bin; the lower bound of a bin is the upper
+    bound of the bin before.
     """
 
     layers: tuple[LayerDivergence, ...]
@@ -300,12 +305,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardFigures(Figures):
-    """A run of a model on tokens in windows; a window does not see the others.
+    """A run of a model on tokens in independent windows.
 
-    `source` describes where the tokens come from. A checkpoint that is cut for several ranks was
-    computed on `tp` ranks in each of `ep` expert groups, in each of `pp` pipeline stages in turn.
-    `perplexity` is None for encoders, and if only a part of the model ran. `matrices` are those of
-    a model of unknown family, which could not run as a whole.
+    `source` describes where the tokens come from. A sharded checkpoint runs on `tp` ranks in each
+    of `ep` expert groups, in each of `pp` pipeline stages in turn. `perplexity` is None for
+    encoders, and if only a part of the model ran. `matrices` are the matrices of a model of unknown
+    family, which cannot run as a whole.
     """
 
     source: str = ""

@@ -30,18 +30,21 @@ def ratio_to_usual(value: float, usual: float) -> float:
 
 
 def excess_of(error: TensorError) -> float:
-    """Return a tensor's error as a multiple of the error that its encoding explains."""
+    """Return a tensor's relative RMSE as a multiple of the one that its encodings explain."""
     return ratio_to_usual(error.relative_rmse, error.expected)
 
 
 def badness_of(error: TensorError) -> tuple[bool, float, float, float]:
-    """Return the sort key of a tensor: whether it is a problem, its excess, then its error."""
+    """Return the sort key of a tensor: whether it is a problem, its excess, then its errors."""
     rmse, worst = (inf if isnan(each) else each for each in (error.relative_rmse, error.worst))
     return error.is_problem, excess_of(error), rmse, worst
 
 
 def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
-    """Return tensors, the least usual first; usual ones by decreasing error."""
+    """Return the tensors sorted by `badness_of`, worst first.
+
+    If none is a problem, they are sorted by decreasing error alone.
+    """
     found = list(errors)
     if any(error.is_problem for error in found):
         return sorted(found, key=badness_of, reverse=True)
@@ -49,7 +52,7 @@ def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
 
 
 def choose_title(errors: Iterable[TensorError]) -> str:
-    """Return the title for a table of the first tensors of `sort_worst_first`."""
+    """Return the title of a table with the first tensors that `sort_worst_first` returns."""
     is_wrong = any(error.is_problem for error in errors)
     return (
         "largest errors, relative to the expected errors"
@@ -59,7 +62,7 @@ def choose_title(errors: Iterable[TensorError]) -> str:
 
 
 def sort_strangest_first(matrices: Iterable[MatrixGain]) -> list[MatrixGain]:
-    """Return matrices, those with the least usual gain first."""
+    """Return the matrices sorted by how far their gain is from the usual gain, farthest first."""
 
     def strangeness(matrix: MatrixGain) -> float:
         found = ratio_to_usual(matrix.gain, matrix.usual)

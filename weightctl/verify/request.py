@@ -43,7 +43,7 @@ __all__ = ["Request", "Subject", "require_consistent"]
 class Subject:
     """A checkpoint at a path, which is opened, recognized and read on first use.
 
-    Errors are kept, not raised, so that every check can report what it finds.
+    Errors of recognition are kept as `refusal`, not raised, so that every check can run.
     """
 
     def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
@@ -52,23 +52,23 @@ class Subject:
 
     @cached_property
     def stored(self) -> Checkpoint:
-        """The tree as it is in the files; raises `FormatError` if they are damaged."""
+        """The tree as stored in the files; raises `FormatError` if they are damaged."""
         return open_weights(self.path, self.format_name)
 
     @cached_property
     def weights(self) -> Checkpoint:
-        """The tree in which quantized weights of several tensors are ordinary tensors."""
+        """The tree in which each weight that a scheme stores in several tensors is one tensor."""
         return dequantize_weights(self.stored, in_blocks=False)
 
     @property
     def cut(self) -> GatheredSource | None:
-        """The sharded checkpoint, if the files are those of several ranks; else None."""
+        """The source of a sharded checkpoint; None if the files are not those of several ranks."""
         source = source_of(self.stored)
         return source if isinstance(source, GatheredSource) else None
 
     @property
     def whole(self) -> str:
-        """The directory of the sharded checkpoint if this is one rank's file; else empty."""
+        """The directory of the sharded checkpoint if this is one rank's file; otherwise empty."""
         return find_whole(header_of(self.stored).files)
 
     @cached_property
@@ -80,19 +80,19 @@ class Subject:
 
     @property
     def checkpoint(self) -> RecognizedModel | None:
-        """The model; None if the family is unknown or the checkpoint does not match it."""
+        """The recognized model; None if the family is unknown or the tensors do not match it."""
         found = self._recognized
         return None if isinstance(found, WeightctlError) else found
 
     @property
     def refusal(self) -> WeightctlError | None:
-        """Why there is no `checkpoint`."""
+        """The error that explains why `checkpoint` is None; None if the model was recognized."""
         found = self._recognized
         return found if isinstance(found, WeightctlError) else None
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """The encoder of text for a known model; None without a tokenizer.
+        """The tokenizer's text encoder; None if the model is unknown or has no tokenizer.
 
         Raises `TokenizerError` if the tokenizer is damaged, or if the `tokenizers` library is
         missing.
@@ -110,7 +110,7 @@ class Subject:
 
     @property
     def damage(self) -> FormatError | None:
-        """The error that prevents opening the files; None if they can be opened."""
+        """The error that opening the files raises; None if they can be opened."""
         try:
             _ = self.stored
         except FormatError as error:
@@ -138,13 +138,16 @@ class Subject:
 class Request:
     """A checkpoint to verify, alone or against a `reference`, and the limits for it.
 
-    The model runs on `device`, on `tokens`, else on `text`, else on the built-in text. Only
-    `layers` are checked, or all if None. A perplexity above `max_perplexity`, a
-    mean Kullback-Leibler divergence above `max_divergence` and a relative RMSE of a tensor above
-    `max_rmse` are problems; without `max_rmse` the limit is the error that the encodings explain.
-    With `compare`, differences from the reference are only listed. `progress` is called with the
-    name of the step and the part of it that is done, from 0 to 1. `workers`, if any, read the
-    values for the checks `structure`, `finite` and `values`.
+    The model runs on `device`. Its input is `tokens`, or `text` if `tokens` is None, or the
+    built-in text if both are None. Only `layers` are checked, or all layers if None.
+
+    A perplexity above `max_perplexity`, a mean Kullback-Leibler divergence above `max_divergence`
+    and a relative RMSE of a tensor above `max_rmse` are problems. If `max_rmse` is None, the limit
+    of each tensor is derived from the errors of its encodings. If `compare` is set, differences
+    from the reference are listed, not judged.
+
+    `progress` is called with the name of a step and the fraction of it that is done, from 0 to 1.
+    `workers`, if not None, read the values for the checks `structure`, `finite` and `values`.
     """
 
     subject: Subject
@@ -162,7 +165,7 @@ class Request:
 
     @cached_property
     def prompt(self) -> Prompt:
-        """The tokens to run the models on; their tokenizer is the reference's if there is one.
+        """The tokens to run the models on, from the reference's tokenizer if it has one.
 
         At least one of the models must be of a known family. Raises the errors of `make_prompt`.
         """
@@ -173,9 +176,9 @@ class Request:
 
     @cached_property
     def mismatch(self) -> Mismatch | None:
-        """Why the two are not one model with the same names; None if they are, or if alone.
+        """Why the checkpoints cannot be compared tensor by tensor; None if they can.
 
-        Raises `FormatError` if a file cannot be read.
+        None also if there is no reference. Raises `FormatError` if a file cannot be read.
         """
         from weightctl.verify.compare.mismatch import find_mismatch
 
@@ -185,7 +188,7 @@ class Request:
     def pairing(self) -> Pairing:
         """The paired tensors of both checkpoints, with the results of the checks so far.
 
-        Raises `ValueError` without a reference.
+        Raises `ValueError` if there is no reference.
         """
         from weightctl.verify.compare.pairs import pair_tensors
 
@@ -196,16 +199,19 @@ class Request:
         return pair_tensors(self.subject, self.reference)
 
     def tell(self, doing: str, done: float) -> None:
-        """Report progress: the name of the step, and the part of it that is done."""
+        """Report progress: the name of a step, and the fraction of it that is done, 0 to 1."""
         if self.progress is not None:
             self.progress(doing, done)
 
     def has_layer(self, number: int | None) -> bool:
-        """Whether a layer is checked; tensors outside the layers are if all layers are."""
+        """Whether layer `number` is checked; None means a tensor outside the layers.
+
+        Tensors outside the layers are checked only if all layers are.
+        """
         return self.layers is None or (number is not None and number in self.layers)
 
     def last_layer(self, layers: int) -> int:
-        """Return the last layer that has to run in a model with `layers` layers; -1 if none has to.
+        """Return the last layer that has to run in a model of `layers` layers; -1 if none does.
 
         The requested range may extend beyond the model's layers.
         """
@@ -215,7 +221,7 @@ class Request:
 def require_consistent(request: Request, wanted: Container[str]) -> None:
     """Raise `ConversionError` for a limit that no check applies, or layers that do not exist.
 
-    If the limit were ignored silently, it would seem to be met.
+    A limit that is silently ignored would look as if it were met.
     """
     last = _find_last_layer(request)
     _require_comparison(request)
@@ -257,7 +263,10 @@ def _require_comparison(request: Request) -> None:
 
 
 def _find_last_layer(request: Request) -> int | None:
-    """Return the last layer's number in a known model; raise for a request of other layers."""
+    """Return the number of the model's last layer; None if the model is unknown.
+
+    Raises `ConversionError` if a requested layer does not exist.
+    """
     subject, asked = request.subject, request.layers
     if subject.damage is not None or subject.checkpoint is None:
         return None

@@ -18,7 +18,7 @@ __all__ = [
     "keep_first",
 ]  # fmt: skip
 
-# A list of thousands of similar problems is not useful, and a file may cause any number of them.
+# A damaged file may cause thousands of similar problems; only the first ones are listed.
 MOST_NAMED = 20
 # Up to this many problems with one cause are listed one by one; more of them are one problem.
 LISTED_APART = 3
@@ -37,10 +37,10 @@ class Explanation(NamedTuple):
 class Problem:
     """A problem of a checkpoint, or a difference where differences are only listed.
 
-    `where` is a tensor or a key by its name in the checkpoint, a part of the model (`layers.3`) or
-    a file; it is empty for the checkpoint as a whole. `text` says what is wrong, and `cause` is the
-    likely cause, if known. `hint` is the hint of the error that was raised, if any. `check` is the
-    name of the check that found it; it is empty while the check runs.
+    `where` is the name of a tensor or key in the checkpoint, a part of the model (`layers.3`), or a
+    file; it is empty for the checkpoint as a whole. `text` says what is wrong, and `cause` is the
+    likely cause, None if unknown. `hint` is the hint of the error that was raised, if any. `check`
+    is the name of the check that found the problem; it is empty while the check runs.
     """
 
     where: str
@@ -67,9 +67,9 @@ class Problem:
 
 
 def keep_first(problems: Sequence[Problem], others: str, where: str = "") -> Sequence[Problem]:
-    """Return problems; if there are many, only the first, and one that counts the others.
+    """Return the first `MOST_NAMED` problems, and one problem that counts the others, if any.
 
-    `others` is the text of that problem, with `{}` in place of the number, and `where` is its
+    `others` is the text of the last problem, with `{}` in place of the number, and `where` is its
     place.
     """
     left = len(problems) - MOST_NAMED
@@ -94,8 +94,8 @@ class Findings:
 class Result:
     """The result of a check: problems, figures and notes.
 
-    `differences` are those from the reference, where differences are only listed; there are no
-    problems then. `skipped` says why the check did not run; it is empty if it ran.
+    If differences from the reference are only listed, they are in `differences`, and `problems` is
+    empty. `skipped` says why the check did not run; it is empty if the check ran.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -127,8 +127,9 @@ class Result:
 class Report:
     """The results of the checks of a checkpoint, by name, in the order in which they ran.
 
-    `path` and `reference` are the checkpoints, and `description` describes the first one briefly.
-    `seconds` is the time of each check. A `comparison` only lists differences.
+    `path` is the checkpoint, which `description` describes briefly, and `reference` the path of the
+    reference, if any. `seconds` is the time that each check took. A `comparison` lists differences
+    and does not judge them.
     """
 
     path: str
@@ -150,13 +151,13 @@ class Report:
 
     @property
     def headline(self) -> Problem | None:
-        """The finding about both checkpoints as a whole, which comes first; None without one."""
+        """The first finding about both checkpoints as a whole; None if there is none."""
         found = (*self.problems, *self.differences)
         return next((each for each in found if each.is_headline), None)
 
     @property
     def notes(self) -> list[str]:
-        """All notes, each once."""
+        """All notes, without duplicates."""
         notes = [note for result in self.results.values() for note in result.notes]
         return list(dict.fromkeys(notes))
 

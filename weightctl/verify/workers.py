@@ -1,4 +1,4 @@
-"""Workers that check units of a checkpoint: ranges of tensors. Only figures are sent back."""
+"""Workers that check units (ranges of tensors) of a checkpoint, and send back only figures."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ __all__ = ["CheckJob", "Workers", "run_units"]
 _Unit = TypeVar("_Unit")
 _Made = TypeVar("_Made")
 
-# A batch whose workers end this often probably ends them.
+# If this many workers end while they check one batch, the batch is probably the reason.
 _MOST_LOST = 5
 # More batches than workers, so that all of them end at about the same time.
 _LEAST_BATCHES = 64
 
 
 class CheckJob(NamedTuple):
-    """What workers need to know: the checkpoints, and what they were when the run began.
+    """The data that workers get: the checkpoints, and their fingerprints when the run began.
 
-    `paths` are those of the checkpoint and of its reference, with their formats where the user
-    chose them. A worker with another version or other files would find other numbers.
+    `paths` has the paths of the checkpoint and the reference, each with the format if the user
+    chose it, otherwise None. `fingerprints` and `version` serve to detect workers that have other
+    files or another version of weightctl, and would therefore compute other figures.
     """
 
     token: str
@@ -63,7 +64,7 @@ class Workers:
         )
 
     def close(self) -> None:
-        """Close what an executor of threads has opened in this process."""
+        """Release the checkpoints that workers of this job have opened in this process."""
         with _LOCK:
             if _OPENED and _OPENED[0][0] == self._job.token:
                 _OPENED.clear()
@@ -75,12 +76,14 @@ class Workers:
         sizes: Sequence[int],
         progress: Callable[[float], object],
     ) -> Iterator[_Made]:
-        """Yield what `check` makes of each unit, in their order; `sizes` are their bytes.
+        """Yield the result of `check` for each unit, in order; `sizes` are the units' bytes.
 
-        A batch whose worker has ended is given to another. A batch with an error is checked again
-        in this process, so that errors are those of a run without workers. Raises
-        `ConversionError` and `FormatError` if a worker would find something else, and
-        `OutputError` if workers end again and again.
+        If a worker ends, another worker gets its batch. If a batch causes an error, it is checked
+        again in this process, so that errors are the same as without workers.
+
+        Raises `ConversionError` if a worker has another version of weightctl, `FormatError` if its
+        files differ, and `OutputError` if the executor ends, or if several workers end while they
+        check the same batch.
         """
         batches = _cut(units, sizes, self._task_size)
         total, done = sum(sizes) or 1, 0
@@ -125,7 +128,7 @@ class _Units(NamedTuple):
 
 
 def _cut(units: Sequence[Any], sizes: Sequence[int], most: int) -> list[_Units]:
-    """Cut units into batches of at most `most` bytes; a larger unit is alone."""
+    """Group units into batches of at most `most` bytes; a larger unit is a batch of its own."""
     share = max(min(most, sum(sizes) // _LEAST_BATCHES), 1)
     batches: list[_Units] = []
     batch: list[Any] = []
@@ -139,16 +142,17 @@ def _cut(units: Sequence[Any], sizes: Sequence[int], most: int) -> list[_Units]:
     return [*batches, _Units(batch, nbytes)] if batch else batches
 
 
-# The checkpoints that this process has open for a job; opening and pairing can take seconds.
+# The token of a job, and its open checkpoints in this process, which are reused because opening
+# and pairing them can take seconds.
 _OPENED: list[tuple[str, Request]] = []
 _LOCK = Lock()
 
 
 def run_units(job: CheckJob, check: Any, units: Sequence[Any]) -> Sequence[Any] | None:
-    """Check units in a worker; return None after an error, which the run then finds itself."""
+    """Check units in a worker; return None after an error, so that the run repeats the check."""
     import numpy as np
 
-    # An executor of threads runs several batches at a time; they share what is open.
+    # An executor of threads runs several batches at a time; they share the open checkpoints.
     with _LOCK:
         request = _open_for(job)
         try:
@@ -156,7 +160,7 @@ def run_units(job: CheckJob, check: Any, units: Sequence[Any]) -> Sequence[Any] 
                 made: Sequence[Any] = check(request, units)
         except (WeightctlError, OSError):
             return None
-        # Messages have paths as this worker knows them.
+        # Messages contain this worker's paths, so the run makes them again with its own paths.
         return None if any(isinstance(each, str) for each in made) else made
 
 

@@ -1,8 +1,8 @@
-"""Locks on temporary files, so that only one run at a time writes an output.
+"""Locks temporary files, so that only one run at a time writes an output.
 
-A run locks its temporary files, or its directory, from its beginning to its end. The locks end with
-the process. Runs that begin in the same directory look for locks one after the other. Temporary
-files without a lock are what a killed run has left.
+A run holds locks on its temporary files, or its directory, until it ends. The locks end with the
+process. Runs that begin in the same directory look for locks one after the other. Temporary files
+without a lock are left from a killed run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def lock_path(path: str) -> int:
-    """Open a file or directory and lock it until this process ends; `OSError` if it is locked."""
+    """Open a file or directory, and lock it until it is closed; `OSError` if it is locked."""
     return _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -54,9 +54,9 @@ def is_same_directory(descriptor: int, path: str) -> bool:
 
 @contextmanager
 def entrance(directory: str) -> Generator[None, None, None]:
-    """Prevent other runs from starting in a directory, if the file system has such locks.
+    """Prevent other runs from starting in a directory, if the file system supports locks.
 
-    It is held while a run looks for other runs and locks its first temporary file.
+    This is held while a run looks for other runs and locks its first temporary file.
     """
     descriptor = -1
     try:
@@ -71,8 +71,8 @@ def entrance(directory: str) -> Generator[None, None, None]:
 def refuse_other_runs(path: str, names: re.Pattern[str] | None = None, shared: str = "") -> None:
     """Raise `OutputError` if another run is writing to a path, or to its directory.
 
-    `names` is the pattern of further files of the output beside the path, and `shared` the token of
-    a run that this process shares with others.
+    `names` is a pattern of further output files next to the path. `shared` is the token of a run
+    that this process shares with others, which is ignored.
     """
     directory = os.path.dirname(path)
     inside: list[str] = []
@@ -86,7 +86,10 @@ def refuse_other_runs(path: str, names: re.Pattern[str] | None = None, shared: s
 
 
 def find_leftovers(path: str, names: re.Pattern[str] | None = None) -> Iterator[str]:
-    """Yield the paths of temporary files and directories for a path, and for names beside it."""
+    """Yield temporary files and directories for a path, and for files next to it.
+
+    `names` is a pattern of the names of these files.
+    """
     directory, base = os.path.split(path)
     own = re.escape(base) + (f"|{names.pattern}" if names else "")
     pattern = re.compile(f"({own}){TEMPORARY}")
@@ -96,12 +99,12 @@ def find_leftovers(path: str, names: re.Pattern[str] | None = None) -> Iterator[
 
 
 def find_journal(path: str) -> str | None:
-    """Return the path of the journal of a stopped run; None without one."""
+    """Return the path of a stopped run's journal; None if there is none."""
     return next((each for each in find_leftovers(path) if each.endswith(JOURNAL)), None)
 
 
 def _is_locked(path: str) -> bool:
-    # Shared locks do not conflict with each other; those of a shared run do count.
+    # Shared locks do not conflict with each other, but those of a shared run must be detected.
     kind = fcntl.LOCK_EX if path.endswith(RANKS) else fcntl.LOCK_SH
     try:
         os.close(_open_locked(path, kind | fcntl.LOCK_NB))
@@ -150,7 +153,7 @@ def _bring_back(directory: str, pattern: re.Pattern[str]) -> None:
 
 
 def remove_path(path: str) -> None:
-    """Remove a file, or a directory with its contents; raises `OSError`."""
+    """Remove a file, or a directory with its contents; raises `OSError` if that fails."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

@@ -1,7 +1,7 @@
-"""Outputs in repositories of the Hugging Face Hub: all files appear in one commit.
+"""Writes outputs to repositories of the Hugging Face Hub, in one commit.
 
-The files are sent while they are made. A run that was stopped is not continued: the next one makes
-the files again, and the library for uploads sends only those chunks that have not arrived.
+The files are sent while they are made. A stopped run is not continued: the next run makes the files
+again, but the upload library only sends the chunks that have not arrived.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _LONGEST = 60
 class CommitRun:
     """The uploads of a run, and the commit that makes them visible.
 
-    After an error there is no commit. `pull_request` is the URL of the one that was opened.
+    After an error, nothing is committed. `pull_request` is the URL of the opened pull request, if
+    any.
     """
 
-    # There is no journal.
+    # Runs are not continued, since there is no journal.
     kept: tuple[Record, ...] = ()
     lost = ""
 
@@ -74,7 +75,7 @@ class CommitRun:
         self.pull_request = ""
 
     def open_files(self) -> list[OrderedWriter]:
-        """Begin all files, with their headers; raises `OutputError`."""
+        """Begin all files, and write their headers; raises `OutputError` if that fails."""
         self.files = [self._open(*item) for item in self._outcome.parts.items()]
         for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
             file.write(0, layout.header)
@@ -85,7 +86,7 @@ class CommitRun:
         stream = self._upload.begin(url)
 
         def end() -> None:
-            # An open file takes memory.
+            # The file is finished immediately, since an open file takes memory.
             self._uploaded[parse_hub_url(url).path] = stream.finish()
 
         return OrderedWriter(
@@ -93,7 +94,7 @@ class CommitRun:
         )
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> OpenJournal:
-        """Raise `TypeError`: an upload to the Hub has no journal."""
+        """Raise `TypeError`, since an upload to the Hub does not have a journal."""
         del purpose, records
         return self._refuse_journal()
 
@@ -102,13 +103,13 @@ class CommitRun:
         raise TypeError("an upload to the Hugging Face Hub cannot be resumed: it has no journal")
 
     def place(self) -> NoReturn:
-        """Raise `TypeError`: the bytes of a file are sent in order, which workers cannot."""
+        """Raise `TypeError`, since workers cannot send the bytes of a file in order."""
         raise TypeError(
             "workers cannot write to the Hugging Face Hub: a single process must upload all files"
         )
 
     def accept(self, delivered: Delivered) -> None:
-        """Do nothing, as there are no workers."""
+        """Do nothing, since there are no workers."""
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a small file of the output until it is committed."""
@@ -123,9 +124,9 @@ class CommitRun:
         source.refuse_change()
 
     def publish(self, *, force: bool) -> None:
-        """Commit all files; with `force`, parts of an earlier output are deleted.
+        """Commit all files; with `force`, delete parts of an earlier output.
 
-        Raises `OutputError`; nothing has changed then.
+        Raises `OutputError` if that fails; the repository is then unchanged.
         """
         for file in self.files:
             file.finish()
@@ -141,7 +142,7 @@ class CommitRun:
         refresh(self._outcome.path)
 
     def discard(self) -> None:
-        """End all uploads, unless they were committed."""
+        """Abort all uploads, unless they were committed."""
         if not self._is_committed:
             self._upload.abort()
 
@@ -150,9 +151,10 @@ class CommitRun:
 def hold_commit(
     plan: Plan | ShardPlan, outcome: Outcome, *, force: bool, memory: int
 ) -> Generator[CommitRun, None, None]:
-    """Begin the uploads of an output; `memory` is the limit for bytes that wait for others.
+    """Begin the uploads of an output; `memory` is the limit of bytes that wait for earlier bytes.
 
-    The model is made if it does not exist. Raises `OutputError` if the output is refused.
+    The model is created if it does not exist. Raises `OutputError` if the output cannot or must not
+    be written.
     """
     try:
         from weightctl.storage.remote.xet import XetUpload, token_route
@@ -189,7 +191,7 @@ def hold_commit(
 
 
 def _describe(plan: Plan | ShardPlan, outcome: Outcome) -> str:
-    """Return the message of a commit: the recipe, or the type of most bytes, and the format."""
+    """Return the commit message, with the recipe or the type of most bytes, and the format."""
     kind = plan.recipe if isinstance(plan, Plan) else ""
     if not kind:
         sizes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A conversion that is planned or done, and what there is to say about it."""
+"""A conversion that is planned or done, and notes on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversion", "notes_on"]
 
-# How many tensors are named before the rest is folded.
+# The number of tensors that are named; the others are only counted.
 _WORST = 5
 _LONGEST = 80
 
@@ -37,8 +37,9 @@ _LONGEST = 80
 class Conversion:
     """A conversion that is planned or done; `saved` is None until it is done.
 
-    `opened` is the source before renaming and joining; the tensors of the plan's source can have
-    other names. Workers make the plan from the `request`, None if the source is not a path.
+    `opened` is the source before renaming and joining, so its tensors may have other names than
+    those of the plan's source. Workers make the plan from the `request`, which is None if the
+    source is not a path.
     """
 
     plan: Plan
@@ -53,12 +54,12 @@ class Conversion:
 
     @property
     def notes(self) -> list[str]:
-        """Messages for the user: what is not kept, and which programs cannot load the output."""
+        """Messages for the user, for example on values that are lost or programs that fail."""
         return notes_on(self.plan, self.target)
 
     @property
     def outcome(self) -> Outcome:
-        """The files of the output, with names and sizes, before they are written.
+        """The files of the output, with names and sizes, also before they are written.
 
         Raises `ConversionError` if the format cannot store the plan.
         """
@@ -66,12 +67,12 @@ class Conversion:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the output's files; the index, or the first part, is the first."""
+        """The paths of the output's files; the index or the first part comes first."""
         return self.outcome.files
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        """The bytes of tensors that a stopped run has written and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
         layouts = list(self.outcome.parts.values())
@@ -95,7 +96,7 @@ class Conversion:
     ) -> Conversion:
         """Write the output; the arguments and errors are those of `convert` and `save`.
 
-        Files of a sharded checkpoint that were altered since they were written are a `FormatError`.
+        Raises `FormatError` if files of a sharded checkpoint were altered since they were written.
         """
         refuse_altered(self.opened, threads=threads)
         distribution = None
@@ -123,7 +124,7 @@ class Conversion:
         return replace(self, saved=saved)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
-        """Return the work of a worker with this many threads and bytes of memory."""
+        """Return the work, for a worker with this number of threads and bytes of memory."""
         outcome = self.outcome
         work = ConversionWork(
             self.plan, list(outcome.parts.values()), threads=threads, memory=memory
@@ -132,12 +133,12 @@ class Conversion:
 
 
 def notes_on(plan: Plan, where: Target) -> list[str]:
-    """Return the notes to read before a plan is carried out."""
+    """Return the notes on a plan, for users to read before it is carried out."""
     return [*plan.source.header.notes, *plan.notes, *_advice(plan, where)]
 
 
 def _advice(plan: Plan, where: Target) -> Iterator[str]:
-    # Of tensors that cannot be read the refusal speaks.
+    # Tensors that cannot be read are left out, since they are reported as an error.
     known = {*plan.metadata, *plan.unread}
     lost = [(name, leaf.kind) for name, leaf in plan.unkept.items() if name not in known]
     if lost:

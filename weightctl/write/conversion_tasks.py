@@ -1,4 +1,4 @@
-"""The tasks of a conversion: they read chunks of tensors and convert them."""
+"""Carries out the tasks of a conversion, which read and convert chunks of tensors."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ __all__ = [
 ]
 
 DEFAULT_MEMORY = 256 << 20
-# Chunks so small that the interpreter takes most of the time are not worth a thread.
+# A thread needs at least this number of bytes: with smaller chunks, the interpreter would take most
+# of the time.
 _LEAST_ROOM = 1 << 20
-# A signal waits no longer than the copy of one of these takes.
+# Larger ranges are copied in steps of this size, so that signals do not have to wait long.
 _MAX_COPIED = 32 << 20
-# How many results a thread has at most while they wait for a pipe to take them.
+# The largest number of results of a thread that wait until they are written to a pipe.
 _MOST_WAITING = 4
-# How many tasks ahead of a thread the system reads.
+# The number of tasks that are read ahead for each thread.
 _AHEAD = 4
 _LOSS_FIELDS = 6
 
@@ -61,7 +62,7 @@ _LOSS_FIELDS = 6
 def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
     """Return the memory limit in bytes, from a number of bytes or text such as "512MiB".
 
-    None is `DEFAULT_MEMORY`. Raises `ConversionError` for less than `least` bytes.
+    None means `DEFAULT_MEMORY`. Raises `ConversionError` if the limit is less than `least` bytes.
     """
     if memory is None:
         return DEFAULT_MEMORY
@@ -75,14 +76,15 @@ def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
 
 
 def count_threads(threads: int, memory: int) -> int:
-    """Return the number of threads: no more than have room in `memory` bytes."""
+    """Return the number of threads, limited by the number that `memory` bytes suffice for."""
     return min(threads, max(1, memory // 2 // _LEAST_ROOM))
 
 
 class Filled(NamedTuple):
-    """Bytes of an output tensor at `offset` of its file: in memory, or a range of a file.
+    """Bytes of an output tensor, at `offset` in its file.
 
-    `loss` is their rounding error.
+    `data` are the bytes in memory, or a range of an input file to copy. `loss` is their rounding
+    error.
     """
 
     info: TensorInfo
@@ -92,16 +94,17 @@ class Filled(NamedTuple):
 
 
 class ConversionWork:
-    """Fills the files of a plan, within `memory` bytes for all threads.
+    """Fills the files of a plan, with at most `memory` bytes for all threads.
 
-    The record of a task has the loss of each tensor, and its CRC-32 if the layout needs it.
+    The record of a task has the rounding error of each tensor, and its CRC-32 if the layout
+    requires it.
     """
 
     def __init__(self, plan: Plan, layouts: Sequence[Layout], *, threads: int, memory: int) -> None:
         self._plan = plan
         self._layouts = layouts
         self._room = memory // 2 // threads
-        # New memory is slow, so each thread keeps its buffers.
+        # Allocating memory is slow, so each thread reuses its buffers.
         self._memory = Memory()
         self._ahead = threads * _AHEAD
         self._tasks: Sequence[Task] = ()
@@ -112,14 +115,14 @@ class ConversionWork:
         self._lock = Lock()
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
         if self._is_remote:
-            # A quarter of the memory for what is fetched, and half of the rest for each use.
+            # A quarter of the memory is for bytes that are fetched ahead.
             set_read_ahead(memory // 4)
             self._room = self._room * 3 // 4
 
     @property
     def results_in_order(self) -> int:
-        """How many results a thread has room for while they wait for their turn."""
-        # Half of the memory is for the work, and the other half for what waits.
+        """The number of results per thread that may wait for earlier results."""
+        # Half of the memory is for the work, and the other half for results that wait.
         return max(1, min(_MOST_WAITING, self._room // MAX_COPY))
 
     def select(self, records: Iterable[Record]) -> list[Record]:
@@ -133,7 +136,7 @@ class ConversionWork:
         ]
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
-        """Return how many bytes of the output the recorded tasks have written."""
+        """Return the number of output bytes that the recorded tasks have written."""
         return sum(
             _count_made(portion)
             for task in self._tasks
@@ -161,14 +164,14 @@ class ConversionWork:
         )
 
     def _count_stored(self, item: Item) -> int:
-        """Return the bytes of the stored tensors that an item is made of, which can be hundreds."""
+        """Return the bytes of the stored tensors (possibly hundreds) that an item comes from."""
         name = item.info.name
         if name not in self._stored:
             self._stored[name] = sum(info.nbytes for info in item.sources)
         return self._stored[name]
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
-        """Return the tasks with these numbers, which are the next to be done."""
+        """Return the tasks with these numbers, which will be done next."""
         if not self._all:
             self._all = {task.number: task for task in cut_tasks(self._plan, self._layouts)}
         self._tasks = [self._all[key] for key in keys]
@@ -177,7 +180,7 @@ class ConversionWork:
         return list(self._tasks)
 
     def expect(self, tasks: Iterable[Task]) -> None:
-        """Have remote files fetched in the order in which these tasks read them."""
+        """Fetch remote files ahead, in the order in which these tasks read them."""
         if self._is_remote:
             ranges = (self._find_range(portion) for task in tasks for portion in task.portions)
             self._remote = RemoteReads(filter(None, ranges))
@@ -185,7 +188,7 @@ class ConversionWork:
     def do(
         self, task: Task, files: Sequence[Writer], report: Callable[[int], object]
     ) -> list[Record]:
-        """Fill the range of a task and return its record; the bytes may not be on the disk yet."""
+        """Write the range of a task, and return its record; the bytes may not be durable yet."""
         file, needs_crc = files[task.file], self._layouts[task.file].between is not None
         losses: dict[str, Loss] = {}
         crcs: dict[str, int] = {}
@@ -206,13 +209,13 @@ class ConversionWork:
         return [Record(task.file, str(task.number), facts)]
 
     def _prepare_reads(self, files: Sequence[Writer]) -> None:
-        """Have remote files fetched in the order of the tasks; what is not sent is not read."""
+        """Fetch remote files ahead, in the order of the tasks, except bytes that are not sent."""
         with self._lock:
             if self._is_remote and self._remote is None:
                 self._remote = RemoteReads(self._list_reads(files))
 
     def _read_ahead(self, task: Task) -> None:
-        """Have the start of a later task read in advance; remote files are, by `fill`."""
+        """Make the system read the ranges of a later task ahead; for local files only."""
         if self._is_remote:
             return
         place = self._numbers[task.number] + self._ahead
@@ -233,7 +236,7 @@ class ConversionWork:
                     yield found
 
     def _find_range(self, portion: Portion) -> FileRange | None:
-        """Return the range of a file that a portion reads; None if its bytes are made."""
+        """Return the range of a file that a portion reads; None if it is not a single range."""
         item, start, stop, _ = portion
         source = self._plan.source.file_range(item.source.name)
         if source is None or item.is_copy:
@@ -242,9 +245,10 @@ class ConversionWork:
         return source.part(start // block * size, stop // block * size)
 
     def fill(self, task: Task, *, ranges: bool, results: int = 1) -> Iterator[Filled]:
-        """Yield the bytes of a task in order; the last `results` of a thread are valid.
+        """Yield the bytes of a task in order.
 
-        With `ranges`, unchanged bytes of a file are not read; their range is yielded.
+        The last `results` results of a thread are valid; earlier buffers are reused. If `ranges` is
+        set, unchanged bytes of a file are not read, and their range is yielded instead.
         """
         if self._remote is not None:
             self._remote.advance()
@@ -265,7 +269,7 @@ class ConversionWork:
                 yield Filled(item.info, chunk.offset, made, loss)
 
     def _transcode(self, chunk: Chunk, made: memoryview) -> Loss | None:
-        import numpy as np  # copies need none of it
+        import numpy as np  # not needed for copies
 
         from weightctl.codecs import transcode
 
@@ -282,11 +286,11 @@ class ConversionWork:
             raise _refusal(chunk, error) from error
 
     def list_documents(self, *_: object) -> dict[str, bytes]:
-        """Return nothing: the index is part of the outcome, and known before the run."""
+        """Return no documents, since the index is part of the outcome, and known before the run."""
         return {}
 
     def add_losses(self, records: Iterable[Record]) -> dict[str, Loss]:
-        """Return the rounding error of each tensor, added up in the order of the tasks."""
+        """Return the rounding error of each tensor, summed in the order of the tasks."""
         found: dict[str, Loss] = {}
         for record in sorted(records, key=lambda record: int(record.key)):
             for name, fields in record.facts.get("losses", {}).items():
@@ -303,7 +307,7 @@ def add_loss(losses: dict[str, Loss], name: str, loss: Loss | None) -> None:
 
 
 def _count_made(portion: Portion) -> int:
-    """Return the bytes that a portion becomes."""
+    """Return the number of output bytes of a portion."""
     count, encoding = portion.stop - portion.start, portion.item.info.encoding
     return count if portion.item.is_copy else count // encoding.block * encoding.size
 
@@ -332,7 +336,7 @@ def _refusal(chunk: Chunk, error: NonFiniteError) -> ConversionError:
     source, made = chunk.item.source, chunk.item.info
     index = chunk.start // source.encoding.size * source.encoding.block + error.index
     what = f"`{source.name}` has {error.value:g} at element {index}, which"
-    # No option that may not stand beside --quant; and the rules are of the output's names.
+    # The hint must work together with --quant, and --tensor-type matches the output's names.
     kept = f"--tensor-type {quote(f'^{escape(made.name)}$=bf16')} (tensor_types in Python)"
     if not isfinite(error.value):
         return ConversionError(

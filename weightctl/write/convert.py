@@ -1,4 +1,4 @@
-"""Converts a checkpoint, from the path of a source to the files of the output."""
+"""Converts a checkpoint from its source to the files of the output."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 
 class NonFinite(Enum):
-    """What happens to values that are not finite in block types, which cannot store them."""
+    """What to do with values that are not finite in block types, which cannot store them."""
 
     ERROR = "error"
     ZERO = "zero"
@@ -103,7 +103,7 @@ def convert(
 
     `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
     plan already has its names and tensors, so `names`, `weights_only`, `rename`, `include`,
-    `exclude` and `partial` do not apply to it. A node below the root of a tree keeps its full
+    `exclude` and `partial` do not apply to it. The tensors below a node of a tree keep their full
     names. `out` is a path. Its suffix selects the format, unless `to` does. A path without a suffix
     is a model directory.
 
@@ -117,21 +117,22 @@ def convert(
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
     `imatrix` is the path of an importance matrix. `exact` refuses a conversion that rounds values.
-    `metadata` sets values, and `unset` removes keys
-    or the keys that match patterns. Sizes are bytes, or text such as "5GB". Of an output in a
-    repository, `private` makes the repository private if it is new, and `pr` opens a pull request.
+    `metadata` sets metadata keys, and `unset` removes keys that match patterns. Sizes are numbers
+    of bytes, or text such as "5GB". If the output is in a repository on the Hugging Face Hub,
+    `private` makes a new repository private, and `pr` opens a pull request.
 
-    `on` has workers do the work: a `concurrent.futures.Executor`, or text such as "processes:4".
-    `threads`, by default one, and `memory` are then those of each worker, which takes at most
-    `task_size` bytes of work at a time. All workers must see the source and the output.
+    `on` selects workers that do the work: a `concurrent.futures.Executor`, or text such as
+    "processes:4". `threads`, by default one, and `memory` are then the limits of each worker, which
+    takes at most `task_size` bytes of work at a time. All workers must be able to access the source
+    and the output.
 
-    Returns the finished conversion. With `dry_run` nothing is written: `plan`, `outcome` and
+    Returns the finished conversion. If `dry_run` is set, nothing is written: `plan`, `outcome` and
     `notes` of the result describe the conversion, and its `save` writes the output. Raises
     `ConversionError`, `FormatError` and `OutputError`, which are `WeightctlError`s with a hint;
-    after an error the target is unchanged.
+    after an error, the target is unchanged.
     """
     given = dict(locals())
-    # What a dry run is given is checked too.
+    # Arguments are checked even if a dry run does not use them.
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
@@ -161,7 +162,8 @@ def convert(
         )
     begin_phase("planning the conversion")
     settings = _settings(metadata)
-    # What is said of the model decides on types, and what types say of themselves gives way.
+    # Metadata is set twice: before types are chosen, since it may determine them, and afterwards,
+    # since it overrides keys that describe the types.
     plan = change_metadata(plan, settings, unset)
     chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
@@ -231,7 +233,7 @@ def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Se
 
 
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
-    # The summary gives the number of matrices whose rows do not fit, which have an `asked`.
+    # Items with `asked` are matrices whose rows do not fit; the summary reports them.
     if not plan.items or any(item.info.encoding.quantization or item.asked for item in plan.items):
         return plan
     note = (
@@ -270,7 +272,7 @@ def _make_plan(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> Plan:
-    """Plan to store a tree; a node of one is not a model, and its tensors keep their names."""
+    """Plan to store a tree; the tensors below a node that is not the root keep their names."""
     prefix = weights.name
     tree = Checkpoint(source_of(weights)) if prefix else weights
     if prefix and (rename is not None or weights_only):
@@ -298,13 +300,13 @@ def _make_plan(
     if not prefix:
         return plan
     if not weights:
-        find_stored_name(weights)  # raises MissingTensorError, with near names
+        find_stored_name(weights)  # raises MissingTensorError, with similar names
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 
 
 def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:
-    """Refuse what a plan has decided already."""
+    """Raise `ConversionError` for arguments that a plan has already determined."""
     if plan.format != where.format:
         raise ConversionError(
             f"the plan is for {plan.format}, but the format of {where.path} is {where.format}",

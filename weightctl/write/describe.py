@@ -1,4 +1,4 @@
-"""Describes and identifies the outcome of a plan; no tensor is read."""
+"""Describes and identifies the outcome of a plan, without reading tensors."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "describe_shards", "identify_run", "input_files"]
 
-# What a rank's file is, in a directory of its own or, as vLLM wants it, beside those of the others.
+# The paths of ranks' files: in a directory for each rank or, as vLLM expects, in one directory.
 _PATHS = {"ranks": "rank-{rank}/model{suffix}", "vllm": "model-rank-{rank}-part-0{suffix}"}
-# Files that are wrong in one way are many.
+# The number of problems that an error lists.
 _FEW = 5
 
 
@@ -66,7 +66,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
             hint="choose another name",
         )
     index = None if index_name is None else (index_name, index_of(parts, plan.tied))
-    # What is made anew goes before what stands beside the source.
+    # Files that are made for the output take precedence over files next to the source.
     is_model = where.file_name is not None
     documents: Mapping[str, bytes] = plan.documents if is_model else {}
     made = {*parts, *documents, index_name}
@@ -130,7 +130,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
 
 
 def _list_layouts(plan: ShardPlan, ranks: Sequence[tuple[TensorInfo, ...]]) -> list[Layout]:
-    """Return the layout of each rank's file; ranks with the same tensors have the same one."""
+    """Return the layout of each rank's file; ranks with the same tensors share one layout."""
     module = format_module(plan.format)
     made: list[tuple[tuple[TensorInfo, ...], Layout]] = []
     found: list[Layout] = []
@@ -165,7 +165,8 @@ def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
 
     found = hashlib.sha256(__version__.encode())
     if isinstance(plan, Plan):
-        # Steps such as a permutation of heads go by the config, and name not all of it.
+        # Steps such as a permutation of heads depend on the config, but their text does not contain
+        # all of it.
         beside = config(plan.source.header.files)
         for row in (*_describe_rows(plan), beside):
             found.update(json.dumps(row, default=repr).encode() + b"\n")
@@ -191,11 +192,11 @@ def _describe_rows(plan: Plan) -> Iterator[list[Any]]:
 
 
 def _describe_shards(plan: ShardPlan) -> Iterator[str]:
-    """Yield what tells a plan from others, except the headers of the files."""
+    """Yield text that identifies a plan, apart from the headers of the files."""
     yield repr((plan.layout, plan.format, plan.grid, [*plan.tied.items()])) + "\n"
     for name, sharding in plan.shardings.items():
         yield f"{name!r} {sharding.strategy}\n"
-    # A model has few kinds of parts, each of many tensors.
+    # Many tensors have the same parts, whose text is computed once.
     parts: dict[Part, str] = {}
     for shards in plan.ranks:
         lines: list[str] = []
@@ -209,7 +210,7 @@ def _describe_shards(plan: ShardPlan) -> Iterator[str]:
 
 
 def _digest_importance(item: Item, seen: dict[int, str]) -> str:
-    """Return the SHA-256 of the weights of a tensor's columns; tensors may share them."""
+    """Return the SHA-256 of the importance of a tensor's columns, which tensors may share."""
     weights = item.importance
     if weights is None:
         return ""
@@ -222,15 +223,16 @@ def _digest_importance(item: Item, seen: dict[int, str]) -> str:
 
 
 def _list_stored_tensors(plan: Plan) -> list[TensorInfo]:
-    """Return the tensors of the files that a plan reads, each once."""
+    """Return the stored tensors that a plan reads, without duplicates."""
     return list(dict.fromkeys(info for item in plan.items for info in item.sources))
 
 
 def input_files(plan: Plan) -> list[str]:
-    """Return the paths of the checkpoint that a plan reads, and of the files that belong to it."""
+    """Return the paths of the checkpoint that a plan reads, and of the files next to it."""
     header = plan.source.header
     index = [header.listing] if header.listing else []
     read = [*header.files, *index]
-    # Files that are to get their names, see `weightctl.write.replacing`, have or will have them.
+    # A temporary name may be replaced by the final name at any time, so both count (see
+    # `weightctl.write.replacing`).
     named = [path for path in map(without_temporary, read) if path not in read]
     return [*read, *named, *companions(header.files).values()]

@@ -1,4 +1,4 @@
-"""SHA-256 of tensors: computed by several threads, and compared with a manifest."""
+"""Computes the SHA-256 of tensors with several threads, and compares them with a manifest."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def compute_digests(
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, str]:
-    """Return the SHA-256 in hexadecimal of each tensor's bytes, in little-endian order.
+    """Return the SHA-256, in hexadecimal, of each tensor's bytes in little-endian order.
 
-    `names` are those of stored tensors; without it all are read. `progress` is called with the
-    bytes of each chunk, by one thread at a time. No more than 4 MB are held for each thread.
-    Raises `FormatError` where a file cannot be read or was written to meanwhile, and before
-    anything is read `EncodingError` for an encoding that is not known, and for tensors far larger
-    than their files.
+    `names` are names of stored tensors, by default all. `progress` is called with the bytes of each
+    chunk, by one thread at a time. Each thread uses at most 4 MB of memory.
+
+    Raises `FormatError` if a file cannot be read or changes in the meantime. Before anything is
+    read, raises `EncodingError` if an encoding is unknown, or if tensors are far larger than their
+    files.
     """
     header = source.header
     wanted = list(header.tensors if names is None else names)
@@ -47,7 +48,7 @@ def compute_digests(
 
     def digest(name: str, ended: Event) -> str:
         block, nbytes = header.tensors[name].encoding.size, header.extents[name].nbytes
-        # A change of byte order needs whole blocks.
+        # Chunks have whole blocks, in which the byte order can be changed.
         step = max(_CHUNK // block, 1) * block
         found = hashlib.sha256()
         for start in range(0, nbytes, step):
@@ -61,7 +62,7 @@ def compute_digests(
                     progress(len(chunk))
         return found.hexdigest()
 
-    # In the order of the files, which disks like best.
+    # Tensors are read in file order, which is fastest on disks.
     in_order = sorted(wanted, key=lambda name: header.extents[name])
     with map_in_threads(digest, in_order, threads=threads) as made:
         found = dict(zip(in_order, made, strict=True))
@@ -84,10 +85,10 @@ def find_altered(
     progress: Callable[[int], object] | None = None,
     digests: Mapping[str, str] | None = None,
 ) -> list[Altered]:
-    """Read all files of a sharded checkpoint; return the tensors with another SHA-256, by rank.
+    """Read all files of a sharded checkpoint; return the shards whose SHA-256 is wrong, by rank.
 
-    `progress` is called with the bytes of each piece. Where `digests` has the SHA-256 of all
-    tensors, nothing is read. Raises `FormatError` where a file cannot be read.
+    `progress` is called with the bytes of each chunk. If `digests` is given, it has the SHA-256 of
+    all shards, and files are not read. Raises `FormatError` if a file cannot be read.
     """
     manifest = gathered.manifest
     found = digests
@@ -102,7 +103,7 @@ def find_altered(
 
 
 def count_checked_bytes(gathered: GatheredSource) -> int:
-    """Return how many bytes `find_altered` reads."""
+    """Return the number of bytes that `find_altered` reads."""
     return sum(info.nbytes for info in gathered.shards.header.tensors.values())
 
 
@@ -112,10 +113,9 @@ def refuse_altered(
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Raise `FormatError` that names the altered tensors of a set, before anything is made of them.
+    """Raise `FormatError`, which names the shards, if shards of a sharded checkpoint were altered.
 
-    Reads all its files, as `find_altered` does, and nothing of a source that is not a sharded
-    checkpoint.
+    All files are read, as by `find_altered`. Other sources are not read.
     """
     if not isinstance(source, GatheredSource):
         return

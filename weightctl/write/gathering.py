@@ -35,10 +35,9 @@ __all__ = ["Gathering", "gather", "gathering", "put_together"]
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """What `gather` will do: the sharded checkpoint, the plan, and the output files.
+    """The plan of `gather`: the sharded checkpoint, the plan, and the output files.
 
-    `nbytes` counts the bytes that are read for the check, and the bytes that are written. Workers
-    make the plan from the `request`.
+    Workers make the plan from the `request`.
     """
 
     gathered: GatheredSource
@@ -47,14 +46,17 @@ class Gathering:
     request: PlanRequest | None = None
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
-        """Return the work of a worker with this many threads and bytes of memory."""
+        """Return the work, for a worker with this number of threads and bytes of memory."""
         layouts = list(self.outcome.parts.values())
         work = ConversionWork(self.plan, layouts, threads=threads, memory=memory)
         return PlannedWork(self.plan, self.outcome, work)
 
     @property
     def nbytes(self) -> int:
-        """The number that the calls of `gather`'s `progress` add up to; headers are not counted."""
+        """The bytes of tensors that are read for the check, and those that are written.
+
+        This is the sum of all calls of `progress`.
+        """
         return count_checked_bytes(self.gathered) + sum(
             item.info.nbytes for item in self.plan.items
         )
@@ -63,10 +65,10 @@ class Gathering:
 def gathering(
     path: str | os.PathLike[str], out: str | os.PathLike[str], format_name: str | None = None
 ) -> Gathering:
-    """Describe what `gather` will do; no tensor is read, and nothing is written.
+    """Plan what `gather` does, without reading tensors or writing anything.
 
-    Raises `ConversionError` if there is no sharded checkpoint at the path, if its format is not the
-    requested one, or if the output path is not valid, and `FormatError` if the sharded checkpoint
+    Raises `ConversionError` if the path does not have a sharded checkpoint, if its format is not
+    the requested one, or if the output path is invalid, and `FormatError` if the sharded checkpoint
     is incomplete.
     """
     request = PlanRequest.of(gathering, dict(locals()))
@@ -111,12 +113,14 @@ def gather(
     on: str | Executor | None = None,
     task_size: int | str = DEFAULT_TASK,
 ) -> Saved:
-    """Write the whole tensors of a sharded checkpoint, with the bytes that they had before.
+    """Merge the shards of a sharded checkpoint into whole tensors with the original bytes.
 
     All shards are checked first: if one is altered, nothing is written. `progress` is called with
     the number of bytes of each chunk that is checked, and then of each chunk that is written. `on`
     and `task_size` are those of `weightctl.convert`; the check runs in this process.
-    Raises as `gathering` and `save` do, and `FormatError` that names each altered shard.
+
+    Raises the errors of `gathering` and `save`, and `FormatError`, which names the shards, if
+    shards were altered.
     """
     return put_together(
         gathering(path, out),
@@ -139,7 +143,7 @@ def put_together(
     on: str | Executor | None = None,
     task_size: int | str = DEFAULT_TASK,
 ) -> Saved:
-    """Gather what `gathering` has described; arguments and errors are those of `gather`."""
+    """Carry out the plan of `gathering`; arguments and errors are those of `gather`."""
     if on is None or not is_shared(on):
         described.outcome.refuse(force=force)
     refuse_altered(described.gathered, threads=threads, progress=progress)

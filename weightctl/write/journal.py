@@ -1,7 +1,7 @@
-"""The journal of a run: which of its work is complete and on the disk.
+"""The journal of a run, which records the work that is complete and on the disk.
 
-The first line identifies the plan and the input of the run. One line follows for each piece of
-work. With the journal the same command can continue a run that was stopped.
+The first line identifies the plan and the input of the run. A line for each unit of work follows.
+With the journal, the same command can continue a stopped run.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
     "read_journal",
 ]
 
-# A run that is stopped before this many seconds leaves nothing, since starting over is cheap.
+# A run does not write a journal in its first seconds, since starting over is cheap.
 BEGIN_AFTER = 0.5
-# Waiting for a disk takes long, so much work is recorded at a time; but a crash must not undo more
-# than this.
+# Waiting for a disk takes long, so work is recorded at this interval, in seconds; work after the
+# last record is lost in a crash.
 _SECONDS = 0.03
 
 
 class Purpose(NamedTuple):
-    """The purpose of a run: SHA-256 of its plan, and of the fingerprint of its input.
+    """The purpose of a run: the SHA-256 of its plan, and of the fingerprint of its input.
 
-    `input` is empty if the input is in memory, where it cannot be recognized again.
+    `input` is empty if the input is in memory, and cannot be recognized by another run.
     """
 
     plan: str
@@ -55,9 +55,9 @@ class Purpose(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A unit of work on an output file, by the file's number, that is complete and on the disk.
+    """A unit of work that is complete and on the disk; `file` is the number of the output file.
 
-    `key` names the work within the plan, and `facts` are results such as checksums.
+    `key` identifies the work within the plan, and `facts` are results such as checksums.
     """
 
     file: int
@@ -66,10 +66,10 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """A journal for writing. Readers ignore a line that a crash has cut off, and later lines."""
+    """A journal that is open for writing; readers ignore an incomplete last line."""
 
     def __init__(self, path: str, purpose: Purpose, records: Iterable[Record]) -> None:
-        """Write the journal, and replace an existing one; raises `OutputError`."""
+        """Write a new journal, and replace an existing one; raises `OutputError` if that fails."""
         self._path = path
         new = f"{path}.new"
         try:
@@ -86,7 +86,10 @@ class Journal:
             raise cannot_write(path, error) from error
 
     def add(self, records: Iterable[Record]) -> None:
-        """Append records; they are on the disk when this returns. Raises `OutputError`."""
+        """Append records, and wait until they are on the disk.
+
+        Raises `OutputError` if that fails.
+        """
         try:
             self._append(map(format_record, records))
         except OSError as error:
@@ -112,7 +115,7 @@ def format_line(entry: Mapping[str, Any]) -> str:
 
 
 def read_journal(path: str) -> tuple[Purpose, list[Record]] | None:
-    """Return the content of a journal, None if it is missing or invalid."""
+    """Return the purpose and the records of a journal; None if it is missing or invalid."""
     with suppress(OSError):
         with open(path, "rb") as file:
             found = parse_journal(file.read())
@@ -123,9 +126,9 @@ def read_journal(path: str) -> tuple[Purpose, list[Record]] | None:
 def parse_journal(
     content: bytes,
 ) -> tuple[Purpose, list[Record], list[Mapping[str, Any]]] | None:
-    """Return the purpose, the records and the other lines of a journal, None if it is invalid.
+    """Return the purpose, the records and the other entries of a journal; None if it is invalid.
 
-    A line that a crash has cut off, and what follows it, is left out.
+    A line that a crash has cut off, and all lines after it, are ignored.
     """
     lines = content.split(b"\n")[:-1]
     purpose = _parse_purpose(_parse(lines[0])) if lines else None
@@ -174,10 +177,10 @@ def _parse_record(entry: Mapping[str, Any]) -> Record | None:
 
 
 class OpenJournal(Protocol):
-    """A journal that records are added to."""
+    """A journal to which records can be added."""
 
     def add(self, records: Iterable[Record], /) -> None:
-        """Add records; raises `OutputError`."""
+        """Add records; raises `OutputError` if that fails."""
         ...
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class OpenJournal(Protocol):
 
 
 class BeginJournal(Protocol):
-    """Begins a journal with the purpose of a run, and records that an earlier run has made."""
+    """A function that begins a journal with a run's purpose, and an earlier run's records."""
 
     def __call__(self, purpose: Purpose, records: Iterable[Record], /) -> OpenJournal: ...
 
@@ -194,10 +197,10 @@ class BeginJournal(Protocol):
 class Recorder:
     """Collects complete work, and records it in the journal once it is on the disk.
 
-    A thread records while further work is written. The journal starts when the run has lasted
-    `BEGIN_AFTER` seconds, or at once if the run continues another. Without `identify` there is no
-    journal, since another run cannot recognize an input in memory. `records` has all records by
-    file and key, on the disk or not.
+    A thread writes the journal while further work is done. The journal begins `BEGIN_AFTER` seconds
+    after the run, or immediately if the run continues another. If `identify` is None, there is no
+    journal, since another run could not recognize an input in memory. `records` has all records by
+    file and key, including those that are not on the disk yet.
     """
 
     def __init__(self, begin: BeginJournal, identify: Callable[[], Purpose] | None) -> None:
@@ -223,7 +226,7 @@ class Recorder:
         return self.records
 
     def begin(self, files: Sequence[Writer]) -> Self:
-        """Return the recorder, for a `with` block in which these files are written."""
+        """Set the files that are written, and return the recorder for a `with` statement."""
         self._files = files
         return self
 
@@ -232,7 +235,7 @@ class Recorder:
             # If no thread can start, the work is still done, but not recorded.
             with suppress(RuntimeError, MemoryError), defer_signals():
                 self._thread.start()
-        except BaseException:  # Ctrl-C that was held back
+        except BaseException:  # a Ctrl-C that was deferred
             self._end()
             raise
         return self
@@ -253,11 +256,11 @@ class Recorder:
 
     @property
     def has_journal(self) -> bool:
-        """Whether there is a journal by which the same command can continue."""
+        """Whether there is a journal, so that the same command can continue the run."""
         return bool(self._kept) or self._journal is not None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Record work once it is on the disk; raises the error of an earlier call, if any."""
+        """Add work, to be recorded once it is on the disk; raises the error of an earlier call."""
         if self._failure is not None:
             raise self._failure
         self.records.update(((record.file, record.key), record) for record in records)
@@ -273,7 +276,7 @@ class Recorder:
             self._failure = error
 
     def _record(self) -> bool:
-        """Record a batch; return whether there may be more."""
+        """Record the work of one interval; return whether more may follow."""
         batch = self._waiting
         wait, goes_on = _SECONDS, True
         end = time.monotonic() + wait

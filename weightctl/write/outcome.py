@@ -1,4 +1,4 @@
-"""The files that a plan makes, known before they are written, and reasons to refuse a target."""
+"""The files that a plan makes, known before they are written, and checks of their target."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ __all__ = ["Outcome"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome:
-    """The files that a plan makes at a target, known to the byte.
+    """The files that a plan makes at a target, with their exact sizes.
 
-    `parts` are the files of tensors; their names, as those of all files, are paths below the
-    target's directory. `index` is the name and content of the file that lists the others, if there
-    is one; `carried` are the paths, by name, of files beside the source that are copied, and
-    `documents` the contents of files that are made. `inputs` are never written, nor are the files
-    that the plan has `consulted`, by path with their kind. `shards` is the plan of a sharded
-    checkpoint.
+    `parts` are the files with tensors. The names of all files are paths relative to the target's
+    directory. `index` is the name and content of the index, None if there is none. `carried` maps
+    names to the paths of files next to the source that are copied, and `documents` maps names to
+    the contents of other files. `inputs` are the paths of input files, and `consulted` maps the
+    paths of other files that were read to their roles; none of these is overwritten. `shards` is
+    the plan of a sharded checkpoint, otherwise None.
     """
 
     where: Target
@@ -64,42 +64,42 @@ class Outcome:
 
     @property
     def path(self) -> str:
-        """The path of the file or directory, links followed; where parts have numbers, of all."""
+        """The real path of the file or directory; for numbered parts, their common path."""
         return _follow_links(self.where.path)
 
     @property
     def is_directory(self) -> bool:
-        """Whether the output is a directory of its own."""
+        """Whether the output is a directory."""
         return self.where.file_name is not None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the checkpoint's files."""
+        """The number of bytes in the checkpoint's files."""
         listed = len(self.index[1]) if self.index else 0
         return sum(layout.nbytes for layout in self.parts.values()) + listed
 
     @property
     def tensor_bytes(self) -> int:
-        """The bytes of all tensors in the files; the calls of `progress` add up to this number."""
+        """The number of bytes of all tensors, which is the sum of all calls of `progress`."""
         return sum(info.nbytes for info in self.tensors)
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """All tensors in the order of their bytes."""
+        """All tensors in the order of the files and their offsets."""
         return tuple(chain.from_iterable(layout.tensors for layout in self.parts.values()))
 
     @property
     def names(self) -> list[str]:
-        """The names of the checkpoint's files; the file that leads to the others is the first."""
+        """The names of the checkpoint's files; the index, if any, is the first."""
         return [*([self.index[0]] if self.index else ()), *self.parts]
 
     @property
     def files(self) -> list[str]:
-        """The paths of the checkpoint's files in the order of `names`, links followed."""
+        """The real paths of the checkpoint's files, in the order of `names`."""
         return [self.where.path] if self.where.is_stream else [*map(self.path_of, self.names)]
 
     def path_of(self, name: str) -> str:
-        """Return the path that a file of the output will have, links followed."""
+        """Return the real path that a file of the output will have."""
         if self.is_directory:
             return os.path.join(self.path, name)
         if len(self.parts) == 1:
@@ -108,13 +108,13 @@ class Outcome:
 
     @property
     def pattern(self) -> re.Pattern[str] | None:
-        """The pattern of the names of files beside the output's path; None for a directory."""
+        """The pattern of the names of all possible parts; None for a directory."""
         return None if self.is_directory else self.where.pattern()
 
     def list_replaced(self) -> list[str]:
-        """Return the files beside the output that readers would take for the same checkpoint.
+        """Return files next to the output that readers would assign to the same checkpoint.
 
-        They are the files of a set with another number of parts. The input is not listed.
+        These are the files of a checkpoint with another number of parts. Inputs are not listed.
         """
         directory = os.path.dirname(self.path)
         if self.where.is_stream or self.pattern is None or not is_directory(directory):
@@ -130,7 +130,7 @@ class Outcome:
     def list_objects_to_remove(self) -> list[str]:
         """Return the objects of an earlier output that this one does not replace.
 
-        A local directory is exchanged as a whole; objects have to be removed one by one.
+        Unlike a local directory, which is exchanged as a whole, objects are removed one by one.
         """
         if not self.is_directory or not is_directory(self.path):
             return self.list_replaced()
@@ -157,9 +157,9 @@ class Outcome:
         )
 
     def refuse(self, *, force: bool) -> None:
-        """Refuse a target that must not or cannot be written.
+        """Raise an error if the target cannot or must not be written.
 
-        Raises `OutputError`, and `ConversionError` for several files into one pipe.
+        Raises `ConversionError` for several files into one pipe, and otherwise `OutputError`.
         """
         if self.where.is_stream:
             if len(self.parts) > 1:
@@ -187,15 +187,15 @@ class Outcome:
             return
         nbytes = self.nbytes + sum(map(file_size, self.carried.values()))
         nbytes += sum(map(len, self.documents.values()))
-        # What a run that was stopped has left is continued, or removed.
+        # The files of a stopped run are continued or removed, so their space is available.
         occupied = sum(map(_count_occupied_bytes, find_leftovers(path, self.pattern)))
         check_place(os.path.dirname(path), path, nbytes - occupied)
 
     def refuse_contents(self, directory: str, *, force: bool) -> None:
-        """Refuse a directory whose contents the output must not take the place of.
+        """Raise `OutputError` if the output must not replace the contents of a directory.
 
-        Even with `force` it is replaced only when all it holds is what this would write, or a
-        sharded checkpoint for other ranks. Raises `OutputError`.
+        Even with `force`, a directory is only replaced if all its files have names that the output
+        can have, or are those of a sharded checkpoint for other ranks.
         """
         path = self.path
         if not is_directory(directory):
@@ -220,7 +220,7 @@ class Outcome:
             raise OutputError(f"{path} exists and is not empty", hint=hint)
 
     def _list_foreign(self, directory: str) -> list[str]:
-        """Return the names below a directory that the output has not, and may not have."""
+        """Return the names in a directory that the output does not have and cannot have."""
         if self.shards is None:
             return [name for name in list_names(directory) if not self.has_name(name)]
         names = self._list_replaceable(directory)
@@ -228,16 +228,16 @@ class Outcome:
         return sorted(name for name in found if name not in names)
 
     def has_name(self, name: str) -> bool:
-        """Whether an output in this directory has, or can have, a file of this name."""
+        """Whether an output in this directory has, or could have, a file of this name."""
         name = without_temporary(name)
         is_beside = name in self.carried or name in self.documents
         return is_beside or self.where.pattern().fullmatch(name) is not None
 
     def _list_replaceable(self, directory: str) -> set[str]:
-        """Return the names below a directory of all that a sharded checkpoint may replace there.
+        """Return the names of the files in a directory that a sharded checkpoint may replace.
 
-        That is what it has, and of a set for other ranks that is there the files that the set's
-        manifest names, and what was carried beside them if this carries it too.
+        These are its own files and, if there is a sharded checkpoint for other ranks, the files
+        that its manifest lists, and files next to them with names that are also carried here.
         """
         own = {MANIFEST, *self.parts, *self.carried}
         listing = os.path.join(directory, MANIFEST)
@@ -259,11 +259,11 @@ def _follow_links(path: str) -> str:
 
 
 def _count_occupied_bytes(path: str) -> int:
-    """Return how many bytes a file, or all files of a directory, take on the disk."""
+    """Return the number of bytes that a file, or all files of a directory, occupy on the disk."""
     paths = _walk(path) if os.path.isdir(path) and not os.path.islink(path) else [path]
     try:
         return sum(os.lstat(each).st_blocks * 512 for each in paths)
-    except OSError:  # it is gone meanwhile
+    except OSError:  # it was removed in the meantime
         return 0
 
 

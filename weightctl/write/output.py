@@ -1,4 +1,4 @@
-"""Writes the files of an outcome: `write_output` is the one writer."""
+"""Writes the files of an outcome; all outputs except pipes are written by `write_output`."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 __all__ = ["Work", "Written", "count_kept_bytes", "write_output"]
 
 
-# Conversions that cannot be, and faults of the program.
+# Errors after which a run is not continued: impossible conversions, and faults of the program.
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _CONTINUES = "the same command continues where this one stopped"
 
 
 class Work(Protocol):
-    """Fills the files of an outcome by tasks that threads carry out."""
+    """Fills the files of an outcome with tasks, which threads carry out."""
 
     def select(self, records: Iterable[Record], /) -> list[Record]:
         """Return the records of an earlier run that are valid."""
         ...
 
     def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
-        """Return how many bytes the records cover."""
+        """Return the number of output bytes of the recorded tasks."""
         ...
 
     def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
@@ -68,31 +68,35 @@ class Work(Protocol):
         ...
 
     def measure(self, task: Any, /) -> KeyedTask:
-        """Return a key by which workers find the task, and its bytes."""
+        """Return the key by which workers find a task, and its bytes."""
         ...
 
     def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
-        """Return the tasks with these keys, which are the next to be done."""
+        """Return the tasks with these keys, which will be done next."""
         ...
 
     def do(
         self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
     ) -> list[Record]:
-        """Carry out a task; return its record, which is written when the bytes are on the disk."""
+        """Carry out a task, and return its records; the bytes may not be on the disk yet."""
         ...
 
     def list_documents(
         self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
     ) -> Mapping[str, bytes]:
-        """Return the files that describe the others, before the first task and after the last."""
+        """Return documents that describe the output.
+
+        This is called before the first task, without records, and after the last task.
+        """
         ...
 
 
 class Written(NamedTuple):
-    """The records of all tasks, and how much of them comes from a run that was stopped.
+    """The result of writing an output: the records of all tasks.
 
-    `workers` counts what workers have done. Of processes that share a run, only one is the last,
-    which gives the files their names.
+    `kept_bytes` is the number of bytes that a stopped run had written, and `lost` the reason if a
+    stopped run could not be continued. `workers` are the counts of workers, None without workers.
+    If processes share the run, `is_last` is true for the process that has completed the output.
     """
 
     records: list[Record]
@@ -114,7 +118,7 @@ def write_output(
     memory: int = DEFAULT_MEMORY,
     distribution: Distribution | None = None,
 ) -> Written:
-    """Write all files of an outcome, and give them their names.
+    """Write all files of an outcome under temporary names, and give them their final names.
 
     A quarter of `memory` is for parts that are uploaded.
     """
@@ -122,7 +126,7 @@ def write_output(
         from weightctl.write.executors.distribution import refuse_seams
 
         refuse_seams(outcome)
-    # Nothing of a commit can be continued: what was sent is found by its content.
+    # Commits are not continued; the upload library finds chunks that were sent by their content.
     is_resumable = plan.source.files and not has_commits(outcome.path)
     identify = bind(identify_run, plan, outcome) if is_resumable else None
     hold = bind(_hold, plan, outcome, identify, force=force, memory=memory)
@@ -157,7 +161,7 @@ def _write(
     progress: Callable[[int], object] | None,
     distribution: Distribution | None,
 ) -> Written:
-    """Do all tasks that no stopped run has done, and give the files their names."""
+    """Do all tasks that are not recorded, and give the files their final names."""
     recorder = Recorder(partial.begin_journal, identify)
     counts: WorkerCounts | None = None
     try:
@@ -182,8 +186,8 @@ def _write(
         records = recorder.records
         for name, content in work.list_documents(outcome, records).items():
             partial.put(name, content)
-        # Before the output gets its name: what was read may be half of the one and half of
-        # another.
+        # If the source has changed during the run, the output may mix its old and new bytes, so it
+        # must not be published.
         plan.source.refuse_change()
         partial.publish(force=force)
     except BaseException as error:
@@ -233,12 +237,12 @@ def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> in
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether the same command for the same input would fail again, so that nothing is kept."""
+    """Whether the same command with the same input would fail again, so that no file is kept."""
     return isinstance(error, _FINAL) and not isinstance(error, FormatError | OutputError)
 
 
 def _has_changed(source: Source) -> bool:
-    """Whether what was read is of no use to another run: the input is not what it was."""
+    """Whether the input has changed, so that another run cannot continue this one."""
     try:
         source.refuse_change()
     except (FormatError, OSError):
@@ -287,7 +291,7 @@ def _distribute(
     purpose: Purpose,
     progress: Callable[[int], object] | None,
 ) -> WorkerCounts:
-    """Have workers do all tasks that are not recorded, and record them."""
+    """Let workers do all tasks that are not recorded, and record them."""
     from weightctl.write.executors.batches import list_keyed_tasks
     from weightctl.write.executors.distribution import distribute
 
@@ -305,7 +309,7 @@ def _distribute(
 def _put_beside(
     plan: Plan | ShardPlan, outcome: Outcome, partial: Partial | UploadRun | CommitRun
 ) -> None:
-    """Put what goes along beside the weights: index, config, tokenizer, license."""
+    """Write the files next to the weights, such as index, config, tokenizer and license."""
     if outcome.index:
         partial.put(*outcome.index)
     dtype = _find_main_dtype(plan) if isinstance(plan, Plan) else None
@@ -322,10 +326,10 @@ def _put_beside(
 
 
 def _find_main_dtype(plan: Plan) -> str | None:
-    """Return torch's name for what most of the weights become, None where the config has it.
+    """Return torch's name of the most frequent dtype; None if the config already states it.
 
-    8-bit floats do not count, since transformers computes in the dtype of the config and torch does
-    not compute in these: the tensors beside them decide.
+    Types of 8-bit floats only count if there are no others: transformers computes in the dtype of
+    the config, and torch cannot compute in these types.
     """
     is_stated = not plan.documents and all(item.is_copy for item in plan.items)
     if is_stated:
@@ -337,6 +341,6 @@ def _find_main_dtype(plan: Plan) -> str | None:
             sizes[dtype.value] += item.info.size
     wide = Counter({name: size for name, size in sizes.items() if not name.startswith("float8")})
     if not wide:
-        # Every 8-bit float is one of bfloat16's values.
+        # bfloat16 can represent all values of 8-bit floats.
         return "bfloat16" if sizes else None
     return wide.most_common(1)[0][0]

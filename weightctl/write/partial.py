@@ -1,4 +1,4 @@
-"""Temporary files: an output has temporary names until it is complete.
+"""Writes outputs to temporary files, which get their final names when the output is complete.
 
 If a stopped run has left files, a run with the same plan and input continues them. Other files of
 stopped runs are removed.
@@ -48,14 +48,14 @@ __all__ = ["Partial", "find_kept", "find_shared_files", "hold_output", "write_fi
 
 
 class Partial:
-    """The temporary files of a run, which get their names when all of them are complete.
+    """The temporary files of a run, which get their final names when all of them are complete.
 
-    `kept` are records of a stopped run; `lost` says why there are none although there was a run.
-    After an error all files are removed, unless the run is marked as `is_resumable`. With
-    `is_shared`, processes share the run, and see to its markers.
+    `kept` are the records of a stopped run. `lost` is the reason if there was a stopped run that
+    cannot be continued. After an error, all files are removed, unless `is_resumable` is set. If
+    `is_shared` is set, processes share the run, and manage its markers themselves.
     """
 
-    # Only a commit can be proposed.
+    # Only commits can have pull requests.
     pull_request = ""
 
     def __init__(self, outcome: Outcome, left: ResumableFiles, *, is_shared: bool = False) -> None:
@@ -80,9 +80,10 @@ class Partial:
         return temporary_name(self._outcome.path_of(name), self._token)
 
     def begin(self) -> None:
-        """Create the directory or the first file, and lock it; raises `OutputError`.
+        """Create the directory or the first file, and lock it.
 
-        Records of files whose length has changed are ignored.
+        Records of files whose size has changed are ignored. Raises `OutputError` if the directory
+        or file cannot be created or locked.
         """
         self.check_files()
         for number, name in enumerate(self._outcome.parts):
@@ -96,7 +97,7 @@ class Partial:
                 self._open(next(iter(self._outcome.parts)))
 
     def check_files(self) -> None:
-        """Keep only the records of files that still have the length they were created with."""
+        """Keep only the records of files that still have their original size."""
         self._intact = {
             number
             for number, (name, layout) in enumerate(self._outcome.parts.items())
@@ -111,7 +112,7 @@ class Partial:
             try:
                 self._lock = lock_path(self.path)
             except OSError:
-                with suppress(OSError):  # what another run has left in it stays
+                with suppress(OSError):  # a directory with files is not removed
                     os.rmdir(self.path)
                 raise
             if os.path.isdir(self._outcome.path):
@@ -120,9 +121,9 @@ class Partial:
             raise cannot_write(self.path, error) from error
 
     def open_files(self) -> list[FileWriter]:
-        """Open all files with their headers; other temporary files are removed.
+        """Open all files, and write their headers; remove other temporary files.
 
-        Raises `OutputError`.
+        Raises `OutputError` if a file cannot be opened or written.
         """
         parts = self._outcome.parts
         if self._outcome.is_directory:
@@ -149,7 +150,7 @@ class Partial:
             raise cannot_write(path, error) from error
 
     def _clear(self, stays: Iterable[str]) -> None:
-        """Remove from the directory what a stopped run has left, except the given files."""
+        """Remove the files of a stopped run from the directory, except the files `stays`."""
         wanted = {os.path.join(self.path, name) for name in stays}
         for directory, _, names in os.walk(self.path):
             for name in names:
@@ -158,23 +159,23 @@ class Partial:
                     remove_path(path)
 
     def place(self) -> TemporaryFiles:
-        """Return where workers write."""
+        """Return the place that workers write to."""
         return TemporaryFiles(tuple(file.path for file in self.files))
 
     def accept(self, delivered: Delivered) -> None:
-        """Do nothing: workers leave nothing beside the files."""
+        """Do nothing, since workers write all bytes to the files."""
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> Journal:
-        """Begin the journal of the run; raises `OutputError`."""
+        """Begin the journal of the run; raises `OutputError` if it cannot be written."""
         journal = Journal(self.journal, purpose, records)
         if self._markers is not None:
-            self._markers.remove()  # the journal has what they say
+            self._markers.remove()  # the journal has their records
         return journal
 
     def copy(self, name: str, path: str) -> None:
         """Copy a file of the input into the output.
 
-        Raises `OutputError`, and `FormatError` if it cannot be read.
+        Raises `FormatError` if it cannot be read, and `OutputError` if it cannot be written.
         """
         source = open_companion(path)
         file = FileWriter(self.path_of(name), source.size)
@@ -186,7 +187,7 @@ class Partial:
             file.close()
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file of the output; an existing file is replaced. Raises `OutputError`."""
+        """Write or replace a small file of the output; raises `OutputError` if that fails."""
         path = self.path_of(name)
         try:
             with open(path, "wb") as file:
@@ -197,10 +198,10 @@ class Partial:
             raise cannot_write(path, error) from error
 
     def publish(self, *, force: bool) -> None:
-        """Give the complete files their names; the files that they replace are removed.
+        """Give the complete files their final names, and remove the files that they replace.
 
-        Raises `OutputError`; then nothing has changed, or the record of a replacement says what
-        the next run has to do.
+        Raises `OutputError` if that fails. Then either nothing has changed, or the record of the
+        replacement lets the next run complete it.
         """
         for file in self.files:
             file.sync()
@@ -216,8 +217,7 @@ class Partial:
                 named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
                 name_files(named, force=force, old=outcome.list_replaced())
             self._is_named = True
-            # A run that is killed before this line can be continued; after it there is nothing to
-            # continue.
+            # A run that is killed before the journal is removed can be continued.
             with suppress(FileNotFoundError):
                 os.unlink(self.journal)
         sync_directory(os.path.dirname(outcome.path))
@@ -230,16 +230,16 @@ class Partial:
         self._outcome.refuse_contents(path, force=force)
         exchange(self.path, path)
         try:
-            # A file may have been created there at the last moment.
+            # A file may have been created in the old directory in the meantime.
             self._outcome.refuse_contents(self.path, force=force)
         except BaseException:
             exchange(self.path, path)
             raise
-        with suppress(FileNotFoundError):  # a run that begins now removes it too
+        with suppress(FileNotFoundError):  # another run may remove it at the same time
             shutil.rmtree(self.path)
 
     def discard(self) -> None:
-        """Remove all temporary files, except those that the record of a replacement names."""
+        """Remove all temporary files, unless the record of a replacement lists them."""
         with defer_signals():
             if self._is_named:
                 return
@@ -257,7 +257,7 @@ class Partial:
                 self._markers.remove()
 
     def close(self) -> None:
-        """Close the files, and end the locks."""
+        """Close the files, and release the locks."""
         with defer_signals():
             for file in self.files:
                 file.close()
@@ -274,11 +274,11 @@ def hold_output(
     force: bool,
     is_shared: bool = False,
 ) -> Generator[Partial, None, None]:
-    """Lock an output: no other run writes to it until the block ends.
+    """Lock an output, so that other runs do not write to it within this context.
 
-    What killed runs have left is undone, completed, or kept to be continued. With `is_shared`, it
-    is this process's part of a run that others share. Raises `OutputError` if another run is
-    writing, or if the output is refused.
+    The files of killed runs are removed, completed, or kept to be continued. `is_shared` is set if
+    other processes share this run. Raises `OutputError` if another run is writing the output, or if
+    the output cannot or must not be written.
     """
     path, names = outcome.path, outcome.pattern
     shared = ranks_token(identify()) if identify is not None and is_shared else ""
@@ -308,7 +308,7 @@ def hold_output(
 def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
     """Return the records of a stopped run that a run with this plan and input would continue.
 
-    There are none while another run is writing the output.
+    There are none if another run is currently writing the output.
     """
     try:
         refuse_other_runs(outcome.path, outcome.pattern)
@@ -322,7 +322,7 @@ def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record
 def find_shared_files(
     outcome: Outcome, identify: Callable[[], Purpose]
 ) -> tuple[TemporaryFiles, tuple[Record, ...]] | None:
-    """Return the files and the records in the journal of a run that processes share."""
+    """Return the files and the records of a shared run's journal; None if there is none."""
     left = find_resumable(outcome.path, identify, has_markers=False)
     if left.markers is None:
         return None
@@ -352,9 +352,10 @@ def _copy_mode(path: str, descriptor: int) -> None:
 
 
 def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
-    """Write small files, all of them completely or none; raises `OutputError`.
+    """Write small files, either all of them completely or none.
 
-    The keys are real paths. Without `force`, a file that has appeared at a path meanwhile is kept.
+    The keys of `contents` are real paths. Raises `OutputError` if that fails, or if a file exists
+    at a path and `force` is not set.
     """
     named: list[tuple[str, str]] = []
     try:

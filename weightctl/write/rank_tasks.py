@@ -1,4 +1,4 @@
-"""The tasks that write the files of ranks: passes over the source that make their contents."""
+"""Carries out the tasks that write the files of ranks, which are passes over the source."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 __all__ = ["RankWork"]
 
-# So many bytes are still in a cache when they are hashed and written; with fewer the threads wait
-# for each other more often.
+# The number of bytes to read at a time: they are still in a cache when they are hashed and written.
+# With fewer bytes, threads would wait for each other more often.
 _CHUNK = 1 << 20
 _ZEROS = bytes(1 << 20)
-# Nanoseconds in which one core hashes a byte.
+# The nanoseconds that one core takes to hash a byte.
 _SHA256_NS = 0.7
 
 
 class RankWork:
-    """Makes the tensors of each rank, in passes that several threads can run at once.
+    """Makes the tensors of all ranks, in passes that threads run in parallel.
 
     The SHA-256 of each tensor is recorded as `sha256`.
     """
@@ -72,7 +72,7 @@ class RankWork:
         ]
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
-        """Return the bytes of the tensors that are recorded."""
+        """Return the number of bytes of the recorded tensors."""
         return sum(
             shard.info.nbytes
             for rank, shards in enumerate(self._plan.ranks)
@@ -85,8 +85,8 @@ class RankWork:
         return [*self.assign(self._ranks.list_passes(records))]
 
     def measure(self, task: Pass) -> KeyedTask:
-        """Return the pass itself, which has no bytes of tensors, with its bytes and its time."""
-        # Tensors of which ranks have short pieces are read whole, and once for all ranks.
+        """Return the pass itself as the key of a task, with its bytes and its expected time."""
+        # If ranks have short byte ranges of a tensor, the whole tensor is read, once for all ranks.
         read = task.nbytes if task.by_itself else sum(map(self._count_bytes, task.sources))
         rank, _, offset = self._ranks.find_place(*task.members[:2])
         hashing = task.nbytes * _SHA256_NS * 1e-9
@@ -96,7 +96,7 @@ class RankWork:
         return self._tensors[name].nbytes
 
     def assign(self, keys: Sequence[Pass]) -> Sequence[Pass]:
-        """Return the passes that a worker does next."""
+        """Return the passes `keys`, which will be done next, and read them ahead if remote."""
         if any(is_remote(file.path) for file in self._source.files):
             self._remote = RemoteReads(chain.from_iterable(map(self._list_reads, keys)))
         return keys
@@ -104,9 +104,9 @@ class RankWork:
     def do(
         self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]
     ) -> list[Record]:
-        """Make a pass; return the records of what was written, perhaps not yet on the disk.
+        """Carry out a pass, and return its records; the bytes may not be on the disk yet.
 
-        `report` is called with the bytes of each chunk, times the ranks that have it.
+        `report` is called with the bytes of each chunk, multiplied by the number of its ranks.
         """
         self._remote.advance()
         contents = self._ranks.list_contents(task)
@@ -140,7 +140,7 @@ class RankWork:
     ) -> dict[str, bytes]:
         """Return the manifest.
 
-        Without digests, it states that the set is unfinished.
+        Without records, it does not have digests, which marks the checkpoint as incomplete.
         """
         manifest = outcome.manifest(fingerprint_source(self._source))
         if records is not None:
@@ -155,7 +155,7 @@ class RankWork:
         return found
 
     def _by_runs(self, contents: Sequence[Content]) -> Iterator[tuple[int, memoryview]]:
-        """Yield the chunks of one content after the other, with its index."""
+        """Yield the chunks of the contents, one after the other, with the index of the content."""
         for number, content in enumerate(contents):
             for name, part in content.pieces:
                 info, step = self._tensors[name], self._step(name)
@@ -169,7 +169,7 @@ class RankWork:
     def _list_boxes(
         self, name: str, parts: Sequence[Part]
     ) -> Iterator[tuple[Box, list[tuple[int, Overlap]]]]:
-        """Yield the boxes of a tensor that are read, and what each content has of them."""
+        """Yield the boxes of a tensor that are read, with their overlaps with the contents."""
         shape = byte_shape(self._tensors[name])
         for box in boxes(shape, self._step(name)):
             overlaps = [
@@ -203,7 +203,7 @@ class RankWork:
     def _by_boxes(
         self, sources: Sequence[str], contents: Sequence[Content]
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yield chunks with the index of the content that they continue."""
+        """Yield the chunks of all contents, in the source's order, with the content's index."""
         for number, name in enumerate(sources):
             info = self._tensors[name]
             shape = byte_shape(info)
@@ -223,7 +223,7 @@ class RankWork:
     def _step(self, name: str) -> int:
         """Return the number of bytes of a tensor to read at a time, in whole blocks."""
         encoding = self._tensors[name].encoding
-        # A change of byte order needs them; where blocks are unknown there is none.
+        # Changing the byte order needs whole blocks; values of unknown encodings are not changed.
         block = encoding.size if encoding.is_known else 1
         return max(_CHUNK // block, 1) * block
 
@@ -251,7 +251,7 @@ def _is_sha256(value: object) -> bool:
 
 
 def _add_digests(manifest: Manifest, records: Mapping[tuple[int, str], Record]) -> Manifest:
-    """Return a manifest with the digests that were recorded."""
+    """Return a manifest with the recorded digests."""
     return manifest._replace(
         files=tuple(
             file._replace(

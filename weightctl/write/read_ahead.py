@@ -1,4 +1,4 @@
-"""Has remote files fetched in the order in which tasks will read them."""
+"""Fetches remote files ahead, in the order in which tasks will read them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteReads"]
 
-# Ranges become requests of up to this size.
+# The largest size of a requested range.
 _LARGEST = 8 << 20
 
 
 class RemoteReads:
     """The ranges of remote files that tasks will read; ranges of local files are left out.
 
-    `advance` is called again and again while tasks run. It has as many of the ranges fetched as
-    there is room for.
+    `advance` is called repeatedly while tasks run.
     """
 
     def __init__(self, ranges: Iterable[FileRange]) -> None:
@@ -31,14 +30,14 @@ class RemoteReads:
         self._lock = Lock()
 
     def advance(self) -> None:
-        """Have the next ranges fetched, until there is no room for more."""
+        """Request the next ranges, up to the limit of memory."""
         with self._lock:
             while self._ranges and self._ranges[0].expect():
                 self._ranges.popleft()
 
 
 def _merge(ranges: Iterable[FileRange]) -> Iterable[FileRange]:
-    """Yield ranges of at most the largest size, joined where they follow one another in a file."""
+    """Split ranges into ranges of at most `_LARGEST` bytes, and join adjacent ones of a file."""
     last: FileRange | None = None
     steps = (
         whole.part(start, start + _LARGEST)

@@ -1,8 +1,8 @@
-"""Gives new files and directories their names, and replaces existing ones.
+"""Gives new files and directories their final names, and replaces existing ones.
 
-A single name changes atomically. Several names change with a record, see
-`weightctl.formats.switch`: a run that is killed before the record exists has changed nothing; after
-that, the new set is valid.
+A single name changes atomically. Several names change with a record (see
+`weightctl.formats.switch`): a run that is killed before the record exists has not changed anything;
+after that, the new files are valid.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RENAME_EXCHANGE = 2
 
 
 def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[str] = ()) -> None:
-    """Give complete temporary files their names; the first file is the one that lists the others.
+    """Give complete temporary files their final names; the index, if any, must be the first.
 
-    With `force` they replace existing files, and the paths of `old` are removed. Raises
-    `OutputError`; then either nothing has changed, or the record points readers and the next run to
-    the new files.
+    `files` are pairs of temporary and final paths. If `force` is set, existing files are replaced,
+    and the paths `old` are removed. Raises `OutputError` if that fails. Then either nothing has
+    changed, or the record refers readers and the next run to the new files.
     """
     paths = [path for _, path in files]
     there = list(filter(os.path.lexists, [*paths, *old]))
@@ -43,7 +43,7 @@ def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[s
     if there and not force:
         raise _cannot_replace(there[0])
     if len({switch_path(path) for path in paths}) != 1:
-        # Reports in several forms: each is whole by itself.
+        # The files are independent, for example reports in several formats.
         for temporary, path in reversed(files):
             _publish(temporary, path, force=force)
         return
@@ -57,14 +57,14 @@ def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[s
 
 
 def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
-    """Write the record of a replacement, after everything that it needs."""
+    """Write the record of a replacement, after the files that it refers to."""
     new = {os.path.basename(path): os.path.basename(temporary) for temporary, path in files}
-    # The file that lists the others comes first.
+    # The index comes first.
     old = sorted(there, key=lambda path: (format_by_index(path) is None, path))
     record = switch_path(files[0][1])
     try:
         _prepare_loadable(files)
-        # The set is valid from here on: its data and its record are on the disk.
+        # With the record, the new files are valid.
         _write(record, switch_bytes(new, tuple(map(os.path.basename, old))))
     except BaseException:
         _remove(loadable_name(temporary) for temporary, _ in files)
@@ -74,9 +74,9 @@ def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
 
 
 def complete(path: str, *, force: bool) -> None:
-    """Complete a replacement at a path that was interrupted; do nothing if there is none.
+    """Complete an interrupted replacement at a path, if there is one.
 
-    Raises `OutputError` if its files were changed since then, unless `force`.
+    Raises `OutputError` if its files have changed since then and `force` is not set.
     """
     record = switch_path(path)
     if not os.path.lexists(record):
@@ -97,9 +97,9 @@ def complete(path: str, *, force: bool) -> None:
 
 
 def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
-    """Give the parts that an index lists second names, and write an index of these.
+    """Create second names for the parts that an index lists, and write an index of these names.
 
-    With it, other libraries find the new set while its files get their names.
+    With this index, other libraries can load the new checkpoint while its files are renamed.
     """
     (index, path), *parts = files
     if format_by_index(path) is None:
@@ -124,7 +124,7 @@ def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
 
 
 def _name_all(switch: Switch, *, force: bool) -> None:
-    """Give the files of a decided replacement their names; safe to repeat after an interruption."""
+    """Give the files of a recorded replacement their final names; this can be repeated."""
     leading = switch.path_of(switch.leading)
     interim = loadable_name(switch.path_of(switch.new[switch.leading]))
     if format_by_index(leading) is not None and os.path.lexists(interim):
@@ -141,7 +141,7 @@ def _name_all(switch: Switch, *, force: bool) -> None:
 
 
 def _undo(switch: Switch) -> None:
-    """Undo a replacement that failed, if all files that it would replace still exist."""
+    """Undo a failed replacement, if all files that it would replace still exist."""
     if all(_is_there(switch, name) for name in switch.old):
         with suppress(OSError):
             own = [name for name in switch.new if _is_ours(switch, name)]
@@ -154,7 +154,7 @@ def _is_there(switch: Switch, name: str) -> bool:
 
 
 def _is_ours(switch: Switch, name: str) -> bool:
-    """Whether a new file already has its name; the interim index counts too."""
+    """Whether the file with a name is already the new one, or the interim index."""
     if name not in switch.new:
         return False
     temporary = switch.path_of(switch.new[name])
@@ -165,7 +165,7 @@ def _is_ours(switch: Switch, name: str) -> bool:
 
 
 def _forget(switch: Switch) -> None:
-    """Remove the record, and then the second names of the files."""
+    """Remove the record, and then the temporary and second names of the files."""
     sync_directory(os.path.dirname(switch.path))
     temporaries = list(map(switch.path_of, switch.new.values()))
     _remove([switch.path, *map(loadable_name, temporaries), *temporaries])
@@ -181,7 +181,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Write a small file; it is complete and on the disk when it gets its name."""
+    """Write a small file, which gets its name when it is complete and on the disk."""
     temporary = temporary_name(without_temporary(path))
     try:
         with open(temporary, "xb") as file:
@@ -195,9 +195,10 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> None:
-    """Give a complete file its name; without `force`, only if nothing has that name.
+    """Give a complete file its final name.
 
-    With `keep` the file also keeps its temporary name, if the file system has hard links.
+    If `keep` is set and the file system supports hard links, the file also keeps its temporary
+    name. Raises `OutputError` if the final name exists and `force` is not set.
     """
     if force and not keep:
         rename(temporary, path)
@@ -234,7 +235,7 @@ def _cannot_replace(path: str) -> OutputError:
 
 
 def exchange(one: str, other: str) -> None:
-    """Swap two names at once (Linux `renameat2`); on other systems, one after the other."""
+    """Swap two names: atomically with Linux's `renameat2`, and in three steps on other systems."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if swap is not None and not swap(
         _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
@@ -247,7 +248,7 @@ def exchange(one: str, other: str) -> None:
 
 
 def rename(temporary: str, path: str) -> None:
-    """Give a file or directory another name; raises `OutputError` if that fails."""
+    """Rename a file or directory; raises `OutputError` if that fails."""
     try:
         os.replace(temporary, path)
     except OSError as error:
@@ -256,7 +257,7 @@ def rename(temporary: str, path: str) -> None:
 
 def sync_directory(path: str) -> None:
     """Wait until the names in a directory are on the disk."""
-    with suppress(OSError):  # some file systems cannot, and keep the name anyway
+    with suppress(OSError):  # some file systems do not support or need this
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The files of an output in a repository, and those that it replaces there."""
+"""Checks the files of an output in a repository, and those that it replaces there."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REPLACE = "to replace it, use --force (force=True in Python)"
 
 
 def is_kept(path: str, files: Collection[str]) -> bool:
-    """Whether a file of the repository stays instead of that of the output: a model card."""
+    """Whether the repository keeps its own file of this path: an existing model card."""
     return os.path.basename(path) == _CARD and path in files
 
 
 def list_replaced_files(outcome: Outcome, files: Collection[str]) -> list[str]:
-    """Return the files of a repository that readers would take for parts of the output.
+    """Return files of a repository that readers would assign to the output.
 
-    They are the parts of an earlier output that this one does not have.
+    These are parts of an earlier output that this output does not have.
     """
     directory = os.path.dirname(parse_hub_url(outcome.path_of(outcome.names[0])).path)
     new = {parse_hub_url(outcome.path_of(name)).path for name in outcome.names}
@@ -45,9 +45,9 @@ def list_replaced_files(outcome: Outcome, files: Collection[str]) -> list[str]:
 
 
 def refuse_files(outcome: Outcome, *, force: bool) -> None:
-    """Refuse an output that cannot be committed, or replaces files without `force`.
+    """Raise `OutputError` if an output cannot be committed, or replaces files without `force`.
 
-    Other files may be in the repository; they stay. Raises `OutputError`.
+    Other files in the repository are kept.
     """
     repository = ModelRepository(outcome.path, outcome.where.commit)
     repository.refuse()

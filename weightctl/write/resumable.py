@@ -1,4 +1,4 @@
-"""What a stopped run has left beside the path of its output."""
+"""Finds the files that a stopped run has left next to its output."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["ResumableFiles", "find_resumable"]
 
 
 class ResumableFiles(NamedTuple):
-    """The remains of a stopped run: the token of its file names, and its records.
+    """The state of a stopped run: the token of its file names, and its records.
 
-    If there was a run but nothing can be continued, `lost` says why. `markers` are those of
-    processes that shared the run.
+    If no run can be continued, the token is new, and `lost` is the reason if there was a run.
+    `markers` are those of processes that shared the run.
     """
 
     token: str
@@ -37,9 +37,10 @@ class ResumableFiles(NamedTuple):
 def find_resumable(
     path: str, identify: Callable[[], Purpose] | None, *, has_markers: bool = True
 ) -> ResumableFiles:
-    """Return what a stopped run has left for one with this plan and input.
+    """Return the state of a stopped run with the same plan and input.
 
-    The records are those of the journal, and with `has_markers` those of processes that shared it.
+    The records are those of the journal and, if `has_markers` is set, those in the markers of
+    processes that shared the run.
     """
     lost = ""
     directory, base = os.path.split(path)

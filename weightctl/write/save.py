@@ -1,4 +1,4 @@
-"""Writes plans into files, a directory, or a pipe; `write_output` is the one writer."""
+"""Writes plans to files, a directory, or a pipe."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["Saved", "save"]
 
 
 class Saved(NamedTuple):
-    """The result of a save: the files, the seconds taken, and the rounding errors by tensor.
+    """The result of a save: the files, the time in seconds, and the rounding errors by tensor.
 
     `kept_bytes` are the bytes of tensors that a stopped run had already written. `started_over` is
     the reason why the files of a stopped run were not continued; it is empty if they were
-    continued, or if there were none. `pull_request` is the URL of the one that proposes the output,
-    if it was to be proposed. `workers` counts what workers have done, None without workers. Of
-    processes that share an output, `is_last` is True for the one that completed it.
+    continued, or if there were none. `pull_request` is the URL of the pull request with the output,
+    empty if none was requested. `workers` are the counts of workers, None without workers. If
+    processes share an output, `is_last` is True for the process that has completed it.
     """
 
     outcome: Outcome
@@ -59,17 +59,17 @@ class Saved(NamedTuple):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the checkpoint's files; the index, or the first part, is the first."""
+        """The paths of the checkpoint's files; the index or the first part comes first."""
         return self.outcome.files
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the checkpoint's files."""
+        """The number of bytes in the checkpoint's files."""
         return self.outcome.nbytes
 
     @property
     def written_bytes(self) -> int:
-        """The bytes of tensors that this run has written."""
+        """The number of bytes of tensors that this run has written."""
         return self.outcome.tensor_bytes - self.kept_bytes
 
 
@@ -83,20 +83,21 @@ def save(
     progress: Callable[[int], object] | None = None,
     distribution: Distribution | None = None,
 ) -> Saved:
-    """Write a plan; the target is then the complete output, or is unchanged after an error.
+    """Write a plan; afterwards, the output is complete, or after an error the target is unchanged.
 
     A tree of weights, or arrays by name such as a module's or torch's `state_dict()`, are stored
     unchanged, in the format that the target selects. `where` is a `Target`, or a path that selects
-    the format of the plan. `threads` work at the same time, by default one for each core, within
-    `memory` bytes, which can be text such as "512MiB"; neither changes the output. `progress` is
-    called with the number of bytes of each chunk written, by one thread at a time. With a
-    `distribution`, its workers do the work.
+    the format of the plan. `threads` is the number of threads, by default one for each core, and
+    `memory` the limit of memory in bytes, or text such as "512MiB"; neither changes the output.
+    `progress` is called with the number of bytes of each chunk written, by one thread at a time. If
+    a `distribution` is given, its workers do the work.
 
     A run that is stopped by Ctrl-C, by kill -9, or by an error of the disk or the source leaves its
-    temporary files and a journal. The same plan for the same input continues it. Nothing is left
-    after an error that the same plan would repeat, or if the run took less than a second. Raises as
-    `describe` and `Outcome.refuse` do, before anything is written, and `FormatError` if the source
-    cannot be read, or changes during the run.
+    temporary files and a journal, and saving the same plan with the same input continues it. No
+    files are left after an error that would occur again, or if the run took less than a second.
+
+    Raises the errors of `describe` and `Outcome.refuse` before anything is written, and
+    `FormatError` if the source cannot be read, or changes during the run.
     """
     started = time.monotonic()
     budget, count = memory_budget(memory), thread_count(threads)

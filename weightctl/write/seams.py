@@ -1,4 +1,4 @@
-"""Writes what stands between the tensors of a file, where it follows from their checksums."""
+"""Writes the bytes between the tensors of a file if they depend on the tensors' checksums."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _COPY = 1 << 20
 
 
 class SeamWriter:
-    """Writes what stands between tensors, where that is not zeros, as soon as it is known.
+    """Writes the bytes between tensors, such as checksums, as soon as they are known.
 
-    It follows from the CRC-32 of the tensors before it.
+    They depend on the CRC-32 of the tensors before them. Files with zeros between tensors are left
+    out.
     """
 
     def __init__(self, outcome: Outcome, files: Sequence[Writer]) -> None:
@@ -36,7 +37,7 @@ class SeamWriter:
         self._lock = Lock()
 
     def advance(self, records: Iterable[Record]) -> None:
-        """Take the CRC-32 of further tensors, and write what follows from them."""
+        """Add the CRC-32 of further tensors, and write the bytes that can be computed from them."""
         if not self._files:
             return
         with self._lock:
@@ -61,7 +62,7 @@ class SeamWriter:
 
     @staticmethod
     def _write_one(file: Writer, layout: Layout, checks: Sequence[int]) -> None:
-        """Write what stands after the tensors of `checks`; zeros follow up to the next tensor."""
+        """Write the bytes after the tensors with the CRC-32 `checks`, and zeros up to the next."""
         place = len(checks)
         start = len(layout.header)
         if place:

@@ -1,4 +1,4 @@
-"""Shards a checkpoint, from the path of a source to the files of ranks."""
+"""Shards a checkpoint from its source to the files of ranks."""
 
 from __future__ import annotations
 
@@ -47,16 +47,18 @@ def save_shards(
     progress: Callable[[int], object] | None = None,
     distribution: Distribution | None = None,
 ) -> Saved:
-    """Write the files of all ranks; the directory is complete, or is unchanged after an error.
+    """Write the files of all ranks; afterwards, the directory is complete, or unchanged on error.
 
-    A run that is stopped can be continued, as `save` describes. `threads` work at the same time, by
-    default one for each core, and use about 2 MB each. `progress` is called with the number of
-    bytes of each chunk written, by one thread at a time, and before that with the bytes that were
-    kept; the calls add up to `tensor_bytes` of the outcome. With a `distribution`, its workers do
-    the work. Raises as `describe_shards` and
-    `Outcome.refuse` do, before anything is written, `OutputError` if the directory cannot be
-    written or another run is writing it, and `FormatError` if the source cannot be read, changes
-    during the run, or is a sharded checkpoint with altered tensors.
+    A stopped run can be continued, as described in `save`. `threads` is the number of threads, by
+    default one for each core; each uses about 2 MB. `progress` is called with the bytes that a
+    stopped run had written, and then with the number of bytes of each chunk written, by one thread
+    at a time; the sum of all calls is `tensor_bytes` of the outcome. If a `distribution` is given,
+    its workers do the work.
+
+    Raises the errors of `describe_shards` and `Outcome.refuse` before anything is written,
+    `OutputError` if the directory cannot be written or another run is writing it, and `FormatError`
+    if the source cannot be read, changes during the run, or is a sharded checkpoint with altered
+    shards.
     """
     started = time.monotonic()
     count = thread_count(threads)
@@ -65,7 +67,7 @@ def save_shards(
         # Processes that share the output may have begun it, or even completed it.
         refuse_other_runs(outcome.path)
         outcome.refuse(force=force)
-    # What is wrong in one set must not be right in the next.
+    # If the source is sharded, altered shards must not get new digests: that would hide the change.
     refuse_altered(plan.source, threads=threads)
     work = RankWork(plan, list(outcome.parts.values()))
     written = write_output(
@@ -84,7 +86,7 @@ def save_shards(
 class ShardedOutput:
     """A sharded checkpoint that is planned or written; `saved` is None until it is written.
 
-    Workers make the plan from the `request`, None if the source is not a path.
+    Workers make the plan from the `request`, which is None if the source is not a path.
     """
 
     plan: ShardPlan
@@ -110,7 +112,7 @@ class ShardedOutput:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of tensors that a run which was stopped has written, and that `save` keeps."""
+        """The bytes of tensors that a stopped run has written and that `save` keeps."""
         if self.saved is not None:
             return self.saved.kept_bytes
         work = RankWork(self.plan, list(self.outcome.parts.values()))
@@ -149,7 +151,7 @@ class ShardedOutput:
         return replace(self, saved=saved)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
-        """Return the work of a worker; its threads use about 2 MB each."""
+        """Return the work, for a worker; each of its threads uses about 2 MB."""
         del threads, memory
         work = RankWork(self.plan, list(self.outcome.parts.values()))
         return PlannedWork(self.plan, self.outcome, work)
@@ -176,15 +178,16 @@ def shard(
     """Split a checkpoint for tp x ep x pp ranks, as `weightctl shard` does.
 
     `source` is a path, a tree of weights, or arrays by name such as a `state_dict()`. `out` is the
-    directory that gets a file for each rank. Layers are split across `tp` ranks, experts are
-    divided among `ep` groups, and layers among `pp` stages. `rules` is the path of a plan file, or
-    a dict with the content of its `[tensors]`, such as `{"o_proj": "columnwise"}`; the model family
-    decides for other tensors. `layout` is "ranks" or "vllm", and `to` the format of the files. `on`
-    and `task_size` are those of `weightctl.convert`.
+    directory to write, with a file for each rank. The tensors of each layer are split across `tp`
+    ranks, experts are divided among `ep` groups, and layers among `pp` stages. `rules` is the path
+    of a plan file, or a dict with the content of its `[tensors]`, such as
+    `{"o_proj": "columnwise"}`; other tensors are split by the rules of the model family. `layout`
+    is "ranks" or "vllm", and `to` the format of the files. `on` and `task_size` are those of
+    `weightctl.convert`.
 
-    Returns what was done. With `dry_run` nothing is written: `plan` and `outcome` of the result
-    describe the files, and its `save` writes them. Raises `ShardingError`,
-    `ConversionError`, `FormatError` and `OutputError`, all of them `WeightctlError`s with a hint.
+    Returns the written output. If `dry_run` is set, nothing is written: `plan` and `outcome` of the
+    result describe the files, and its `save` writes them. Raises `ShardingError`,
+    `ConversionError`, `FormatError` and `OutputError`, which are `WeightctlError`s with a hint.
     """
     request = PlanRequest.of(shard, dict(locals()))
     if isinstance(source, str | os.PathLike):

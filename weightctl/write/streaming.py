@@ -1,4 +1,4 @@
-"""Writes a checkpoint into a pipe or device, from front to back."""
+"""Writes a checkpoint to a pipe or device, in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open_stream", "write_stream"]
 
-# A pipe takes chunks in their order, so each is a task by itself.
+# The size of tasks. A pipe takes chunks in order, so tasks are small.
 _STREAMED = 2 << 20
 
 
@@ -42,11 +42,11 @@ def write_stream(
     threads: int,
     progress: Callable[[int], object] | None,
 ) -> dict[str, Loss]:
-    """Write the one file of an outcome into a pipe; return what was lost, by tensor."""
+    """Write the single file of an outcome to a pipe; return the rounding errors by tensor."""
     ((_, layout),) = outcome.parts.items()
     tasks = list(cut_tasks(plan, [layout], nbytes=_STREAMED))
     work.expect(tasks)
-    # Where a checksum of the bytes is written too, they must be seen.
+    # If checksums are written, bytes are read; otherwise, ranges of files may be copied.
     results = work.results_in_order
     fill = bind(work.fill, ranges=layout.between is None, results=results)
     losses: dict[str, Loss] = {}
@@ -62,7 +62,7 @@ def write_stream(
 
 
 class _Pull:
-    """Gives each tensor its bytes; they come in the order of the tensors."""
+    """Returns the bytes of each tensor, when called for the tensors in order."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class _Pull:
 
 @contextmanager
 def open_stream(path: str) -> Generator[PipeWriter, None, None]:
-    """Open a pipe or device for writing from front to back; `-` is stdout.
+    """Open a pipe or device for writing in order; `-` is stdout.
 
-    Bytes that were written cannot be removed. Opening a named pipe waits for its reader. Raises
-    `OutputError`.
+    Written bytes cannot be removed. Opening a named pipe waits for its reader. Raises `OutputError`
+    if it cannot be opened.
     """
     if stream_name(path) == stream_name(STDOUT):
         if not sys.stdout:  # it was closed before this process began

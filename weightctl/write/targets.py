@@ -1,4 +1,4 @@
-"""The meaning of an output path, and checks of the target before anything is written."""
+"""Interprets output paths, and checks targets before anything is written."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 class Target(NamedTuple):
-    """Where an output goes: a file, a model's directory, or a pipe; and in which format.
+    """The target of an output: a file, a model directory, or a pipe, and its format.
 
-    `file_name` is that of the file inside the directory, None where `path` itself is the file. A
-    stream is a pipe or device, written front to back; the path `-` is stdout. `commit` applies to
-    URLs in repositories.
+    `file_name` is the name of the file in a model directory; it is None if `path` is the file. A
+    stream is a pipe or device, which is written in order; the path `-` is stdout. `commit` has
+    options for URLs of repositories.
     """
 
     path: str
@@ -68,25 +68,25 @@ class Target(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The path of the file if the whole checkpoint is one file."""
+        """The path of the file, if the whole checkpoint is one file."""
         return self.path if self.file_name is None else os.path.join(self.path, self.file_name)
 
     def names(self, count: int) -> tuple[str, ...]:
-        """Return the names of the files, in their directory, for a checkpoint of `count` parts."""
+        """Return the names of the files, without directory, of a checkpoint with `count` parts."""
         base = self.file_name or os.path.basename(self.path)
         if count == 1:
             return (base,)
         return tuple(part_name(base, number, count) for number in range(count))
 
     def pattern(self) -> re.Pattern[str]:
-        """Return a pattern of the files' names, for any number of parts."""
+        """Return a pattern of the files' names for any number of parts, including the index."""
         stem, suffix = map(re.escape, split_suffix(os.path.basename(self.file)))
         index = re.escape(self.index_name or "")
         return re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?{suffix}|{index}")
 
     @property
     def index_name(self) -> str | None:
-        """The name of the index that lists the parts, None if the format has no index."""
+        """The name of the index that lists the parts; None if the format does not have one."""
         if not FORMATS[self.format].has_index:
             return None
         return os.path.basename(self.file) + INDEX_SUFFIX
@@ -95,12 +95,13 @@ class Target(NamedTuple):
 def target(
     path: str, format_name: str | None = None, commit: CommitOptions = _NO_OPTIONS
 ) -> Target:
-    """Return the target that an output path selects; `commit` is for one in a repository.
+    """Return the target that an output path selects; `commit` has options for repositories.
 
-    A path with the suffix of a format is a file of that format; with `format_name`, any suffix is
-    a file of that format. A path without a suffix, with a slash at its end, or of an existing
-    directory is a model directory, and so is the URL of a repository. `-` is stdout. Raises
-    `ConversionError` if the path does not select a format, or if `commit` does not apply to it.
+    A path with the suffix of a format is a file of that format; if `format_name` is given, a path
+    with any suffix is a file of that format. A path without a suffix, with a slash at its end, or
+    of an existing directory is a model directory, and so is the URL of a repository. `-` is stdout.
+    Raises `ConversionError` if the path does not select a format, or if `commit` does not apply to
+    it.
     """
     if commit != _NO_OPTIONS and not has_commits(path):
         name = "--private (private" if commit.private else "--pr (pr"
@@ -121,7 +122,7 @@ def target(
             f"`{path}` is not a valid name of an output", hint="use the path of a file or directory"
         )
     if path in _STDOUTS:
-        # Where it is a file, that is the shell's, and is to be written as it is.
+        # If the shell has redirected stdout to a file, the open file is written, not its path.
         return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
     if is_stream(path):
         return Target(path, _format_of_file(path, format_name), is_stream=True)
@@ -146,7 +147,7 @@ def target(
 
 
 def refuse_place(url: str) -> str:
-    """Return a URL that can be written; raises `OutputError` for others."""
+    """Return the URL; raises `OutputError` if it cannot be written."""
     if has_commits(url):
         return url
     store = store_of(url)
@@ -160,7 +161,7 @@ def refuse_place(url: str) -> str:
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path is a pipe or a device, which does not keep the bytes."""
+    """Whether a path is stdout, a pipe or a device, which must be written in order."""
     if path in _STDOUTS:
         return True
     try:
@@ -171,7 +172,7 @@ def is_stream(path: str) -> bool:
 
 
 def stream_name(path: str) -> str:
-    """Return the usual name of a stream; both names of stdout give the same result."""
+    """Return the name of a stream for messages, which is the same for all names of stdout."""
     return "stdout" if path in _STDOUTS else path
 
 
@@ -211,9 +212,9 @@ def _format_of_file(path: str, format_name: str | None) -> str:
 
 
 def check_place(directory: str, path: str, nbytes: int) -> None:
-    """Refuse a directory that does not exist, is not writable, or is on a disk that is too full.
+    """Raise `OutputError` if a directory is missing, not writable, or on a disk that is too full.
 
-    `path` is what the error names. Raises `OutputError`.
+    `nbytes` is the space that is needed. The error names `path`.
     """
     if not os.path.isdir(directory):
         raise OutputError(
@@ -223,7 +224,7 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
         hint = "choose another directory"
         raise OutputError(f"{path}: the directory {directory} is not writable", hint=hint)
     disk = shutil.disk_usage(directory)
-    # Some file systems do not tell: all their figures are zero.
+    # Some file systems do not report their size: all figures are zero.
     if disk.total and nbytes > disk.free:
         raise OutputError(
             f"{path}: {format_size(nbytes)} are needed, but {format_size(disk.free)} are free on "
@@ -235,9 +236,9 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
 def refuse_inputs(
     path: str, inputs: Iterable[str], consulted: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse a target that is an input or contains one; raises `OutputError`.
+    """Raise `OutputError` if a target is an input or contains one.
 
-    `consulted` says of further files what they are: "the recipe".
+    `consulted` maps the paths of further files that were read to their roles, such as "the recipe".
     """
     if is_remote(path):
         if path in inputs or os.path.dirname(path) == path:
@@ -261,9 +262,9 @@ def refuse_inputs(
 def refuse_what_is_there(
     paths: Sequence[str], *, force: bool, is_ours: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Refuse targets that exist, unless `force`; raises `OutputError`.
+    """Raise `OutputError` if a target exists and `force` is not set.
 
-    Even then a directory is replaced only when all it holds is ours by name.
+    Even with `force`, a directory is only replaced if `is_ours` is true for all names in it.
     """
     for path in paths:
         if is_directory(path):
@@ -287,7 +288,7 @@ def refuse_what_is_there(
 
 
 def make_older_error(name: str) -> OutputError:
-    """Return the error for a file that readers would take for a part of the output."""
+    """Return the error for an existing file that readers would assign to the output."""
     return OutputError(
         f"{name} is a file of an older checkpoint with the same name as the output: programs would "
         "find the old and the new checkpoint",

@@ -27,27 +27,27 @@ __all__ = [
     "estimate_encoding",
 ]
 
-# Bytes of working memory per element that a codec may need (`tests/codecs` holds them to it).
+# The working memory in bytes per element that a codec may need (tests check this limit).
 _WORKING = 64
-# Large enough that the interpreter's overhead, 0.1 ms for each chunk, is small.
+# The largest chunk, so large that the interpreter's overhead of 0.1 ms per chunk is small.
 _MAX_ELEMENTS = 1 << 20
 MAX_COPY = 1 << 20
-# The minimum, however small the memory limit is.
+# The smallest chunk, even if it exceeds the memory limit.
 _MIN_ELEMENTS = 1 << 12
 _MIN_COPY = 1 << 16
-# A task is recorded when all of it is on the disk. It is small enough that a crash loses little
+# A task is recorded when all of it is on the disk. Tasks are small enough that a crash loses little
 # work and that all threads are busy, and large enough that records are few and that the
-# interpreter's overhead, 0.4 ms for each task, is small.
+# interpreter's overhead of 0.4 ms per task is small.
 _LEAST_TASK, _USUAL_TASK, _LARGEST_TASK = 1 << 20, 4 << 20, 64 << 20
 _FEWEST_TASKS, _TASKS = 256, 1024
-# Bytes that a worker reads and writes in a second, if no measured rate is given.
+# The bytes that a worker is assumed to read and write per second, if no rate is given.
 BANDWIDTH = 1e9
 
 
 class Portion(NamedTuple):
-    """A part of an output tensor: bytes of a copy, or elements of a conversion.
+    """A range of an output tensor: `start` and `stop` are bytes of a copy, or else elements.
 
-    `offset` is where the tensor starts in its file.
+    `offset` is the offset of the whole tensor in its file.
     """
 
     item: Item
@@ -65,11 +65,11 @@ class Task(NamedTuple):
 
 
 class KeyedTask(NamedTuple):
-    """A task, by a key that each worker knows it by.
+    """A task, represented by a key from which each worker finds it.
 
-    It reads `read` bytes and writes `made` bytes. `place` is a file and an offset that it writes
-    to, which tasks of a batch should have in common. `computing` is the time in seconds that one
-    core takes to encode or hash, in addition to reading and writing.
+    The task reads `read` bytes and writes `made` bytes. `place` is the number of a file and an
+    offset that it writes to; tasks of a batch should have places near each other. `computing` is
+    the time in seconds that one core takes to encode or hash, in addition to reading and writing.
     """
 
     key: Any
@@ -80,19 +80,19 @@ class KeyedTask(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The bytes that it reads or writes, whichever is more."""
+        """The bytes that are read or written, whichever is more."""
         return max(self.read, self.made)
 
     def estimate_seconds(self, bandwidth: float = BANDWIDTH) -> float:
-        """Return the expected time on one core that reads and writes so many bytes a second."""
+        """Return the expected time in seconds on one core, with `bandwidth` bytes per second."""
         return (self.read + self.made) / bandwidth + self.computing
 
 
 class Chunk(NamedTuple):
     """Whole blocks of a tensor that are processed in memory.
 
-    `start` and `stop` are bytes of the source. It is laid out as rows of `row` bytes, and becomes
-    `made` bytes at `offset` of the output file. `importance` is one weight per column, or None.
+    `start` and `stop` are bytes of the source, in rows of `row` bytes. The result has `made` bytes,
+    and is written at `offset` in the output file. `importance` is one weight per column, or None.
     """
 
     item: Item
@@ -109,10 +109,9 @@ def cut_tasks(
 ) -> Iterator[Task]:
     """Yield the tasks of a plan in the order of the output's bytes.
 
-    They depend on the plan alone, not on threads or memory, unless `nbytes` gives their size. If a
-    layout needs the CRC-32 of each tensor, each tensor is a task, and what stands after it is known
-    when its task is done. Raises `ConversionError` if a tensor's length differs from the one in its
-    layout.
+    They only depend on the plan, and not on threads or memory, unless `nbytes` gives their size. If
+    a layout needs the CRC-32 of each tensor, each tensor is a task of its own. Raises
+    `ConversionError` if the size of a tensor differs from that in its layout.
     """
     by_name = {item.info.name: item for item in plan.items}
     if nbytes is None:
@@ -153,12 +152,12 @@ def _count_portion(portion: Portion) -> int:
 
 
 def count_read(portion: Portion, stored: int) -> int:
-    """Return the bytes that are read for a portion of an item with so many stored bytes."""
+    """Return the number of bytes that are read for a portion of an item of `stored` bytes."""
     return stored * (portion.stop - portion.start) // _count_units(portion.item)
 
 
 def estimate_encoding(portion: Portion) -> float:
-    """Return the seconds in which one core encodes a portion; copies take none."""
+    """Return the expected seconds in which one core encodes a portion; 0 for copies."""
     item = portion.item
     if item.is_copy:
         return 0.0
@@ -181,7 +180,7 @@ def _step(item: Item, nbytes: int) -> int:
 
 
 def _copy_unit(item: Item) -> int:
-    # A change of byte order needs whole blocks; unknown encodings have none.
+    # Changing the byte order needs whole blocks; the blocks of unknown encodings are unknown.
     return item.source.encoding.size if item.source.encoding.is_known else 1
 
 
@@ -206,9 +205,9 @@ def _refuse_other_size(item: Item) -> None:
 
 
 def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
-    """Cut a portion into chunks of whole blocks of both encodings, each within `room` bytes.
+    """Cut a portion into chunks of whole blocks of both encodings, each of at most `room` bytes.
 
-    A minimum size keeps the overhead of the interpreter small, even if it exceeds `room`.
+    Chunks have a minimum size, even if it exceeds `room`, to keep the interpreter's overhead small.
     """
     item = portion.item
     if item.is_copy:
@@ -239,7 +238,7 @@ def cut_chunks(portion: Portion, room: int) -> Iterator[Chunk]:
 
 
 def _list_matrices(portion: Portion) -> Iterator[tuple[int, int, F32 | None]]:
-    """Yield ranges [start, stop) of elements that share their importance, with it."""
+    """Yield ranges of elements, [start, stop), with the importance of their columns."""
     item, importance = portion.item, portion.item.importance
     if importance is None:
         yield portion.start, portion.stop, None

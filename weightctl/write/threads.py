@@ -28,7 +28,10 @@ class StoppedError(Exception):
 
 
 class _Handed(NamedTuple):
-    """A result of an item, by the item's number; its thread gets an answer in `taken`."""
+    """A result of item `number`; `taken` gets True when the caller has used the result.
+
+    It gets False if the thread should stop.
+    """
 
     number: int
     made: Any
@@ -51,9 +54,11 @@ def run_all(
     """Call a function with each item, started in order, and return when all calls have ended.
 
     Each call also gets an event, which is set after an error or Ctrl-C: the call should then end as
-    soon as it can, and its errors are ignored; `release` ends the waits of calls for one another. A
-    single item needs no thread. Raises the error of the first call that fails, and
-    `ConversionError` if no thread can be started or memory runs out.
+    soon as possible, and its errors are ignored. `release` must end the waiting of calls for other
+    calls. With a single item or thread, the calls run in the caller's thread.
+
+    Raises the error of the first call that fails, and `ConversionError` if no thread can be started
+    or memory runs out.
     """
     ended = Event()
     threads = min(threads, len(items))
@@ -76,11 +81,11 @@ def run_in_order(
     threads: int,
     results: int = 1,
 ) -> Generator[_Made, None, None]:
-    """Yield the results of `make` for each item, in order; threads work ahead.
+    """Yield the results of `make` for each item, in order, while threads work ahead.
 
-    Each result is valid until the next is requested. A thread that makes a result has at most
-    `results` - 1 others that are still valid, so `make` needs room for this many in each thread.
-    Raises the errors of `run_all`.
+    Each result is valid until the next is requested. At most `results` results of a thread are
+    valid at a time, including the one that is being made, so `make` needs this number of buffers
+    per thread. Raises the errors of `run_all`.
     """
     following = iter(items)
     first = list(islice(following, 2))
@@ -111,14 +116,14 @@ class _Threads(Generic[_Item]):
         self._most = threads
         self._begun: list[Thread] = []
         self._ended = ended or Event()
-        # This way to wait needs the fewest other modules, and works with Ctrl-C.
+        # Waiting for this queue works with Ctrl-C, and needs the fewest imports.
         self.messages: SimpleQueue[_Handed | _Done | BaseException | None] = SimpleQueue()
 
     def __enter__(self) -> Self:
         try:
             with defer_signals():
                 self._start()
-        except BaseException:  # Ctrl-C that was held back, or no thread
+        except BaseException:  # a deferred Ctrl-C, or no thread could be started
             self.__exit__()
             raise
         return self
@@ -132,7 +137,7 @@ class _Threads(Generic[_Item]):
 
     def _start(self) -> None:
         for _ in range(self._most):
-            # A process should not wait at exit for work that is no longer needed.
+            # Threads are daemons, so that a process does not wait at exit for unneeded work.
             thread = Thread(target=self._run, name="weightctl", daemon=True)
             try:
                 thread.start()
@@ -166,7 +171,7 @@ class _Threads(Generic[_Item]):
                 raise failure
 
     def _release(self) -> None:
-        """Let waiting threads continue."""
+        """Release threads that wait for other threads or the caller."""
         self._release_waits()
 
     @property
@@ -176,7 +181,7 @@ class _Threads(Generic[_Item]):
 
 
 class _Untaken(local):
-    """The results of a thread that were not taken yet, and the answers that it waits for."""
+    """The number of a thread's results that were not taken yet, and its queue of answers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -200,12 +205,12 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
         self._waiting: dict[int, deque[_Handed]] = {}
 
     def _hand_over(self, item: _Item, number: int) -> None:
-        """Pass on each result of an item; wait while this thread has no room for another."""
+        """Pass on each result of an item; wait while too many results were not taken."""
         untaken = self._untaken
         for made in self._make(item):
             self.messages.put(_Handed(number, made, untaken.answers))
             untaken.count += 1
-            # Results of a thread are taken in the order in which it passes them on.
+            # The results of a thread are taken in the order in which it passes them on.
             while untaken.count >= self._results:
                 if not untaken.answers.get():
                     raise StoppedError
@@ -239,7 +244,7 @@ class _Ordered(_Threads[_Item], Generic[_Item, _Made]):
     def _release(self) -> None:
         for handed in chain.from_iterable(self._waiting.values()):
             handed.taken.put(False)
-        # Threads that wait to pass on a result are released here; none starts another item.
+        # This releases threads that wait for a result to be taken; they do not start another item.
         while any(thread.is_alive() for thread in self._begun):
             try:
                 message = self.messages.get(timeout=0.01)

@@ -1,6 +1,6 @@
-"""Accounts of Google Cloud Storage and Azure Blob Storage, as the environment names them.
+"""Reads the accounts of Google Cloud Storage and Azure Blob Storage from the environment.
 
-Reading is by obstore and writing by other libraries; the variables are those that obstore reads.
+obstore reads objects, and other libraries write them; the variables are those of obstore.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AzureAccount", "GoogleAccount", "azure_account", "google_account"]
 
-# The account of Microsoft's emulator, which is public.
+# The account and key of Microsoft's emulator, which are public.
 _EMULATOR = "devstoreaccount1"
 _EMULATOR_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -26,9 +26,9 @@ _EMULATOR_URL = "http://127.0.0.1:10000"
 
 
 class GoogleAccount(NamedTuple):
-    """An account of Google Cloud Storage; without any of these it is the default of the machine.
+    """An account of Google Cloud Storage; if all fields are empty, the default of the machine.
 
-    `service` is the document of a service account.
+    `service` is the content of a service account's JSON file.
     """
 
     endpoint: str = ""
@@ -38,9 +38,9 @@ class GoogleAccount(NamedTuple):
 
 
 class AzureAccount(NamedTuple):
-    """An account of Azure Blob Storage; without a secret it is that of who is logged in.
+    """An account of Azure Blob Storage; without a secret, the logged-in user's credentials apply.
 
-    `signature` is a shared access signature, and `token` one of OAuth.
+    `signature` is a shared access signature, and `token` an OAuth token.
     """
 
     name: str
@@ -52,7 +52,7 @@ class AzureAccount(NamedTuple):
 
 
 def google_account() -> GoogleAccount:
-    """Return the account that the environment names; raises `FormatError`."""
+    """Return the account in the environment; raises `FormatError` if it is invalid."""
     service = _service_account()
     return GoogleAccount(
         _first("GOOGLE_BASE_URL") or str(service.get("gcs_base_url", "")),
@@ -73,7 +73,7 @@ def _service_account() -> Mapping[str, Any]:
                 text = file.read()
         found = json.loads(text)
     except (OSError, ValueError) as error:
-        # The text of the error may have the key.
+        # The error's own text is not shown, since it may contain the key.
         raise _refusal("gs", f"{path or 'GOOGLE_SERVICE_ACCOUNT_KEY'} cannot be read") from error
     if not is_object(found):
         raise _refusal("gs", f"{path or 'GOOGLE_SERVICE_ACCOUNT_KEY'} is not a JSON object")
@@ -81,7 +81,7 @@ def _service_account() -> Mapping[str, Any]:
 
 
 def azure_account() -> AzureAccount:
-    """Return the account that the environment names; raises `FormatError`."""
+    """Return the account in the environment; raises `FormatError` if it is not named."""
     parts = _connection_string()
     if _is_on("AZURE_STORAGE_USE_EMULATOR") or parts.get("usedevelopmentstorage") == "true":
         name = _first("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT") or _EMULATOR
@@ -116,7 +116,7 @@ def azure_account() -> AzureAccount:
 
 
 def _connection_string() -> dict[str, str]:
-    """Return the fields of the connection string; their names have no case."""
+    """Return the fields of the connection string, with their names in lower case."""
     fields = (
         field.partition("=") for field in _first("AZURE_STORAGE_CONNECTION_STRING").split(";")
     )
@@ -124,7 +124,7 @@ def _connection_string() -> dict[str, str]:
 
 
 def _first(*names: str) -> str:
-    """Return the first of some environment variables that is set."""
+    """Return the value of the first environment variable that is set; empty if none is."""
     return next(filter(None, map(os.environ.get, names)), "")
 
 

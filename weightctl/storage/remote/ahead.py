@@ -1,4 +1,4 @@
-"""Reads ahead: several requests at a time fetch what will be read next."""
+"""Reads ahead: fetches the ranges that will be read next, with several requests at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "ReadAhead", "set_read_ahead"]
 
-# One request fetches no more than this.
+# The largest number of bytes of one request.
 CHUNK = 8 << 20
-# How many requests are under way at a time, for all files together.
+# The largest number of concurrent requests, for all files together.
 _REQUESTS = 16
 _DEFAULT_LIMIT = 64 << 20
 
 
 class _Limit:
-    """The bytes that all files may fetch ahead."""
+    """The limit of bytes that are fetched ahead, for all files together."""
 
     def __init__(self) -> None:
         self.most = _DEFAULT_LIMIT
@@ -30,7 +30,7 @@ class _Limit:
         self._lock = Lock()
 
     def take(self, nbytes: int, *, is_needed: bool) -> bool:
-        """Reserve bytes; False if there is no room, and they are not needed at once."""
+        """Reserve bytes; return False if they exceed the limit and are not needed immediately."""
         with self._lock:
             if self._used + nbytes > self.most and not is_needed:
                 return False
@@ -38,7 +38,7 @@ class _Limit:
             return True
 
     def give_back(self, nbytes: int) -> None:
-        """Return reserved bytes."""
+        """Release reserved bytes."""
         with self._lock:
             self._used -= nbytes
 
@@ -47,12 +47,12 @@ _LIMIT = _Limit()
 
 
 def set_read_ahead(nbytes: int) -> None:
-    """Set how many bytes of all files together are fetched before they are read."""
+    """Set the limit of bytes that are fetched ahead, for all files together."""
     _LIMIT.most = nbytes
 
 
 class _Workers:
-    """Threads that carry out requests; they end with the process."""
+    """Daemon threads that carry out requests."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_AheadChunk] = SimpleQueue()
@@ -60,7 +60,7 @@ class _Workers:
         self._lock = Lock()
 
     def put(self, piece: _AheadChunk) -> None:
-        """Have a piece fetched."""
+        """Add a chunk to the queue of chunks to fetch."""
         with self._lock:
             if self._begun < _REQUESTS:
                 Thread(target=self._run, name="weightctl-fetch", daemon=True).start()
@@ -76,7 +76,7 @@ _WORKERS = _Workers()
 
 
 class _AheadChunk:
-    """A range that is being fetched, or has been; `left` counts the bytes not yet taken."""
+    """A range that is fetched or will be; `left` is the number of bytes that were not read yet."""
 
     def __init__(self, start: int, stop: int, request: Callable[[int, int], list[Bytes]]) -> None:
         self.start = start
@@ -89,7 +89,7 @@ class _AheadChunk:
         self._error: Exception | None = None
 
     def fetch(self) -> None:
-        """Request the bytes; any error is raised where they are taken."""
+        """Request the bytes; `read` raises the error if the request fails."""
         try:
             if not self.is_dropped:
                 self._data = self._request(self.start, self.stop)
@@ -98,7 +98,7 @@ class _AheadChunk:
         self._done.set()
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
-        """Wait for the bytes; yield those from `start` to `stop` as they arrived, with offsets."""
+        """Wait for the bytes; yield those from `start` to `stop` in pieces, with their offsets."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -111,10 +111,10 @@ class _AheadChunk:
 
 
 class ReadAhead:
-    """The pieces of one file that are fetched before they are read.
+    """The chunks of one file that are fetched before they are read.
 
-    Each piece is dropped when all of it was taken, so that memory is bounded by what is expected
-    and not yet read.
+    A chunk is dropped when all of it was read, so that memory is only used for bytes that are
+    expected and not yet read.
     """
 
     def __init__(self, request: Callable[[int, int], list[Bytes]], size: int) -> None:
@@ -124,9 +124,9 @@ class ReadAhead:
         self._lock = Lock()
 
     def expect(self, offset: int, nbytes: int, *, is_needed: bool = False) -> bool:
-        """Begin to fetch what is not fetched yet; return False where there is no room for all.
+        """Begin to fetch the missing chunks of a range; return False at the limit of memory.
 
-        What is needed at once is fetched in any case.
+        If `is_needed` is set, they are fetched even if they exceed the limit.
         """
         stop = min(offset + nbytes, self._size)
         with self._lock:
@@ -155,10 +155,10 @@ class ReadAhead:
         return gaps
 
     def take(self, start: int, stop: int, use: Callable[[int, memoryview], object]) -> bool:
-        """Have a range used, piece by piece: `use` gets offsets and bytes, which are then dropped.
+        """Call `use` with the offsets and bytes of a range, piece by piece, and drop them.
 
-        Returns False, and uses nothing, if some of it is not expected. Raises the error of a
-        request, and those of `use`.
+        Return False, without calling `use`, if a part of the range was not requested by `expect`.
+        Raises the error of a failed request, and those of `use`.
         """
         with self._lock:
             if self._list_gaps(start, stop):
@@ -187,6 +187,6 @@ class ReadAhead:
         _LIMIT.give_back(piece.stop - piece.start)
 
     def close(self) -> None:
-        """Drop all pieces."""
+        """Drop all chunks."""
         for piece in list(self._pieces):
             self._drop(piece)

@@ -1,6 +1,6 @@
-"""Writing to Azure Blob Storage: blocks with ids, and lists of blocks that make objects.
+"""Writes to Azure Blob Storage: uploads blocks with ids, and commits lists of them as objects.
 
-An upload has no id there. Each blob has blocks that no list has named yet, for a week. The ids of
+Azure does not have ids of uploads: the uncommitted blocks of a blob are kept for a week. The ids of
 blocks therefore begin with a token of their upload, and end with the number of the part.
 """
 
@@ -58,29 +58,29 @@ __all__ = ["AzureUploads"]
 
 _ATTEMPTS = 8
 _LARGEST_PUT = 256 << 20
-# All block ids of a blob have the same length.
+# The digits of a part's number in a block id, since all ids of a blob must have the same length.
 _DIGITS = 5
 _SCOPE = "https://storage.azure.com/.default"
-# How long the store may read the source of a copy; another signature is made before that.
+# The hours for which a signature is valid at least, and after which another one is made.
 _SIGNED_HOURS, _RENEWED_HOURS = 4, 2
-# Codes of copies whose source the store cannot read, although this program can.
+# Error codes of copies if the store cannot read the source, although this program can.
 _NOT_COPIED = {"CannotVerifyCopySource", "UnsupportedHeader", "NotImplemented"}
 
 
 class AzureUploads:
-    """Writes objects of `az://` URLs. All methods raise `OutputError`; threads may share it."""
+    """Writes objects of `az://` URLs. All methods may raise `OutputError`, and are thread-safe."""
 
-    # The limits of Azure: blocks may be small.
+    # The limits of Azure. Blocks may have any size.
     least_part = 1
     most_parts = 50_000
 
     def create(self, path: str) -> str:
-        """Choose the id of an upload in parts; the store has none, and is not asked."""
+        """Return a new id for an upload in parts, without a request."""
         del path
         return new_token()
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, from 1; a part of this number is replaced."""
+        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         name = _block(upload, number)
         _call(path, lambda blob: blob.stage_block(name, bytes(data), validate_content=True))
         TRAFFIC.count(sent=len(data))
@@ -93,7 +93,7 @@ class AzureUploads:
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Have the store copy a range of another object as a part; None if it cannot."""
+        """Make the store copy a range of another object as a part; return None if it cannot."""
         name, tag = _block(upload, number), source.file.tag
         options: dict[str, Any] = {"headers": {"x-ms-source-if-match": tag}} if tag else {}
         read = _open_source(source.file.path)
@@ -107,7 +107,7 @@ class AzureUploads:
                 ),
             )
         except _DeniedError:
-            # The bytes are sent instead, which shows whether it is the source or the output.
+            # The caller sends the bytes instead. If that fails too, the output is not accessible.
             return None
         except _ChangedSourceError as error:
             raise OutputError(
@@ -117,7 +117,7 @@ class AzureUploads:
         return UploadedPart(name, source.nbytes)
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the parts that were uploaded, by number; None if there are none."""
+        """Return the uploaded parts by number; None if there are none."""
         try:
             _, blocks = _call(path, lambda blob: blob.get_block_list("uncommitted"))
         except MissingObjectError:
@@ -132,22 +132,22 @@ class AzureUploads:
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        """Complete an upload, so that the object appears; replace an object only if `force`."""
         names = [_block(upload, number) for number in sorted(parts)]
         blocks = list(map(BlobBlock, names))
         try:
             _call(path, lambda blob: blob.commit_block_list(blocks, **_condition(force=force)))
         except ExistingObjectError:
-            # A repeated request finds the object that the first one made.
+            # If the answer was lost, the repeated request finds the object of the first one.
             committed, _ = _call(path, lambda blob: blob.get_block_list("committed"))
             if [block.id for block in committed] != names:
                 raise
 
     def abort(self, path: str, upload: str) -> None:
-        """Do nothing: the store removes blocks after a week, or when the object is written."""
+        """Do nothing, since the store removes blocks after a week, or when the blob is written."""
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
-        """Write a small object; it appears whole. Without `force` nothing is replaced."""
+        """Write a small object in one request; replace an object only if `force`."""
         data = bytes(content)
         try:
             _call(path, lambda blob: blob.upload_blob(data, overwrite=force, validate_content=True))
@@ -159,7 +159,7 @@ class AzureUploads:
         TRAFFIC.count(sent=len(content))
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the content of a small object, or `nbytes` of it from `start` on."""
+        """Return the content of a small object, or `nbytes` of it at `start`."""
         offset = None if nbytes is None else start
         content: bytes = _call(
             path, lambda blob: blob.download_blob(offset=offset, length=nbytes).readall()
@@ -168,7 +168,7 @@ class AzureUploads:
         return content
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; what does not exist is left out."""
+        """Remove objects; objects that do not exist are ignored."""
         for path in paths:
             try:
                 _call(path, lambda blob: blob.delete_blob())
@@ -193,22 +193,25 @@ class AzureUploads:
 
 
 class _DeniedError(OutputError):
-    """The account has no access, or the store cannot read the source of a copy."""
+    """The account does not have access, or the store cannot read the source of a copy."""
 
 
 class _ChangedSourceError(OutputError):
-    """The source of a copy is not the object that was opened."""
+    """The source of a copy has changed since it was opened."""
 
 
 class _CopySource(NamedTuple):
-    """The URL by which the store reads an object, with what allows it: a signature or a token."""
+    """The URL from which the store reads an object.
+
+    The URL has a signature if one is needed; `authorization` is a header with a token instead.
+    """
 
     url: str
     authorization: str = ""
 
 
 def _open_source(path: str) -> _CopySource:
-    """Return what the store needs to read an object as this program may."""
+    """Return the URL and authorization that let the store read an object for this account."""
     account, (_, container, key) = azure_account(), split_url(path)
     client = _client(cloud_environment()).get_blob_client(container, key)
     url = str(client.url).partition("?")[0]
@@ -225,7 +228,11 @@ def _open_source(path: str) -> _CopySource:
 
 @cache
 def _sign(account: AzureAccount, container: str, key: str, period: int) -> str:
-    """Return a signature that allows to read an object from a period on; periods count hours."""
+    """Return a signature that allows reading an object.
+
+    `period` is the number of periods of two hours since 1970; a signature is made once for each,
+    and is valid for at least four hours.
+    """
     hours = period * _RENEWED_HOURS + _RENEWED_HOURS + _SIGNED_HOURS
     signature: str = generate_blob_sas(
         account.name,
@@ -239,7 +246,7 @@ def _sign(account: AzureAccount, container: str, key: str, period: int) -> str:
 
 
 class _GivenToken:
-    """A token of OAuth from the environment, which is not renewed."""
+    """An OAuth token from the environment, which is not renewed."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -249,7 +256,7 @@ class _GivenToken:
 
 
 class _Retries(ExponentialRetry):
-    """Repeats requests as often as those of the other stores."""
+    """Repeats requests as often, and after the same waits, as those of the other stores."""
 
     def __init__(self) -> None:
         super().__init__(retry_total=_ATTEMPTS - 1)
@@ -284,7 +291,7 @@ def _translating(path: str, request: Callable[[], Any]) -> Any:
 def _translate(error: AzureError | FormatError, path: str) -> OutputError:
     if isinstance(error, FormatError):
         return OutputError(f"{path}: {error.reason}", hint=error.hint)
-    found: Any = getattr(error, "error_code", None)  # a code of the store, where it has answered
+    found: Any = getattr(error, "error_code", None)  # set if the store has answered
     code = str(getattr(found, "value", found) or type(error).__name__)
     kind: type[OutputError] = OutputError
     reason, hint = f" cannot be written: {code}", NETWORK_HINT
@@ -323,7 +330,7 @@ def _client(_: tuple[tuple[str, str], ...]) -> BlobServiceClient:
     elif account.token:
         credential = _GivenToken(account.token)
     else:
-        from azure.identity import DefaultAzureCredential  # seldom needed
+        from azure.identity import DefaultAzureCredential  # rarely needed
 
         credential = DefaultAzureCredential()
     return BlobServiceClient(

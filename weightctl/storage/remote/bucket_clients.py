@@ -1,4 +1,4 @@
-"""Clients of buckets that read: with the credentials that other tools of each store use."""
+"""Opens clients that read buckets, with the credentials that other tools of each store use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROFILES = (".aws/credentials", ".aws/config")
 def open_bucket(scheme: str, bucket: str) -> S3Store | GCSStore | AzureStore:
     """Return the client of a bucket, with the credentials that other tools of the store use.
 
-    Raises `FormatError` if the environment does not say which they are.
+    Raises `FormatError` if the environment does not state them, or if they are invalid.
     """
     return _open_bucket(scheme, bucket, cloud_environment())
 
@@ -44,7 +44,7 @@ def _open_google(bucket: str) -> GCSStore:
 
 def _open_azure(container: str) -> AzureStore:
     account = azure_account()
-    # What is not given here, obstore takes from the environment: tokens, and who is logged in.
+    # obstore itself reads tokens and the logged-in user's credentials from the environment.
     secrets: dict[str, Any] = {}
     if account.key:
         secrets["account_key"] = account.key
@@ -54,7 +54,7 @@ def _open_azure(container: str) -> AzureStore:
         container,
         account_name=account.name,
         endpoint=account.endpoint,
-        # The endpoint is that of the emulator where it is in use.
+        # If the emulator is used, `account.endpoint` is already its URL.
         use_emulator=False,
         client_options=client_options(account.endpoint),
         retry_config=NO_RETRIES,
@@ -80,7 +80,7 @@ def _open_s3(bucket: str) -> S3Store:
 
 
 def _has_profile() -> bool:
-    """Whether the credentials are those of a profile in a file, and not in the environment."""
+    """Whether the credentials are in a profile in a file, and not in the environment."""
     if "AWS_ACCESS_KEY_ID" in os.environ or os.environ.get("AWS_SKIP_SIGNATURE"):
         return False
     files = (os.path.join(os.path.expanduser("~"), name) for name in _PROFILES)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketStore"]
 
-# What writes objects, by the scheme of their URLs, which is also the extra that it needs.
+# The classes that write objects, by URL scheme, which is also the name of the extra with their
+# dependencies.
 _WRITERS = {
     "s3": "weightctl.storage.remote.s3_uploads:S3Uploads",
     "gs": "weightctl.storage.remote.gcs_uploads:GCSUploads",
@@ -59,7 +60,7 @@ class BucketStore(RemoteStore):
         return lambda start, stop: fetch_range(store, key, start, stop, tag)
 
     def uploads(self, path: str) -> Uploads:
-        """Return what writes objects; raises `OutputError` if the storage cannot be written."""
+        """Return the interface for writing; raises `OutputError` if a package is missing."""
         scheme = split_url(path)[0]
         try:
             made: Uploads = load(_WRITERS[scheme])()
@@ -74,5 +75,5 @@ class BucketStore(RemoteStore):
 
 
 def _quote(tag: str) -> str:
-    """Return an ETag of a listing as headers have it: listings of Azure leave out the quotes."""
+    """Return an ETag in quotes, as in headers, since Azure's listings leave them out."""
     return f'"{tag}"' if tag and '"' not in tag else tag

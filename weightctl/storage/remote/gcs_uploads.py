@@ -1,8 +1,9 @@
-"""Writing to Google Cloud Storage, by its XML API: S3's, with bearer tokens and other conditions.
+"""Writes to Google Cloud Storage by its XML API, which is similar to that of S3.
 
-Uploads in parts take no conditions there, and replace what has their name. An upload has a
-temporary name therefore, and the complete object is copied to its name: the store does that without
-moving bytes, and only if nothing has the name.
+It differs in bearer tokens and in the names of conditions. Uploads in parts do not support
+conditions, and replace existing objects. Therefore an upload has a temporary name, and the complete
+object is copied to its final name. The store does that without moving bytes, and can refuse to
+replace an object.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ __all__ = ["GCSUploads"]
 
 _ENDPOINT = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
-# Metadata of an object: the token of the upload that it comes from.
+# The metadata key for the token of the upload that an object comes from.
 _TOKEN = "weightctl-upload"  # noqa: S105  # not a secret
 
 
 class GCSUploads(PartUploads):
     """Writes objects of `gs://` URLs.
 
-    The id of an upload is the token of its temporary name, a colon, and the id in the store.
+    The id of an upload consists of the token in its temporary name, a colon, and the store's id.
     """
 
     scheme = "gs"
@@ -55,7 +56,7 @@ class GCSUploads(PartUploads):
         return _client(cloud_environment())
 
     def create(self, path: str) -> str:
-        """Begin an upload in parts; return its id."""
+        """Begin an upload in parts, and return its id."""
         token = new_token()
         found = self._call(
             temporary_name(path, token), "create_multipart_upload", Metadata={_TOKEN: token}
@@ -63,27 +64,27 @@ class GCSUploads(PartUploads):
         return f"{token}:{found['UploadId']}"
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, from 1; a part of this number is replaced."""
+        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         return super().put_part(*_target(path, upload), number, data)
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the parts that were uploaded, by number; None if the upload does not exist."""
+        """Return the uploaded parts by number; None if the upload does not exist."""
         return super().list_parts(*_target(path, upload))
 
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        """Complete an upload, so that the object appears; replace an object only if `force`."""
         target, number = _target(path, upload)
         super().complete(target, number, parts, force=True)
         self._copy(target, path, upload.partition(":")[0], force=force)
         self.delete([target])
 
     def abort(self, path: str, upload: str) -> None:
-        """End an upload, and remove its parts; do nothing if it has ended."""
+        """Abort an upload, and remove its parts; do nothing if it does not exist."""
         target, number = _target(path, upload)
         super().abort(target, number)
-        # What a run has left that stopped between the two steps of a completion.
+        # A run that stopped between the two steps of `complete` has left this object.
         self.delete([target])
 
     def _copy(self, source: str, path: str, token: str, *, force: bool) -> None:
@@ -92,14 +93,14 @@ class GCSUploads(PartUploads):
         try:
             repeat(lambda: obstore.copy(store, name, key, overwrite=force), path)
         except exceptions.AlreadyExistsError as error:
-            # A repeated request finds the object that the first one made.
+            # If the answer was lost, the repeated request finds the object of the first one.
             if self._headers(path).get(f"x-goog-meta-{_TOKEN}") != token:
                 raise translate_error(error, path, "written") from error
         except Exception as error:
             raise translate_error(error, path, "written") from error
 
     def _is_complete(self, path: str, parts: Mapping[int, UploadedPart]) -> bool:
-        """Whether the object was made: its name is that of one upload, and its ETag no digest."""
+        """Whether the object exists; its temporary name is used by a single upload."""
         del parts
         try:
             return bool(self._headers(path))
@@ -113,7 +114,7 @@ class GCSUploads(PartUploads):
 
 
 def _target(path: str, upload: str) -> tuple[str, str]:
-    """Return the temporary name that an upload has, and its id in the store."""
+    """Return the temporary name of an upload, and its id in the store."""
     token, _, number = upload.partition(":")
     return temporary_name(path, token), number
 
@@ -128,7 +129,7 @@ def _client(_: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _rename_headers(request: Any, **_: object) -> None:
-    """Give the condition and the metadata of a request the names that Google's API has."""
+    """Rename the condition and the metadata of a request to Google's header names."""
     headers = request.headers
     if headers.pop("If-None-Match", None) is not None:
         headers["x-goog-if-generation-match"] = "0"
@@ -137,11 +138,11 @@ def _rename_headers(request: Any, **_: object) -> None:
 
 
 def _authorizer() -> Callable[..., None]:
-    """Return what adds a token to a request, of the credentials that obstore reads with."""
+    """Return a function that adds a token to a request, from the credentials that obstore uses."""
     account = google_account()
     if account.is_anonymous:
         return _ignore
-    # google-auth is typed in part.
+    # google-auth has incomplete type annotations.
     make: Any = service_account.Credentials
     owner: Any = oauth2
     machine: Any = google.auth
@@ -155,9 +156,9 @@ def _authorizer() -> Callable[..., None]:
 
 
 def _ignore(**_: object) -> None:
-    """Add no token to a request."""
+    """Leave a request without a token."""
 
 
 def _authorize(credentials: Any, transport: Any, lock: Lock, request: Any, **_: object) -> None:
-    with lock:  # one thread renews the token
+    with lock:  # only one thread at a time may renew the token
         credentials.before_request(transport, request.method, request.url, request.headers)

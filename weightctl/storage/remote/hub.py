@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub."""
+"""Reads models on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HubCommit", "HubStore"]
 
-# Deeper paths are no model's; they would make listings large.
+# Paths with more directories are ignored, since they would make listings large.
 _DEEPEST = 32
 
 
 class _ListedFile(NamedTuple):
-    """A file as the Hub lists it: its path, its size if that is stated, and its identifier."""
+    """A file as listed by the Hub: its path, its size if stated, and its hash."""
 
     path: object
     size: int | None
@@ -75,7 +75,7 @@ class HubCommit(NamedTuple):
         }
 
     def find(self, path: str) -> RemoteEntry | None:
-        """Return what is at a path, None if nothing is."""
+        """Return the entry at a path, or None."""
         if path in self.directories:
             return RemoteEntry(is_directory=True)
         directory, _, name = path.rpartition("/")
@@ -85,21 +85,21 @@ class HubCommit(NamedTuple):
 class HubStore(RemoteStore):
     """Files with `hf://` URLs.
 
-    The first request about a revision finds its commit, with all files and their sizes; everything
-    is of this commit then, until `refresh` forgets it. Files that the Hub's tools have downloaded
-    are read from their cache.
+    The first request for a revision returns its commit, with all files and their sizes. All files
+    are then read from this commit, until `refresh` removes it. Files that the Hub's tools have
+    downloaded are read from their cache.
     """
 
     _changes = False
 
     def __init__(self) -> None:
         super().__init__()
-        # By the URL of the Hub, the name of the model, and the revision.
+        # The keys are the Hub's URL, the name of the model, and the revision.
         self._commits: dict[tuple[str, str, str], HubCommit] = {}
         self._lock = Lock()
 
     def refresh(self, path: str) -> None:
-        """Forget what is known about a model."""
+        """Remove all revisions of a model from the caches."""
         super().refresh(path)
         repository = parse_hub_url(path).repository
         with self._lock:
@@ -110,18 +110,21 @@ class HubStore(RemoteStore):
                     del self._first[each]
 
     def find_commit(self, url: str) -> HubCommit | None:
-        """Return the files of a model, None if it does not exist; raises `FormatError`."""
+        """Return the files of a model at a revision; None if the model does not exist.
+
+        Raises `FormatError` if the revision does not exist, or if a request fails.
+        """
         place = parse_hub_url(url)
         try:
             return self._commit_of(url, place)
         except MissingFileError:
-            # Where there is no branch of another name, there may still be a model.
+            # If another branch does not exist, the model may still exist.
             if place.revision != MAIN:
                 raise
             return None
 
     def open(self, path: str) -> Reader:
-        """Open a file; raises `FormatError`."""
+        """Open a file for reading; raises `FormatError` if it cannot be opened."""
         if offline_variable() and self._find(path) is None:
             raise explain_missing(parse_hub_url(path), path, "it")
         return super().open(path)
@@ -131,7 +134,7 @@ class HubStore(RemoteStore):
         return self._commit_of(path, place).find(place.path)
 
     def _listing(self, directory: str) -> Mapping[str, RemoteEntry] | None:
-        # A commit is known as a whole: there is nothing to request.
+        # All files of a commit are known, so no request is needed.
         return self._list(directory)
 
     def _list(self, directory: str) -> Mapping[str, RemoteEntry] | None:
@@ -159,10 +162,10 @@ class HubStore(RemoteStore):
         return super()._open(path, known)
 
     def _fetcher(self, path: str, known: RemoteObject | None) -> Fetch:
-        del known  # a file of a commit is always the same
+        del known  # a file of a commit does not change
         place = parse_hub_url(path)
         commit = self._commit_of(path, place)
-        # obstore follows no redirect of a URL with brackets, which it does not encode itself.
+        # obstore does not encode brackets in URLs, and then does not follow redirects.
         below, key = ("", place.path) if "[" not in place.path else (quote(place.path), "")
         store = _open_commit(endpoint(), commit.repository, commit.commit, read_token(), below)
 
@@ -173,7 +176,7 @@ class HubStore(RemoteStore):
                 if commit.is_gated:
                     raise explain_gate(place, path) from None
                 raise
-            # The host of the bytes has ETags of its own.
+            # The ETag is left out, since the host that sends the bytes has different ETags.
             return arriving, RemoteObject(found.size)
 
         return fetch
@@ -181,10 +184,10 @@ class HubStore(RemoteStore):
 
 @cache
 def _open_commit(hub: str, repository: str, commit: str, token: str, below: str) -> HTTPStore:
-    """Return the client for the files of a commit; other hosts than the Hub get no token.
+    """Return the client for the files of a commit; only the Hub gets the token.
 
-    All files have the same client, and so share connections; `below` is the path of one that has
-    a client of its own.
+    All files use the same client, so that they share connections, except a file whose path has to
+    be encoded in the URL of its own client: `below` is its path.
     """
     options = client_options(hub)
     if token:
@@ -218,12 +221,12 @@ def _request_commit(url: str, place: HubPath) -> HubCommit:
 
 
 def _read_sibling(sibling: dict[str, Any]) -> _ListedFile:
-    """Return a file in the description of a model."""
+    """Return a file from the description of a model."""
     return _read(sibling, sibling.get("rfilename"), "sha256", "blobId")
 
 
 def _read_row(row: dict[str, Any]) -> _ListedFile:
-    """Return a file in a listing."""
+    """Return a file from a listing of a tree."""
     return _read(row, row.get("path"), "oid", "oid")
 
 
@@ -253,7 +256,7 @@ def _in_directories(files: Mapping[str, RemoteObject]) -> dict[str, dict[str, Re
 
 
 def _list_parents(directory: str) -> Iterator[str]:
-    """Yield a directory and those that it is in, from the outermost."""
+    """Yield the parents of a directory, outermost first, and the directory itself."""
     names = directory.split("/") if directory else []
     for count in range(1, len(names) + 1):
         yield "/".join(names[:count])

@@ -1,4 +1,4 @@
-"""Requests to the API of the Hugging Face Hub, and what its refusals mean."""
+"""Sends requests to the API of the Hugging Face Hub, and explains its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 _ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 LOGIN = "set HF_TOKEN, or log in with `hf auth login`"
-# The largest answer that is read; a listing has some hundred bytes for each file.
+# The largest size of an answer; a listing has some hundred bytes for each file.
 _MOST_READ = 100_000_000
 _MOST_PAGES = 1000
 _PASSING = (408, 429)
@@ -53,7 +53,7 @@ _NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="next"')
 
 
 class HubError(Exception):
-    """The Hub refused a request: the status, the code that it gives, and its message."""
+    """The Hub refused a request; has the HTTP status, the Hub's error code, and its message."""
 
     def __init__(self, status: int, headers: Message) -> None:
         self.status = status
@@ -67,7 +67,7 @@ class HubPassingError(HubError, ConnectionError):
 
 
 class Posted(NamedTuple):
-    """The body of a request, and its type."""
+    """The body of a POST request, and its content type."""
 
     body: bytes
     kind: str = "application/json"
@@ -79,7 +79,7 @@ class _Answer(NamedTuple):
 
 
 def is_set(name: str) -> bool:
-    """Whether an environment variable of the Hub's tools is true."""
+    """Whether a boolean environment variable of the Hub's tools is set."""
     return os.environ.get(name, "").upper() in _TRUE
 
 
@@ -104,9 +104,9 @@ def _expand(path: str) -> str:
 
 
 def read_token() -> str:
-    """Return the token of the environment, or of the login; empty without one.
+    """Return the token from the environment or the login; empty if there is none.
 
-    Raises `FormatError` if it is not a token; the message does not show it.
+    Raises `FormatError`, without showing the text, if it cannot be a token.
     """
     if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return ""
@@ -122,14 +122,14 @@ def read_token() -> str:
         except OSError:
             return ""
     token = token.strip()
-    # It becomes a line of a request.
+    # The token becomes a part of a request header, so it must be printable.
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise FormatError(where, None, "it is not a token of the Hugging Face Hub", hint=LOGIN)
     return token
 
 
 class _SameHostRedirects(urllib_request.HTTPRedirectHandler):
-    """Follows redirects; another host gets no token."""
+    """Follows redirects, and removes the token from requests to other hosts."""
 
     def redirect_request(  # noqa: PLR0917  # the signature of the library
         self,
@@ -140,7 +140,7 @@ class _SameHostRedirects(urllib_request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib_request.Request | None:
-        """Return the request to send instead."""
+        """Return the request for the new URL."""
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
         if made is not None and _origin(newurl) != _origin(req.full_url):
             made.remove_header("Authorization")
@@ -171,7 +171,7 @@ def _open_network() -> urllib_request.OpenerDirector:
 
 
 def explain(error: HubError, place: HubPath, url: str) -> FormatError:
-    """Return what a refusal means; the cases are those that the Hub's own client knows."""
+    """Return the error to raise for a refused request; the cases are those of the Hub's client."""
     if error.code == "GatedRepo":
         return explain_gate(place, url)
     model, code, status = f"the model {place.repository}", error.code, error.status
@@ -208,15 +208,15 @@ def explain(error: HubError, place: HubPath, url: str) -> FormatError:
 
 
 def ask_hub(route: str, place: HubPath, url: str) -> Any:
-    """Return the JSON document at a route of the API about a repository.
+    """Return the JSON document at a route of the API for model repositories.
 
-    Raises `FormatError` about `url` if the Hub refuses it.
+    Raises `FormatError`, which names `url`, if the request fails or the Hub refuses it.
     """
     return ask(f"{endpoint()}/api/models/{route}", place, url).content
 
 
 def ask_pages(route: str, place: HubPath, url: str) -> Iterator[Any]:
-    """Yield the entries of a list that has several pages; errors as for `ask_hub`."""
+    """Yield the entries of a list that may have several pages; raises the errors of `ask_hub`."""
     following = f"{endpoint()}/api/models/{route}"
     for _ in range(_MOST_PAGES):
         answer = ask(following, place, url)
@@ -236,10 +236,11 @@ def ask(
     posted: Posted | None = None,
     meaning: Callable[[HubError, HubPath, str], WeightctlError] = explain,
 ) -> _Answer:
-    """Return the answer to a request about a repository; with `posted`, it is a POST request.
+    """Send a request about a repository, and return the answer.
 
-    Raises `FormatError` about `url` if no valid answer comes, and the `meaning` of a refusal. A
-    request is repeated after a passing failure, also if its answer was lost.
+    If `posted` is given, it is a POST request. A request is repeated after a temporary failure,
+    including a lost answer. Raises `FormatError`, which names `url`, if there is no valid answer,
+    and the error that `meaning` returns if the Hub refuses the request.
     """
     try:
         return repeat(lambda: _send(address, posted), url)
@@ -259,16 +260,16 @@ def ask(
 
 
 def _send(address: str, posted: Posted | None) -> _Answer:
-    """Send a request; raises `HubError`, and `OSError` if no answer comes."""
+    """Send a request once; raises `HubError` if it is refused, and `OSError` without an answer."""
     body = None if posted is None else posted.body
-    request = urllib_request.Request(address, body)  # noqa: S310  # the opener knows HTTP only
+    request = urllib_request.Request(address, body)  # noqa: S310  # the opener only supports HTTP
     if posted is not None:
         request.add_header("Content-Type", posted.kind)
     token = read_token()
-    # The next page is where the answer says; it may name any host.
+    # The URL of a next page comes from an answer, and may be that of another host.
     if token and _origin(address) == _origin(endpoint()):
         request.add_header("Authorization", f"Bearer {token}")
-    # A commit of many files takes longer than an answer to a question.
+    # Committing many files takes longer than other requests.
     seconds = read_timeout() * (1 if posted is None else 10)
     try:
         with _open_network().open(request, timeout=seconds) as response:
@@ -292,7 +293,7 @@ def _send(address: str, posted: Posted | None) -> _Answer:
 
 
 def unexpected_answer(url: str) -> FormatError:
-    """Return the error of an answer that is not one of the Hub."""
+    """Return the error for an answer that does not have the form of the Hub's answers."""
     return FormatError(
         url, None, "the answer of the Hugging Face Hub is not in the expected form",
         hint="check HF_ENDPOINT, if it is set",
@@ -300,7 +301,7 @@ def unexpected_answer(url: str) -> FormatError:
 
 
 def explain_gate(place: HubPath, url: str) -> FormatError:
-    """Return the error of a model whose conditions the user has not accepted."""
+    """Return the error for a gated model whose conditions the user has not accepted."""
     login = "" if read_token() else f"; then {LOGIN}"
     return FormatError(
         url, None, f"the model {place.repository} requires that you accept its conditions",
@@ -314,5 +315,5 @@ def _page(place: HubPath) -> str:
 
 
 def quote_segment(text: str) -> str:
-    """Return text as one segment of a URL."""
+    """Encode text as one segment of a URL's path."""
     return quote(text, safe="")

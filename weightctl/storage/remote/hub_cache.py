@@ -1,4 +1,4 @@
-"""The local cache of the Hugging Face Hub, which its own tools fill; it is only read here."""
+"""Reads the local cache of the Hugging Face Hub, which the Hub's own tools write."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def offline_variable() -> str:
-    """Return the variable that allows only the cache to be read; empty if none is set."""
-    # The Hub's own client asks for the second if the first is empty.
+    """Return the environment variable that forbids requests; empty if none is set."""
+    # Like the Hub's own client, use the second variable if the first is empty.
     name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
     return name if is_set(name) else ""
 
@@ -43,19 +43,19 @@ def is_commit(text: object) -> bool:
 
 
 class CachedFile(FileReader):
-    """A file of the cache, called by the URL that it was found for."""
+    """A file in the cache, whose `path` is its URL."""
 
     def __init__(self, path: str, local: str, known: RemoteObject) -> None:
         super().__init__(local)
         self.path = path
-        # The same number as without the cache: the input is the same.
+        # The same number as without the cache, so that the input has the same fingerprint.
         self.written = known.version or self.written
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return (open_reader, (self.path,))
 
     def refuse_change(self) -> None:
-        """Raise nothing: files of the cache are named for their content, and are not changed."""
+        """Do nothing, since files in the cache are not changed."""
 
 
 def _directory(place: HubPath) -> str:
@@ -66,7 +66,7 @@ def _directory(place: HubPath) -> str:
 
 
 def find_cached(place: HubPath, commit: str, size: int) -> str:
-    """Return the path of a file of a commit in the cache; empty if it is not there."""
+    """Return the path of a commit's file in the cache; empty if it is not cached."""
     path = os.path.join(_directory(place), "snapshots", commit, place.path)
     try:
         return path if os.path.isfile(path) and os.path.getsize(path) == size else ""
@@ -77,7 +77,7 @@ def find_cached(place: HubPath, commit: str, size: int) -> str:
 def read_snapshot(place: HubPath, url: str) -> tuple[str, dict[str, int]]:
     """Return the commit of a revision in the cache, and the sizes of its files by path.
 
-    Raises `FormatError` if the cache does not have it.
+    Raises `MissingFileError` if the cache does not have the revision.
     """
     directory = _directory(place)
     commit = place.revision
@@ -100,7 +100,7 @@ def read_snapshot(place: HubPath, url: str) -> tuple[str, dict[str, int]]:
 
 
 def explain_missing(place: HubPath, url: str, what: str) -> MissingFileError:
-    """Return the error of what the cache does not have, where nothing else may be read."""
+    """Return the error for `what`, which is not in the cache, if requests are forbidden."""
     variable = offline_variable()
     option = "" if place.revision == MAIN else f" --revision {place.revision}"
     command = f"hf download {place.repository}{option}"

@@ -1,4 +1,4 @@
-"""Commits to models on the Hugging Face Hub, which are made if they do not exist."""
+"""Commits files to models on the Hugging Face Hub, and creates models that do not exist."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CommitContent", "ModelRepository"]
 
-# The Hub decides by the start of a file, too, how it is stored.
+# The Hub decides how a file is stored, also by this number of bytes at its beginning.
 _SAMPLE = 512
 _LONGEST = 300
 _ANONYMOUS = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
 
 
 class CommitContent(NamedTuple):
-    """What a commit changes, by path: files that were uploaded, small files, and deleted ones."""
+    """The changes of a commit, by path: uploaded files, small files, and deleted files."""
 
     uploaded: Mapping[str, XetFile]
     small: Mapping[str, bytes]
@@ -52,7 +52,7 @@ class CommitContent(NamedTuple):
 
 
 class ModelRepository:
-    """A model on the Hub that an output is committed to, at the revision of a URL."""
+    """A model on the Hub to which an output is committed, at the revision in a URL."""
 
     def __init__(self, url: str, options: CommitOptions) -> None:
         self.url = url
@@ -60,7 +60,7 @@ class ModelRepository:
         self.options = options
 
     def find_commit(self) -> HubCommit | None:
-        """Return the files of the revision, None if the model does not exist.
+        """Return the files of the revision; None if the model does not exist.
 
         Raises `OutputError` if the revision does not exist, and `FormatError` if the Hub does not
         answer.
@@ -77,7 +77,7 @@ class ModelRepository:
             ) from error
 
     def refuse(self) -> None:
-        """Raise `OutputError` if nothing can be committed: no token, or not to a branch."""
+        """Raise `OutputError` if a commit is impossible: without a token, or not to a branch."""
         revision = self.place.revision
         if variable := offline_variable():
             raise OutputError(
@@ -102,7 +102,7 @@ class ModelRepository:
             )
 
     def create(self) -> None:
-        """Make the model; nothing is done if it exists. Raises `OutputError`."""
+        """Create the model, if it does not exist; raises `OutputError` if that fails."""
         owner, _, name = self.place.repository.partition("/")
         asked: dict[str, Any] = {"name": name, "organization": owner, "type": "model"}
         if self.options.private:
@@ -110,11 +110,11 @@ class ModelRepository:
         self._post(f"{endpoint()}/api/repos/create", asked)
 
     def check_access(self, route: str) -> None:
-        """Raise `OutputError` if the token may not write; `route` is what a writer may ask."""
+        """Raise `OutputError` if the token must not write; `route` requires write access."""
         self._ask(f"{endpoint()}/api/models/{route}")
 
     def find_large(self, files: Mapping[str, bytes]) -> set[str]:
-        """Return which files are to be uploaded, and not part of the commit itself."""
+        """Return the paths of files that must be uploaded before the commit."""
         if not files:
             return set()
         asked = [
@@ -129,9 +129,10 @@ class ModelRepository:
         return {path for path, raw in files.items() if raw and path in large}
 
     def commit(self, parent: str, message: str, content: CommitContent) -> str:
-        """Commit changes to what `parent` has; return the URL of the pull request, if any.
+        """Commit changes on top of the commit `parent`; return the URL of the pull request, if any.
 
-        Raises `OutputError`, also if there is a newer commit than the parent.
+        Raises `OutputError` if the commit fails, for example because a newer commit than `parent`
+        exists.
         """
         header = {"summary": message, "description": "", "parentCommit": parent}
         lines = [{"key": "header", "value": header}, *_list_operations(content)]
@@ -139,7 +140,7 @@ class ModelRepository:
         try:
             found = self._ask(self._route("commit"), Posted(body, "application/x-ndjson"))
         except _NewerCommitError:
-            # The answer to the first request may be lost: the newer commit is then this one.
+            # If the answer to the first request was lost, the newer commit is this one.
             if self.options.pull_request or not self._has(content):
                 raise
             return ""
@@ -181,7 +182,7 @@ class ModelRepository:
 
 
 class _ExistsError(OutputError):
-    """There is a model of this name."""
+    """A model of this name exists."""
 
 
 class _NewerCommitError(OutputError):
@@ -189,7 +190,7 @@ class _NewerCommitError(OutputError):
 
 
 def _explain(error: HubError, place: HubPath, url: str) -> OutputError:
-    """Return what a refusal of a change means."""
+    """Return the error to raise for a refused change."""
     model = f"the model {place.repository}"
     if error.status == 412:
         return _NewerCommitError(
@@ -239,5 +240,5 @@ def _base64(raw: bytes) -> str:
 
 
 def _hash_blob(raw: bytes) -> str:
-    """Return the hash by which Git names a file."""
+    """Return the hash of a file's content as a Git object."""
     return hashlib.sha1(b"blob %d\0" % len(raw) + raw, usedforsecurity=False).hexdigest()

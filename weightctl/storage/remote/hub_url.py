@@ -1,4 +1,4 @@
-"""URLs of models on the Hugging Face Hub: `hf://OWNER/NAME[@REVISION][/PATH]`."""
+"""Parses URLs of models on the Hugging Face Hub: `hf://OWNER/NAME[@REVISION][/PATH]`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["MAIN", "HubPath", "is_safe_path", "parse_hub_url"]
 
 MAIN = "main"
 _SCHEME = "hf://"
-# Repositories of other kinds begin with these words; `models` may be left out.
+# URLs of repositories of other kinds begin with these words. `models` may be left out.
 _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections")
 _MODELS = "models/"
-# Revisions whose slashes need not be written as %2F, as in other tools of the Hub.
+# Revisions whose slashes need not be written as %2F, as in the Hub's own tools.
 _REFERENCE = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _WORD = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _USE = "use hf://OWNER/NAME, such as hf://openai-community/gpt2"
@@ -30,9 +30,10 @@ class HubPath(NamedTuple):
 
 
 def parse_hub_url(url: str) -> HubPath:
-    """Parse the URL of a model, or of what is in it; raises `FormatError`.
+    """Parse the URL of a model, or of a file or directory in it.
 
-    A slash in a revision is written as %2F, except in `refs/pr/N` and `refs/convert/NAME`.
+    A slash in a revision is written as %2F, except in `refs/pr/N` and `refs/convert/NAME`. Raises
+    `FormatError` if the URL is invalid.
     """
     body = url[len(_SCHEME) :].removeprefix(_MODELS).strip("/")
     owner, _, rest = body.partition("/")
@@ -63,7 +64,7 @@ def parse_hub_url(url: str) -> HubPath:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path stays inside its directory, and every name in it can be that of a file."""
+    """Whether a relative path stays inside its directory, and has only valid file names."""
     names = path.split("/")
     return not any(name in {"", ".", ".."} or "\0" in name or "\\" in name for name in names)
 

@@ -1,4 +1,4 @@
-"""Files that are sent from front to back while their bytes come in any order."""
+"""Writes files whose bytes are written in any order and sent in order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ZEROS = bytes(1 << 20)
 
 
 class HeldMemory:
-    """The memory for bytes that wait for those before them, for all files together.
+    """The limit of memory for bytes that wait for earlier bytes, for all files together.
 
-    A thread whose bytes would exceed `nbytes` waits until those before them are sent. This ends if
-    tasks begin in the order of the bytes, and if no task waits for its own later bytes: the first
-    task that is not complete then writes what is sent next, which needs no memory here.
+    A thread whose bytes would exceed `nbytes` waits until earlier bytes are sent. There is no
+    deadlock if tasks begin in the order of their bytes, and if each task writes its bytes in order:
+    the first incomplete task then writes the bytes that are sent next, which do not need memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -35,10 +35,11 @@ class HeldMemory:
 
 
 class OrderedWriter:
-    """A file of `nbytes` that is written at offsets, and whose bytes are sent in order by `send`.
+    """A file of `nbytes` that is written at offsets, and whose bytes are sent in order.
 
-    `end` is called after the last of them. `gaps` are ranges that stay zero, in order. A thread
-    that writes what comes next sends it, and all that waits after it.
+    `send` is called with bytes, and `end` after the last of them. `gaps` are ranges of zeros, in
+    order, which are not written. The thread that writes the next bytes sends them, together with
+    waiting bytes that follow them.
     """
 
     def __init__(
@@ -63,7 +64,10 @@ class OrderedWriter:
         self._failure: OutputError | None = None
 
     def write(self, offset: int, data: Bytes, /) -> None:
-        """Write bytes at an offset; each byte is written once. Raises `OutputError`."""
+        """Write bytes at an offset; each byte must be written once.
+
+        Raises `OutputError` if bytes cannot be sent, or if the run has ended.
+        """
         view = memoryview(data).cast("B")
         if not view:
             return
@@ -90,7 +94,7 @@ class OrderedWriter:
             raise self._failure
 
     def _send_from(self, data: bytes | None) -> None:
-        """Send bytes, and those that wait after them."""
+        """Send bytes, and the waiting bytes that follow them."""
         try:
             while data is not None:
                 self._send(data)
@@ -112,7 +116,7 @@ class OrderedWriter:
             raise
 
     def _take_next(self) -> bytes | None:
-        """Return the bytes that come next, None if they are not written yet."""
+        """Return the next bytes to send; None if they are not written yet."""
         stop = self._gaps.pop(self._position, None)
         if stop is not None:
             zeros = _ZEROS[: stop - self._position]
@@ -130,30 +134,30 @@ class OrderedWriter:
             self.write(offset + start, source.read(start, _COPY))
 
     def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
-        """Return the ranges that `copy` reads: all of it."""
+        """Return the whole range, which `copy` reads."""
         del offset
         return [source]
 
     def mark(self) -> frozenset[int]:
-        """Return a mark without content: nothing is durable before the end."""
+        """Return an empty mark, since bytes are not durable before the end."""
         return frozenset()
 
     def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Return False: what was sent is not kept if the run stops."""
+        """Return False, since sent bytes are lost if the run stops."""
         del mark
         return False
 
     def sync(self) -> None:
-        """Do nothing: bytes are sent when their turn comes."""
+        """Do nothing, since bytes are sent as soon as all earlier bytes are."""
 
     def stop(self) -> None:
-        """Have threads that wait for the bytes of others raise `OutputError`."""
+        """Make threads that wait for bytes of other threads raise `OutputError`."""
         with self._held.changed:
             self._held.is_stopped = True
             self._held.changed.notify_all()
 
     def finish(self) -> None:
-        """Check that everything was sent; raises `OutputError`."""
+        """Raise `OutputError` if not all bytes were sent."""
         self._refuse_failure()
         if self._position != self.nbytes:
             raise OutputError(
@@ -162,4 +166,4 @@ class OrderedWriter:
             )
 
     def close(self) -> None:
-        """Do nothing: the upload is ended by whoever began it."""
+        """Do nothing, since the caller that began the upload ends it."""

@@ -1,4 +1,4 @@
-"""Parts of objects that are in memory until they are sent, and the limit for all of them."""
+"""Limits the memory of objects' parts that wait to be sent, and sends them in threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Coverage", "FilledPart", "PartLimit"]
 
-# How many parts are sent at a time, for all objects together.
+# The number of parts that are sent at a time, for all objects together.
 _REQUESTS = 8
 
 
 class _UploadTask(NamedTuple):
-    """A part that is to be sent, and what sends it."""
+    """A part to send, and the function that sends it."""
 
     send: Callable[[int, bytearray], None]
     number: int
@@ -26,10 +26,11 @@ class _UploadTask(NamedTuple):
 
 
 class PartLimit:
-    """The memory of parts that are filled or sent, and the threads that send them.
+    """The memory of parts that are being filled or sent, and the threads that send them.
 
-    A thread that begins a part waits while the limit is reached and parts are being sent, since
-    each of them makes room. Parts that are only filled make none, so that nothing waits for them.
+    A thread that begins a part waits while the limit is exceeded and parts are being sent, since
+    these release memory. It does not wait for parts that are only being filled, which might never
+    be completed.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -38,12 +39,12 @@ class PartLimit:
         self._sending = 0
         self._begun = 0
         self._changed = Condition()
-        # Held while a part is in memory that the limit does not know.
+        # This lock is held while a part is in memory that does not count for the limit.
         self.alone = Lock()
         self._queue: SimpleQueue[_UploadTask | None] = SimpleQueue()
 
     def take(self, nbytes: int) -> bytearray:
-        """Return zeros for a part, when there is room."""
+        """Return a zero-filled buffer for a part; wait for memory if necessary."""
         with self._changed:
             while self._used + nbytes > self._most and self._sending:
                 self._changed.wait()
@@ -51,13 +52,13 @@ class PartLimit:
         return bytearray(nbytes)
 
     def give_back(self, nbytes: int) -> None:
-        """Return the room of a part that is not sent."""
+        """Release the memory of a part that is not sent."""
         with self._changed:
             self._used -= nbytes
             self._changed.notify_all()
 
     def send(self, send: Callable[[int, bytearray], None], number: int, data: bytearray) -> None:
-        """Have a part sent by another thread."""
+        """Send a part in another thread."""
         with self._changed:
             self._sending += 1
             if self._begun < _REQUESTS:
@@ -80,20 +81,20 @@ class PartLimit:
                 self._changed.wait()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads when all parts are sent."""
         for _ in range(self._begun):
             self._queue.put(None)
         self._begun = 0
 
 
 class Coverage:
-    """Ranges that are written already, in order and apart from each other."""
+    """The ranges that have been written, in order and without overlap."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
 
     def add(self, start: int, stop: int) -> None:
-        """Add a range; what is covered already counts once."""
+        """Add a range, and merge it with ranges that it overlaps or touches."""
         first = bisect_left(self.ranges, start, key=itemgetter(1))
         last = bisect_right(self.ranges, stop, key=itemgetter(0))
         if first < last:
@@ -103,12 +104,12 @@ class Coverage:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all ranges."""
+        """The number of bytes in all ranges."""
         return sum(stop - start for start, stop in self.ranges)
 
 
 class FilledPart:
-    """A part in memory, and which of its bytes are written."""
+    """A part in memory, and the ranges of it that have been written."""
 
     __slots__ = ("covered", "data", "is_sent")
 

@@ -1,4 +1,4 @@
-"""Remote files that are read by ranges."""
+"""Reads remote files by ranges."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["FIRST_BLOCK", "Fetch", "RemoteObject", "RemoteReader"]
 
-# Headers are read in small steps; each request brings more than the one before.
+# The sizes of blocks for small reads, as of headers. Each block of a sequence is larger than the
+# block before.
 FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 20
 _END_BLOCK = 1 << 16
 _BLOCKS = 8
-# Values that are left out between two reads, and requested with the second.
+# If a read begins at most this number of bytes after a block, the gap is requested as well.
 _LARGEST_GAP = 1 << 16
 
 
 class RemoteObject(NamedTuple):
-    """An object as it was when it was first seen; every read must find the same version.
+    """The version of an object that all reads must find.
 
-    `tag` is its ETag, and `written` the second of its last write; either can be empty.
+    `tag` is its ETag, empty if unknown, and `written` the time of its last write in seconds, 0 if
+    unknown.
     """
 
     size: int
@@ -42,7 +44,7 @@ class RemoteObject(NamedTuple):
 
     @property
     def version(self) -> int:
-        """A number that differs for another version of the object."""
+        """A number that is different for another version of the object."""
         if self.tag:
             from hashlib import sha256
 
@@ -50,7 +52,7 @@ class RemoteObject(NamedTuple):
         return int(self.written * 1_000_000_000)
 
     def refuse_other(self, other: RemoteObject) -> None:
-        """Raise `ChangedObjectError` if another look at the object found another version."""
+        """Raise `ChangedObjectError` if `other` is another version of the object."""
         known = self.tag and other.tag
         same = self.tag == other.tag if known else int(self.written) == int(other.written)
         if self.size != other.size or not same:
@@ -58,19 +60,22 @@ class RemoteObject(NamedTuple):
 
 
 class Fetch(Protocol):
-    """A request for a range of an object; it raises obstore's errors, as its iterator does."""
+    """A function that requests a range of an object.
+
+    The function and its iterator raise obstore's errors.
+    """
 
     def __call__(self, start: int, stop: int, /) -> tuple[Iterator[Bytes], RemoteObject]:
-        """Return the bytes from `start` to `stop` as they arrive, and the object they are of."""
+        """Return an iterator over the bytes from `start` to `stop`, and the object's version."""
         ...
 
 
 class RemoteReader:
-    """A remote file, read by ranges that are all of one version of the object.
+    """A remote file that is read by ranges, all from one version of the object.
 
-    Small reads, such as those of headers, get blocks that later reads use too. `known` is what was
-    found out about the object, and `first` the block at its start, if that was read. `check`
-    looks at the object again; it is None where an object never changes.
+    Small reads, as of headers, request blocks, which are kept for later reads. `known` is the
+    version of the object, and `first` the block at its beginning, if already read. `check` requests
+    the current version; it is None if objects never change.
     """
 
     def __init__(
@@ -100,17 +105,18 @@ class RemoteReader:
         self._ahead.close()
 
     def close(self) -> None:
-        """End reading ahead."""
+        """Drop the chunks that were fetched ahead."""
         self._ahead.close()
 
     def read_first_block(self) -> Bytes:
-        """Return the start of the object, which headers fit into as a rule."""
+        """Return the beginning of the object, which usually contains the whole header."""
         return self._block(0, min(FIRST_BLOCK, self.size))[1] if self.size else b""
 
     def _request(self, start: int, stop: int) -> list[Bytes]:
-        """Request a range; return its bytes as they arrived. Raises `FormatError`.
+        """Request a range, and return its bytes in pieces.
 
-        After a failure, only the bytes that have not arrived are requested again.
+        After a temporary failure, only the bytes that have not arrived are requested again. Raises
+        `FormatError` if the request fails.
         """
         received: list[Bytes] = []
         at = start
@@ -140,7 +146,7 @@ class RemoteReader:
         return received
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes at `offset`: `nbytes`, or fewer where the object had fewer."""
+        """Return `nbytes` at `offset`, or fewer if the object ends earlier."""
         wanted = min(nbytes, self.size - offset)
         if wanted <= 0:
             return b""
@@ -152,7 +158,7 @@ class RemoteReader:
         return bytes(memoryview(block)[offset - start : offset - start + wanted])
 
     def _block(self, offset: int, nbytes: int) -> tuple[int, Bytes]:
-        """Return a block that contains a range, and where it starts."""
+        """Return the offset and the bytes of a block that contains a range."""
         with self._lock:
             for start, block in self._blocks:
                 if start <= offset and offset + nbytes <= start + len(block):
@@ -160,7 +166,7 @@ class RemoteReader:
             stop = offset + nbytes
             before = self._find_before(offset)
             if before is not None:
-                # What is there is not requested again.
+                # Bytes of the block are not requested again.
                 start, known = before
                 at = start + len(known)
                 offset = min(offset, at)
@@ -169,19 +175,22 @@ class RemoteReader:
                 self._next_block = min(2 * self._next_block, _LARGEST_BLOCK)
             else:
                 known = memoryview(b"")
-                # Directories of zip files are at the end.
+                # A read at the end of the file is probably that of a zip file's directory.
                 if stop == self.size:
                     offset = max(min(offset, self.size - _END_BLOCK), 0)
                 at, stop = offset, max(stop, offset + FIRST_BLOCK)
             block = b"".join([known, *self._request(at, min(stop, self.size))])
-            # The start of a header is read again after its end.
+            # The first block is kept: the beginning of a header is read again after its end.
             self._blocks = [
                 *self._blocks[:1], *self._blocks[1:][-_BLOCKS + 2 :], (offset, block)
             ]  # fmt: skip
             return offset, block
 
     def _find_before(self, offset: int) -> tuple[int, memoryview] | None:
-        """Return the block that a read continues, with where it starts; a gap may follow it."""
+        """Return the offset and bytes of the block that a read at `offset` continues.
+
+        A small gap may follow the block. Return None if no block is near.
+        """
         found = (
             (start, memoryview(block))
             for start, block in self._blocks
@@ -202,11 +211,14 @@ class RemoteReader:
         self._take(offset, len(buffer), use)
 
     def _take(self, offset: int, nbytes: int, use: Callable[[int, memoryview], object]) -> None:
-        """Have a range used, which may have been fetched ahead; raises `FormatError`."""
+        """Call `use` with the pieces of a range, which may have been fetched ahead.
+
+        Raises `FormatError` if the range cannot be read.
+        """
         stop = offset + nbytes
         if stop > self.size:
             raise FormatError(self.path, self.size, "the file ends here")
-        # Another thread may take, and so drop, what was there a moment ago.
+        # Another thread may read, and so drop, chunks that were there before.
         while not self._ahead.take(offset, stop, use):
             self._ahead.expect(offset, nbytes, is_needed=True)
 
@@ -215,16 +227,16 @@ class RemoteReader:
         return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
-        """Return a range in memory."""
+        """Return a copy of a range in memory."""
         made = memoryview(bytearray(nbytes))
         self.read_into(offset, made)
         return made
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
-        """Write what was received to a descriptor, without a copy in memory.
+        """Write received bytes to a file descriptor, without a copy in memory.
 
-        Returns how many bytes were written. It may write none. Raises `FormatError` if the range
-        cannot be read.
+        Return the number of bytes that were written, which may be 0. Raises `FormatError` if the
+        range cannot be read.
         """
         written = 0
 
@@ -241,17 +253,17 @@ class RemoteReader:
                     continue
                 written, data = written + count, data[count:]
 
-        # The caller writes what is left, and says what prevents it.
+        # The caller writes the remaining bytes, and raises the error if that fails.
         with suppress(OSError):
             self._take(offset, min(nbytes, CHUNK), use)
         return written
 
     def expect(self, offset: int, nbytes: int) -> bool:
-        """Fetch bytes ahead, as far as the limit of memory allows."""
+        """Fetch a range ahead; return False at the limit of memory."""
         return self._ahead.expect(offset, nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if the object is not the one that was opened."""
+        """Raise `FormatError` if the object has changed since it was opened."""
         if self._check is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Requests that are repeated after a passing failure, and errors that say what failed."""
+"""Repeats requests after temporary failures, and translates their errors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ __all__ = [
 
 _Made = TypeVar("_Made")
 
-# A request is tried this often. The waits double, and their sum is about half a minute.
+# The number of attempts of a request. The waits between them double, and their sum is about half a
+# minute.
 _ATTEMPTS = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0
-# Requests are repeated here, where they are counted.
+# obstore must not repeat requests: `repeat` does, and counts them.
 NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=180)}
-# Statuses of requests that are refused, as obstore writes them; they fail again if repeated.
+# Statuses of refused requests, which would fail again if repeated.
 _REFUSED = (400, 405, 409, 410, 411, 413, 414, 416)
 LOGIN_HINTS = {
     "hf": "set HF_TOKEN, or log in with `hf auth login`; for some models, you must also ask for "
@@ -58,27 +59,27 @@ NETWORK_HINT = "check the network connection and try again"
 
 
 class ChangedObjectError(Exception):
-    """The object is not the one that was opened."""
+    """The object has changed since it was opened."""
 
 
 class ExistingObjectError(OutputError):
-    """There is an object, and it is not to be replaced."""
+    """The object exists, and must not be replaced."""
 
 
 class MissingObjectError(OutputError):
-    """There is no object of this name."""
+    """The object does not exist."""
 
 
 def client_options(url: str = "") -> ClientConfig:
-    """Return the options of every client; `url` is what it connects to, if that is known.
+    """Return the options of all clients; `url` is the URL to connect to, if known.
 
-    Plain HTTP is allowed where the user asks for it. A connection without data for
-    `WEIGHTCTL_TIMEOUT` seconds, 30 by default, is ended, and its request repeated.
+    Plain HTTP is allowed if the URL has its scheme. If a connection does not receive data for
+    `WEIGHTCTL_TIMEOUT` seconds, 30 by default, it is closed, and its request is repeated.
     """
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=read_timeout()),
-        # The whole request; a slow line needs minutes for a chunk.
+        # The limit of a whole request: a slow connection needs minutes for a chunk.
         "timeout": timedelta(minutes=15),
         "user_agent": "weightctl",
         "allow_http": url.startswith("http://"),
@@ -87,28 +88,28 @@ def client_options(url: str = "") -> ClientConfig:
 
 
 def cloud_environment() -> tuple[tuple[str, str], ...]:
-    """Return the environment variables that clients depend on, as a key for a cache of them."""
+    """Return the environment variables that clients depend on, as a key for caching clients."""
     prefixes = ("AWS_", "AZURE_", "GOOGLE_", "WEIGHTCTL_")
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(prefixes)))
 
 
 def read_timeout() -> float:
-    """Return after how many seconds without data a connection is ended."""
+    """Return the number of seconds without data after which a connection is closed."""
     return float(os.environ.get("WEIGHTCTL_TIMEOUT", "30"))
 
 
 def repeat(call: Callable[[], _Made], path: str) -> _Made:
-    """Return what a request returns; one that fails for a passing reason is repeated.
+    """Call a function that sends a request, and repeat it after temporary failures.
 
-    Raises the exceptions of obstore and `OSError` if it fails for another reason, or every time.
-    `path` makes the waits of different files differ.
+    Return its result. Raises obstore's exceptions or `OSError` if a failure is not temporary, or if
+    all attempts fail. `path` is used in errors.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         TRAFFIC.count(requests=1, retries=attempt > 1)
         try:
             return call()
         except (exceptions.GenericError, ConnectionError, TimeoutError) as error:
-            # obstore has exceptions for these, except where objects are listed.
+            # obstore has its own exceptions for these errors, except when it lists objects.
             if _has_status(error, (401, 403)):
                 raise exceptions.PermissionDeniedError(str(error)) from error
             if _has_status(error, (404,)):
@@ -120,22 +121,22 @@ def repeat(call: Callable[[], _Made], path: str) -> _Made:
 
 
 def wait_before(retry: int) -> float:
-    """Return how many seconds to wait before a retry, from 1."""
+    """Return the number of seconds to wait before a retry; retries are counted from 1."""
     longest = min(_FIRST_WAIT * 2.0 ** (retry - 1), _LONGEST_WAIT)
     return longest * random.uniform(0.5, 1)  # noqa: S311  # spreads requests
 
 
 def _has_status(error: Exception, statuses: tuple[int, ...]) -> bool:
-    # obstore has no other sign of the status.
+    # obstore only gives the status in the error's text.
     return any(f"status code: {status} " in str(error) for status in statuses)
 
 
 def translate_error(
     error: BaseException, path: str, action: Literal["read", "written", "listed"] = "read"
 ) -> FormatError | OutputError:
-    """Return the error to raise for a request that failed; it shows no credentials."""
+    """Return the error to raise for a failed request, without credentials in its text."""
     if isinstance(error, FormatError) and action != "written":
-        return error  # it was raised here, and says what to do
+        return error  # raised by weightctl, with a hint
     reason, hint = _explain(error, path)
     if action == "written":
         return OutputError(f"{path} cannot be written: {reason}", hint=hint)
@@ -167,7 +168,7 @@ def _explain(error: BaseException, path: str) -> tuple[str, str]:
 
 
 def _shorten(error: BaseException) -> str:
-    """Return the first line of an error, without URLs, which may have signatures."""
+    """Return the first line of an error's text, without URLs, which may have signatures."""
     line = str(error).strip().partition("\n")[0]
     words = ["(URL)" if "://" in word else word for word in line.split()]
     return " ".join(words)[:300] or type(error).__name__

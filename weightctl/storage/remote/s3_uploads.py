@@ -1,6 +1,6 @@
-"""Writing to Amazon S3 and stores with its API: uploads in numbered parts, and conditional puts.
+"""Writes to Amazon S3 and compatible stores: uploads in numbered parts, and conditional puts.
 
-Google Cloud Storage has most of this API too; `gcs_uploads` has what differs.
+Google Cloud Storage supports most of this API too; `gcs_uploads` implements the differences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["PartUploads", "S3Uploads", "connect"]
 
 _ATTEMPTS = 8
 _CONNECTIONS = 16
-# Codes of S3's errors, by what they mean.
+# S3's error codes, by their meaning.
 _DENIED = {"AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch",
            "ExpiredToken", "InvalidToken"}  # fmt: skip
 _EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
@@ -49,12 +49,12 @@ _MISSING = {"NoSuchKey", "404", "NotFound"}
 
 
 class PartUploads(ABC):
-    """Writes objects by the API of Amazon S3, with the client that a subclass makes.
+    """Writes objects by the API of Amazon S3, with the client of a subclass.
 
-    All methods raise `OutputError`; threads may share it.
+    All methods may raise `OutputError`, and are thread-safe.
     """
 
-    # The limits of S3: the bytes of each part but the last, and the number of parts.
+    # The limits of S3: the smallest size of a part except the last, and the number of parts.
     least_part = 5 << 20
     most_parts = 10_000
     # The scheme of the URLs, and the errors of the client.
@@ -63,15 +63,15 @@ class PartUploads(ABC):
 
     @abstractmethod
     def client(self) -> Any:
-        """Return a client of boto3, which has no types; raises one of `errors`."""
+        """Return a client of boto3; may raise one of `errors`."""
 
     def create(self, path: str) -> str:
-        """Begin an upload in parts; return its id."""
+        """Begin an upload in parts, and return its id."""
         found = self._call(path, "create_multipart_upload")
         return str(found["UploadId"])
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, from 1; a part of this number is replaced."""
+        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         found = self._call(
             path, "upload_part", UploadId=upload, PartNumber=number, Body=_body(data)
         )
@@ -79,19 +79,19 @@ class PartUploads(ABC):
         return UploadedPart(str(found["ETag"]), len(data))
 
     def can_copy(self, source: str) -> bool:
-        """Return False: parts can be copied on Amazon S3 only."""
+        """Return False, since only Amazon S3 can copy parts."""
         del source
         return False
 
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Return None: parts can be copied on Amazon S3 only."""
+        """Return None, since only Amazon S3 can copy parts."""
         del path, upload, number, source
         return None
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the parts that were uploaded, by number; None if the upload does not exist."""
+        """Return the uploaded parts by number; None if the upload does not exist."""
         parts: dict[int, UploadedPart] = {}
         marker = 0
         while True:
@@ -108,7 +108,7 @@ class PartUploads(ABC):
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Make an object of parts; it appears whole. Without `force` nothing is replaced."""
+        """Complete an upload, so that the object appears; replace an object only if `force`."""
         listed = [{"PartNumber": number, "ETag": parts[number].tag} for number in sorted(parts)]
         try:
             self._call(
@@ -123,19 +123,19 @@ class PartUploads(ABC):
                 raise
 
     def _is_complete(self, path: str, parts: Mapping[int, UploadedPart]) -> bool:
-        """Whether the object is made of these parts: the answer to the request may be lost."""
+        """Whether the object consists of these parts, so that only the answer was lost."""
         digests = (bytes.fromhex(parts[number].tag.strip('"')) for number in sorted(parts))
         return self._has_tag(path, f"{_md5(b''.join(digests))}-{len(parts)}")
 
     def abort(self, path: str, upload: str) -> None:
-        """End an upload, and remove its parts; do nothing if it has ended."""
+        """Abort an upload, and remove its parts; do nothing if it does not exist."""
         try:
             self._call(path, "abort_multipart_upload", UploadId=upload)
         except _MissingUploadError:
             return
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
-        """Write a small object; it appears whole. Without `force` nothing is replaced."""
+        """Write a small object in one request; replace an object only if `force`."""
         try:
             self._call(path, "put_object", Body=_body(content), **_condition(force=force))
         except ExistingObjectError:
@@ -144,12 +144,12 @@ class PartUploads(ABC):
         TRAFFIC.count(sent=len(content))
 
     def _has_tag(self, path: str, tag: str) -> bool:
-        """Whether the object is what was just sent: the answer to the request may be lost."""
+        """Whether the object has the ETag `tag`, so that only the answer to a request was lost."""
         found = self._call(path, "head_object")
         return str(found["ETag"]).strip('"') == tag
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the content of a small object, or `nbytes` of it from `start` on."""
+        """Return the content of a small object, or `nbytes` of it at `start`."""
         part = {} if nbytes is None else {"Range": f"bytes={start}-{start + nbytes - 1}"}
         found = self._call(path, "get_object", **part)
         content: bytes = found["Body"].read()
@@ -157,7 +157,7 @@ class PartUploads(ABC):
         return content
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; what does not exist is left out."""
+        """Remove objects; objects that do not exist are ignored."""
         for path in paths:
             with suppress(MissingObjectError):
                 self._call(path, "delete_object")
@@ -203,7 +203,7 @@ class S3Uploads(PartUploads):
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Have the store copy a range of another object as a part; None if it cannot."""
+        """Make the store copy a range of another object as a part; return None if it cannot."""
         _, bucket, key = split_url(source.file.path)
         last = source.offset + source.nbytes - 1
         tag = source.file.tag
@@ -228,15 +228,15 @@ class S3Uploads(PartUploads):
 
 
 class _MissingUploadError(OutputError):
-    """There is no upload of this id."""
+    """The upload does not exist."""
 
 
 class _UnsupportedError(OutputError):
-    """The store does not have this operation."""
+    """The store does not support this operation."""
 
 
 def _body(content: Bytes) -> bytes | bytearray:
-    """Return the body of a request, for which boto3 takes no view; a part is not copied."""
+    """Return the body of a request; views are copied, since boto3 does not accept them."""
     return bytes(content) if isinstance(content, memoryview) else content
 
 
@@ -249,7 +249,7 @@ def _condition(*, force: bool) -> dict[str, str]:
 
 
 def _translate(error: Any, path: str, login: str) -> OutputError:
-    """Return the error to raise; messages of the library may have URLs with signatures."""
+    """Return the error to raise, without the library's text, which may have signed URLs."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     is_denied = response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403}
@@ -281,9 +281,9 @@ def _client(_: tuple[tuple[str, str], ...]) -> Any:
 
 
 def connect(endpoint: str | None, *, is_signed: bool, region: str | None = None) -> Any:
-    """Return a client of boto3; `endpoint` is that of a store other than Amazon's."""
+    """Return a client of boto3; `endpoint` is the URL of a store, None for Amazon S3."""
     checksums = {
-        # Not all other stores know the checksums that Amazon's does.
+        # Not all other stores support the checksums of Amazon S3.
         "request_checksum_calculation": "when_required" if endpoint else "when_supported",
         "response_checksum_validation": "when_required",
     }
@@ -306,7 +306,7 @@ def connect(endpoint: str | None, *, is_signed: bool, region: str | None = None)
 
 
 def _mark_redirected(params: Any, **_: object) -> None:
-    """Have boto3 ask for the region of a bucket once, also if that request is redirected too."""
+    """Make boto3 request the region of a bucket only once, even if that request is redirected."""
     params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 

@@ -1,4 +1,4 @@
-"""What the storages of remote files share: listings, and answers that are kept for a while."""
+"""The base class of remote storages, which caches listings and the beginnings of files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteEntry", "RemoteStore"]
 
-# Names that exist beside local files only, so that no request asks for them.
+# Suffixes of files that only exist next to local files, and are not requested.
 _LOCAL_NAMES = (".partial", ".aria2")
-# Files whose starts are kept, and requests for them at a time.
+# The number of files whose beginnings are cached, and of concurrent requests for them.
 _MOST_KEPT = 512
 _REQUESTS = 16
 _MISSING = FileNotFoundError
@@ -33,48 +33,48 @@ _FORBIDDEN = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 
 class RemoteEntry(NamedTuple):
-    """What a listing says of a name: a directory, or an object."""
+    """An entry of a listing: a directory or an object."""
 
     is_directory: bool = False
     object: RemoteObject = RemoteObject(0)
 
     @property
     def entry(self) -> Entry:
-        """The same, as storages say it."""
+        """The entry in the form of the `Store` interface."""
         return Entry(self.is_directory, self.object.size)
 
 
 class RemoteStore(ABC):
     """A storage of objects whose names have slashes, as if they were in directories.
 
-    A directory is listed once, when something in it was found; `refresh` forgets it. Where listing
-    is not allowed, each name is asked for.
+    A directory is listed once, after a file in it was found, and the listing is kept until
+    `refresh` removes it. If listing is not allowed, each name is requested.
     """
 
-    # Whether an object can become another one while it is read.
+    # Whether objects can change while they are read.
     _changes = True
 
     def __init__(self) -> None:
         self._listings: dict[str, Mapping[str, RemoteEntry] | None] = {}
         self._found: dict[str, RemoteEntry | None] = {}
         self._visited: set[str] = set()
-        # The blocks at the start of files that were opened, since some are opened several times.
+        # The first blocks of opened files, since some files are opened several times.
         self._first: dict[str, Bytes] = {}
 
     @abstractmethod
     def _list(self, directory: str) -> Mapping[str, RemoteEntry] | None:
-        """Request what a directory contains; None if that cannot be listed."""
+        """Request the content of a directory; None if it cannot be listed."""
 
     @abstractmethod
     def _look(self, path: str) -> RemoteObject:
-        """Request what is known of an object; raises an error of obstore if it does not exist."""
+        """Request the version of an object; raises obstore's error if it does not exist."""
 
     @abstractmethod
     def _fetcher(self, path: str, known: RemoteObject | None) -> Fetch:
-        """Return what fetches ranges of an object."""
+        """Return the function that requests ranges of an object."""
 
     def open(self, path: str) -> Reader:
-        """Open an object; raises `FormatError`."""
+        """Open an object for reading; raises `FormatError` if it cannot be opened."""
         listed = self._find(path)
         if listed is None:
             raise translate_error(FileNotFoundError(path), path)
@@ -94,7 +94,7 @@ class RemoteStore(ABC):
         return reader
 
     def prepare(self, paths: Sequence[str]) -> None:
-        """Request the starts of files, several at a time; errors are raised when they are read."""
+        """Request the beginnings of files concurrently; errors are raised when they are opened."""
 
         def request(path: str) -> None:
             with suppress(FormatError):
@@ -106,28 +106,28 @@ class RemoteStore(ABC):
                 list(pool.map(request, paths))
 
     def find(self, path: str) -> Entry | None:
-        """Return what is at a path, None if nothing is; raises `FormatError`."""
+        """Return the entry at a path, or None; raises `FormatError` if the request fails."""
         if path.endswith(_LOCAL_NAMES):
             return None
         found = self._find(path)
         return None if found is None else found.entry
 
     def list_names(self, directory: str) -> Mapping[str, Entry]:
-        """Return what a directory contains, by name; raises `FormatError`."""
+        """Return the entries of a directory by name; raises `FormatError` if that fails."""
         listing = self._listing(directory)
         if listing is None:
             raise translate_error(PermissionError("it cannot be listed"), directory, "listed")
         return {name: listed.entry for name, listed in listing.items()}
 
     def uploads(self, path: str) -> Uploads:
-        """Raise `OutputError`: a storage that can be written has its own method."""
+        """Raise `OutputError`; storages that can be written override this method."""
         raise OutputError(
             f"{path}: weightctl cannot write to {path.partition(':')[0]}:// URLs",
             hint="write to a local path, and upload it with the tool of the store",
         )
 
     def refresh(self, path: str) -> None:
-        """Forget what is known about a path, what is below it and its directory."""
+        """Remove a path, its directory, and everything in that directory from the caches."""
         directory = os.path.dirname(path)
         self._visited.discard(directory)
         for known in (self._listings, self._found, self._first):
@@ -148,7 +148,10 @@ class RemoteStore(ABC):
         return self._found[path]
 
     def _ask(self, path: str) -> RemoteEntry | None:
-        """Ask for a name whose directory is not listed: first for what its name looks like."""
+        """Request a name whose directory is not listed.
+
+        If the name has a suffix, an object is requested first, and otherwise a directory.
+        """
         is_like_file = os.path.splitext(path)[1][1:].isalpha()
         found = self._ask_object(path) if is_like_file else None
         if found is None and self._listing(path):

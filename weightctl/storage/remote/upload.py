@@ -1,4 +1,4 @@
-"""Objects that are uploaded in numbered parts while their bytes come in any order."""
+"""Uploads objects in numbered parts while their bytes are written in any order."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _COPY = 1 << 20
 
 
 def part_size(uploads: Uploads, nbytes: int) -> int:
-    """Return the bytes of each part of an object of `nbytes`."""
+    """Return the size of the parts of an object of `nbytes`."""
     return max(PART, uploads.least_part, -(-nbytes // uploads.most_parts))
 
 
 class UploadWriter:
     """An object of `nbytes` that is written at offsets, and sent part by part.
 
-    `parts` are where each part starts and stops, and the range of another object that the store
-    copies for it, if there is one: what is written to such a part is left out. `gaps` are ranges
-    that stay zero, in order: a part is complete when all else of it is written. `kept` are parts
-    that an earlier run has sent; what is written to them is left out. An object without an upload
-    is held until it is published. Where several writers fill an object, `take_rest`
-    returns the bytes of parts that are not complete, and `hold` takes those of others.
+    `parts` has the start and stop of each part, and the range of another object that the store
+    copies as this part, or None. `gaps` are ranges of zeros, in order, which are not written: a
+    part is complete when all other bytes of it are written. `kept` are parts that an earlier run
+    has sent. Bytes that are written to copied or kept parts are ignored. If `upload` is empty, the
+    object is held in memory and sent in one request by `publish`.
+
+    If several writers fill an object, `take_rest` returns the bytes of incomplete parts, and `hold`
+    adds bytes of other writers.
     """
 
     def __init__(
@@ -62,27 +64,27 @@ class UploadWriter:
         self._starts = [start for start, *_ in parts]
         self._gaps = gaps
         self._filling: dict[int, FilledPart] = {}
-        # Bytes that are somewhere else until their part is complete, by the number of the part.
+        # Ranges of bytes that are read when their part is complete, by the number of the part.
         self._held: dict[int, list[tuple[int, ByteRange]]] = {}
         self._failure: OutputError | None = None
         self._changed = Condition()
 
     def begin_copies(self) -> None:
-        """Have the store copy the parts that it has the bytes of."""
+        """Make the store copy the parts that come from other objects."""
         for number, (_, _, source) in enumerate(self._parts, 1):
             if source is not None and self.upload and number not in self.sent:
                 self._send_later(number)
 
     def _send_later(self, number: int) -> None:
-        """Have a part sent whose bytes are elsewhere."""
+        """Send a part, in another thread, whose bytes are not in memory yet."""
         with self._changed:
             self._filling[number] = FilledPart(bytearray())
         self._limit.send(self._send, number, bytearray())
 
     def hold(self, ranges: Iterable[tuple[int, ByteRange]]) -> None:
-        """Take bytes by their offsets, which are read when all others of their part are there.
+        """Add ranges of bytes with their offsets; they are read when their part is complete.
 
-        Each range is inside one part.
+        Each range must be inside one part.
         """
         for offset, held in ranges:
             number = bisect_right(self._starts, offset)
@@ -98,7 +100,7 @@ class UploadWriter:
                 self._send_later(number)
 
     def hold_bytes(self, offset: int, data: Bytes) -> None:
-        """Take bytes at an offset, without the memory of their whole part yet."""
+        """Add bytes at an offset, without allocating the memory of their part."""
         view = memoryview(data).cast("B")
         self.hold(
             (offset + start, HeldRange(view[start:stop]))
@@ -106,14 +108,14 @@ class UploadWriter:
         )
 
     def _cover_held(self, number: int) -> Coverage:
-        """Return the bytes of a part that are held elsewhere."""
+        """Return the ranges of a part whose bytes were added by `hold`."""
         covered, first = Coverage(), self._starts[number - 1]
         for offset, held in self._held.get(number, ()):
             covered.add(offset - first, offset - first + len(held))
         return covered
 
     def _load(self, number: int, part: FilledPart, ranges: Iterable[tuple[int, ByteRange]]) -> None:
-        """Read bytes that are held elsewhere into a part."""
+        """Read ranges that were added by `hold` into a part."""
         for offset, held in ranges:
             start = offset - self._starts[number - 1]
             part.data[start : start + len(held)] = held.read(0, len(held))
@@ -123,9 +125,9 @@ class UploadWriter:
         return covered.nbytes + self._count_gaps(number) == self._count_bytes(number)
 
     def _list_sent(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the pieces of a range whose bytes are needed: number of the part, start and stop.
+        """Yield the pieces of a range that are sent: the number of the part, start and stop.
 
-        They count from the start of the range.
+        Start and stop are relative to the start of the range.
         """
         position, end = offset, offset + nbytes
         while position < end:
@@ -137,14 +139,14 @@ class UploadWriter:
             position = stop
 
     def write(self, offset: int, data: Bytes, /) -> None:
-        """Write bytes at an offset; each byte is written once."""
+        """Write bytes at an offset; each byte must be written once."""
         self._refuse_failure()
         view = memoryview(data).cast("B")
         for number, start, stop in self._list_sent(offset, len(view)):
             self._fill(number, offset + start - self._starts[number - 1], view[start:stop])
 
     def copy(self, offset: int, source: FileRange, /) -> None:
-        """Write a range of another file at an offset; only what is sent is read."""
+        """Write a range of another file at an offset; only bytes that are sent are read."""
         buffer = memoryview(bytearray(min(source.nbytes, _COPY)))
         for _, first, last in self._list_sent(offset, source.nbytes):
             for start in range(first, last, _COPY):
@@ -188,7 +190,7 @@ class UploadWriter:
         return stop - start
 
     def _count_gaps(self, number: int) -> int:
-        """Return how many bytes of a part stay zero."""
+        """Return the number of bytes of a part that are in gaps."""
         first, last, _ = self._parts[number - 1]
         place = max(bisect_right(self._gaps, (first, first)) - 1, 0)
         found = 0
@@ -218,27 +220,27 @@ class UploadWriter:
             found = self._uploads.copy_part(self.path, self.upload, number, source)
             if found is not None:
                 return found
-            with self._limit.alone:  # such parts are large
+            with self._limit.alone:  # a copied part is large, so only one is in memory at a time
                 data = bytearray(source.nbytes)
                 source.file.read_into(source.offset, memoryview(data))
                 return self._uploads.put_part(self.path, self.upload, number, data)
         return self._uploads.put_part(self.path, self.upload, number, data)
 
     def _read_held(self, number: int) -> bytearray:
-        """Return a part of which nothing was written here."""
+        """Return the bytes of a part that were all added by `hold`."""
         part = FilledPart(bytearray(self._count_bytes(number)))
         self._load(number, part, self._held.get(number, ()))
         return part.data
 
     def take_sent(self) -> dict[int, UploadedPart]:
-        """Wait until all complete parts are sent, and return and forget them."""
+        """Wait until all complete parts are sent; remove and return them."""
         self._limit.wait()
         self._refuse_failure()
         sent, self.sent = self.sent, {}
         return sent
 
     def take_rest(self) -> list[tuple[int, memoryview]]:
-        """Return and forget the bytes of parts that are not complete, with their offsets."""
+        """Remove and return the bytes of incomplete parts, with their offsets."""
         with self._changed:
             filling, self._filling = self._filling, {}
         for part in filling.values():
@@ -250,12 +252,12 @@ class UploadWriter:
         ]
 
     def add_sent(self, parts: Mapping[int, UploadedPart]) -> None:
-        """Take parts that other writers have sent."""
+        """Add parts that other writers have sent."""
         with self._changed:
             self.sent.update(parts)
 
     def mark(self) -> frozenset[int]:
-        """Return the parts that are not sent yet."""
+        """Return the numbers of the parts that are not sent yet."""
         with self._changed:
             return frozenset(self._filling)
 
@@ -265,18 +267,21 @@ class UploadWriter:
             return mark.issubset(self.sent.keys())
 
     def sync(self) -> None:
-        """Do nothing: parts are sent when they are complete, and `is_durable` says which were."""
+        """Do nothing, since parts are sent when they are complete."""
 
     def stop(self) -> None:
-        """Do nothing: threads wait only for parts that are being sent."""
+        """Do nothing, since threads only wait for parts that are being sent."""
 
     def _refuse_failure(self) -> None:
-        """Raise the error of a part that could not be sent."""
+        """Raise the error if a part could not be sent."""
         if self._failure is not None:
             raise self._failure
 
     def finish(self) -> None:
-        """Send what is left, parts that are only zeros among it, and wait; raises `OutputError`."""
+        """Send the remaining parts, which only have zeros, and wait until all parts are sent.
+
+        Raises `OutputError` if a part is incomplete or cannot be sent.
+        """
         self._limit.wait()
         self._refuse_failure()
         if not self.upload:
@@ -296,7 +301,7 @@ class UploadWriter:
             self._refuse_failure()
 
     def publish(self, *, force: bool) -> None:
-        """Make the object visible; raises `OutputError`."""
+        """Make the object visible; raises `OutputError` if that fails."""
         if self.upload:
             self._uploads.complete(self.path, self.upload, self.sent, force=force)
             return
@@ -305,4 +310,4 @@ class UploadWriter:
         self._uploads.put(self.path, data, force=force)
 
     def close(self) -> None:
-        """Do nothing: an upload is ended by whoever began it."""
+        """Do nothing, since the caller that began the upload ends it."""

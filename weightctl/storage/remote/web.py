@@ -1,4 +1,4 @@
-"""Files on web servers that support range requests."""
+"""Reads files on web servers that support range requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WebStore(RemoteStore):
         return None
 
     def _look(self, path: str) -> RemoteObject:
-        # Signed links allow GET and not HEAD; and what exists is read next as a rule.
+        # Signed links allow GET, but not HEAD. An existing file is usually read next.
         received, found = fetch_range(_open(path), "", 0, FIRST_BLOCK)
         data = b"".join(received)
         TRAFFIC.count(read=len(data))
@@ -52,12 +52,13 @@ class WebStore(RemoteStore):
 def fetch_range(
     store: ObjectStore, key: str, start: int, stop: int, tag: str = ""
 ) -> tuple[Iterator[Bytes], RemoteObject]:
-    """Return a range of an object, as it arrives, and the object, whose ETag must be `tag`.
+    """Return an iterator over a range of an object, and the object's version.
 
-    Raises the errors of obstore, as the iterator does. The bytes are not joined: that would take
-    half of the time of the transfer between processes of one machine.
+    If `tag` is not empty, the object must have this ETag. The function and the iterator raise
+    obstore's errors. The bytes are not joined, which would take half of the time of a transfer
+    between processes on one machine.
     """
-    # A weak tag matches no version by definition.
+    # By definition, a weak ETag never matches.
     options: GetOptions = {"range": (start, stop)}
     if tag and not tag.startswith("W/"):
         options["if_match"] = tag
@@ -74,7 +75,7 @@ def fetch_range(
 
 
 def object_of(meta: ObjectMeta) -> RemoteObject:
-    """Return what obstore says of an object."""
+    """Return the version of an object from obstore's metadata."""
     return RemoteObject(meta["size"], meta["e_tag"] or "", as_seconds(meta["last_modified"]))
 
 
@@ -84,7 +85,8 @@ def _open(path: str) -> HTTPStore:
     scheme, _, rest = url.partition("://")
     login, is_there, host = rest.partition("/")[0].rpartition("@")
     if is_there:
-        # As a header, which the client leaves out where a redirect leads to another host.
+        # The login is sent in a header, which the client leaves out if a redirect leads to another
+        # host.
         secret = b64encode(unquote(login).encode()).decode("ascii")
         options["default_headers"] = {"Authorization": f"Basic {secret}"}
         url = f"{scheme}://{host}{rest[len(login) + 1 + len(host) :]}"

@@ -1,4 +1,4 @@
-"""Uploads to Xet, where the Hugging Face Hub stores large files in chunks, each of them once."""
+"""Uploads to Xet, in which the Hugging Face Hub stores the distinct chunks of large files."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ if TYPE_CHECKING:
     from weightctl.storage.base import CommitOptions
     from weightctl.storage.remote.hub_url import HubPath
 
-# The library has no types.
+# The library does not have type annotations.
 _XET: Any = import_module("hf_xet")
-# The library notes what has arrived after each piece of 64 MB, in its cache. It does not send that
-# again if a run is stopped and repeated. Its default is 64 pieces, or 20 seconds.
+# The library records in its cache which pieces of 64 MB have arrived, so that they are not sent
+# again if a run is stopped and repeated. With this option, it does so after each piece; its default
+# is after 64 pieces, or 20 seconds.
 _NOTED_PIECES = {"data.session_xorb_metadata_flush_max_count": 1}
 
 __all__ = ["XetFile", "XetStream", "XetUpload", "token_route"]
 
 
 class XetFile(NamedTuple):
-    """A file that was uploaded: its SHA-256 and its bytes."""
+    """An uploaded file: its SHA-256 and its size."""
 
     sha256: str
     nbytes: int
 
 
 def token_route(place: HubPath, options: CommitOptions) -> str:
-    """Return the route that gives a token for uploads to a model."""
+    """Return the API route that returns a token for uploads to a model."""
     route = f"{place.repository}/xet-write-token/{quote_segment(place.revision)}"
     return route + "?create_pr=1" * options.pull_request
 
 
 class XetStream:
-    """A file that is uploaded from front to back; all methods raise `OutputError`."""
+    """A file that is uploaded in order; all methods may raise `OutputError`."""
 
     def __init__(self, path: str, stream: Any) -> None:
         self._path = path
         self._stream: Any = stream
 
     def write(self, data: bytes) -> None:
-        """Send bytes; this waits while many are not sent yet."""
+        """Send bytes; wait while too many bytes are not sent yet."""
         with _translate(self._path):
             self._stream.write(data)
 
     def finish(self) -> XetFile:
-        """End the file, when all of it was written."""
+        """End the file, after all of it was written."""
         with _translate(self._path):
             found = self._stream.finish().xet_info
-            del self._stream  # it has memory and threads
+            del self._stream  # to release its memory and threads
             return XetFile(str(found.sha256), int(found.file_size))
 
 
 class XetUpload:
-    """Files that are uploaded together; a commit of the Hub makes them visible.
+    """Files that are uploaded together; a commit on the Hub makes them visible.
 
-    Only chunks that the storage does not have are sent. All methods raise `OutputError`.
+    Only chunks that the storage does not have are sent. All methods may raise `OutputError`.
     """
 
     def __init__(self, place: HubPath, url: str, options: CommitOptions) -> None:
@@ -76,7 +77,7 @@ class XetUpload:
             )
 
     def begin(self, path: str) -> XetStream:
-        """Begin a file; `path` is what errors name."""
+        """Begin to upload a file; `path` is its name in errors."""
         with _translate(path):
             stream = self._commit.start_upload_stream(name=path, sha256=_XET.COMPUTE_SHA256)
         return XetStream(path, stream)
@@ -88,14 +89,14 @@ class XetUpload:
         return stream.finish()
 
     def finish(self) -> None:
-        """Wait until all files are stored; each of them must be finished."""
+        """Wait until all files are stored; call `XetStream.finish` for each of them first."""
         with _translate(self._url):
             report = self._commit.wait_to_finish()
             TRAFFIC.count(sent=int(report.dedup_metrics.total_bytes_uploaded))
             self._commit = None
 
     def abort(self) -> None:
-        """End all uploads; do nothing if they have ended."""
+        """Abort all uploads; do nothing if they have ended."""
         if self._commit is not None:
             with suppress(Exception):
                 self._commit.abort()
@@ -103,7 +104,7 @@ class XetUpload:
 
 @contextmanager
 def _translate(path: str) -> Generator[None, None, None]:
-    """Raise `OutputError` in place of the errors of the library, which may have URLs."""
+    """Translate the library's errors to `OutputError`, without their text, which may have URLs."""
     try:
         yield
     except WeightctlError:

@@ -36,11 +36,12 @@ __all__ = [
     "spell_out_rope",
 ]
 
-# Fields that are compared together, as RoPE frequencies, not one by one.
+# Fields that are not compared one by one: the RoPE frequencies that they cause are compared.
 _STRETCH = ("rope_scaling", "has_rope_factors")
-# Fields that the tensors show better: a separate output may be a copy of the embedding.
+# Fields that are compared elsewhere. The tensors show better whether embeddings are tied, since a
+# separate output may be a copy of the embedding.
 _ELSEWHERE = {"tied", *_STRETCH}
-# Fields without an effect if there is no table of positions.
+# The context length changes results only if the model has a table of position embeddings.
 _CONTEXT, _POSITIONS = "context", "position_embedding"
 _WINDOWS = ("sliding_window", "windowed_layers")
 # Fields that determine RoPE frequencies, apart from RoPE scaling.
@@ -67,8 +68,8 @@ def find_differences(
     """Return the keys in which the configs of two models of one family differ significantly.
 
     Differences that naming conventions always cause are left out, and so are values that follow
-    from another difference. The context length is included if positions have a table of their own,
-    and otherwise only `with_context`: it has no effect on short texts, but cuts long ones.
+    from another difference. The context length is included if the model has a table of position
+    embeddings, or if `with_context` is set: without a table, it only limits the length of texts.
     """
     own, other = spell_out_rope(subject), spell_out_rope(reference)
     found: list[ConfigDifference] = []
@@ -85,16 +86,16 @@ def find_differences(
     if not is_stated and not rotates_alike(own, other):
         found.append(_compare_rope_scaling(subject, reference, own.config, other.config))
     if not found:
-        # They follow from values that are not stated, and that are equal.
+        # The fields follow from defaults that are not stated, whose own fields are equal.
         named = [each for each in unequal if each[0] in following]
         return [_make_difference(subject, reference, *each) for each in named]
-    # Correcting the other fields corrects these.
+    # To correct the checkpoint, the fields that follow have to change with the stated ones.
     found[-1:] = [replace(each, changes={**following, **each.changes}) for each in found[-1:]]
     return found
 
 
 def _add_difference(found: list[ConfigDifference], new: ConfigDifference) -> None:
-    """Add a difference, and join it with one of the same key."""
+    """Add a difference, or join its changes with a difference of the same key."""
     for place, each in enumerate(found):
         if each.problem.where == new.problem.where:
             found[place] = replace(each, changes={**each.changes, **new.changes})
@@ -103,7 +104,10 @@ def _add_difference(found: list[ConfigDifference], new: ConfigDifference) -> Non
 
 
 def correct(subject: RecognizedModel, found: list[ConfigDifference]) -> RecognizedModel | None:
-    """Return a checkpoint with the reference's config values; None if that is impossible."""
+    """Return the model with the reference's values in its config; None if they are invalid there.
+
+    `found` are the differences whose values are replaced.
+    """
     changes = {name: value for each in found for name, value in each.changes.items()}
     given: Any = subject.config
     try:
@@ -113,7 +117,7 @@ def correct(subject: RecognizedModel, found: list[ConfigDifference]) -> Recogniz
 
 
 def note_lost_window(subject: RecognizedModel, reference: RecognizedModel) -> str:
-    """Return a note on a sliding window that GGUF left out; empty if there is none."""
+    """Return a note on sliding windows that differ without an effect; empty if they do not."""
     windows = [getattr(each.config, "sliding_window", None) for each in (subject, reference)]
     if windows[0] == windows[1] or not _is_no_window(subject, reference):
         return ""
@@ -155,8 +159,13 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
+<<<<<<< HEAD
 def _is_of_convention(subject: RecognizedModel, reference: RecognizedModel, field: str) -> bool:
     """Whether a field has no key, or weights contain it in one of two naming conventions."""
+=======
+def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
+    """Whether a field has neither a key nor a tensor that states it in any naming convention."""
+>>>>>>> wt-english2
     lines = [key for key in subject.family.keys if key.field == field]
     if subject.convention != reference.convention and any(key.is_in_weights for key in lines):
         return True
@@ -164,7 +173,11 @@ def _is_of_convention(subject: RecognizedModel, reference: RecognizedModel, fiel
 
 
 def _is_no_window(subject: RecognizedModel, reference: RecognizedModel) -> bool:
-    """Whether GGUF may leave out a sliding window, since llama.cpp ignores it."""
+    """Whether a difference in sliding windows has no effect.
+
+    This is so if GGUF leaves out a window that llama.cpp does not use, or if neither window is
+    smaller than the context.
+    """
     pair = {each.convention: each.config for each in (subject, reference)}
     in_gguf = getattr(pair.get("gguf"), "sliding_window", None)
     may_lack = len(pair) == 2 and in_gguf is None and not subject.family.keeps_window
@@ -181,12 +194,12 @@ def _covers_context(subject: RecognizedModel, reference: RecognizedModel) -> boo
 
 
 def _follows(subject: RecognizedModel, reference: RecognizedModel, field: str, wanted: Any) -> bool:
-    """Whether a value is not stated, and would equal the reference's if other fields did."""
+    """Whether a value is computed from other fields, and equals `wanted` with the reference's."""
     where = find_spelling(subject, field)
     if not callable(where.default) or (where.is_stated and not where.follows):
         return False
     if where.follows and not hasattr(subject.config, where.follows):
-        # No other key states this.
+        # The field that it follows from is not compared, so the difference must be reported here.
         return False
     try:
         return _is_same(where.default(reference.fields), wanted)
@@ -227,7 +240,7 @@ def _say_both(where: Spelling, there: Spelling, value: Any, wanted: Any) -> str:
 
 
 def _say_value(where: Spelling, name: str, value: Any) -> str:
-    """Return a value with its key, or with the key that it follows from."""
+    """Describe a value together with its key, or with the key that it follows from."""
     if where.follows:
         return f"`{where.key}` sets the {name} to {_show(value)}"
     return f"`{where.key}` is {_show(value)}"
@@ -245,7 +258,7 @@ def _describe_bias(where: Spelling, *, has_none: bool) -> Problem:
 def _compare_rope_scaling(
     subject: RecognizedModel, reference: RecognizedModel, own: Config, other: Config
 ) -> ConfigDifference:
-    """Return the difference in RoPE scaling, by the first key that differs."""
+    """Return the difference in RoPE scaling, reported at the first key that differs."""
     values: list[dict[str, Any]] = []
     for config in (own, other):
         given: Any = getattr(config, "rope_scaling", None)
@@ -274,7 +287,7 @@ def _show(value: Any) -> str:
 
 
 def spell_out_rope(checkpoint: RecognizedModel) -> Read:
-    """Return the config's fields, with values in place of GGUF's small RoPE tensors.
+    """Return the fields and the config, with the values of GGUF's small RoPE tensors as fields.
 
     The config is returned unchanged if config.json cannot express these values.
     """
@@ -296,8 +309,8 @@ def spell_out_rope(checkpoint: RecognizedModel) -> Read:
 def rotates_alike(one: Read, other: Read) -> bool:
     """Whether two configs give the same RoPE angles; also true if neither uses RoPE.
 
-    Frequencies that are tensors of a checkpoint, and that a config cannot express, are not
-    compared.
+    Also true if a checkpoint has frequencies in a tensor that a config cannot express: these are
+    not compared.
     """
     if any(getattr(each.config, "has_rope_factors", False) for each in (one, other)):
         return True
@@ -309,7 +322,10 @@ def rotates_alike(one: Read, other: Read) -> bool:
 
 
 def _compute_speeds(config: Any) -> Sequence[NDArray[Any]]:
-    """Return the RoPE frequencies at near and far positions, and the factor of the cosines."""
+    """Return the RoPE frequencies for short and long contexts, and the factor of the cosines.
+
+    Return nothing if the config has no RoPE, and only the factor if its frequencies are invalid.
+    """
     base, scaling = getattr(config, "rope_base", None), getattr(config, "rope_scaling", None)
     if base is None:
         return ()

@@ -1,8 +1,9 @@
 """Distance of a tensor from its reference, and limits derived from the encodings' errors.
 
-Values are compared in runs: `RUN` consecutive values. The measurements of chunks are added. The
-limits allow, with some margin, for conversions with an importance matrix, and for two quantizations
-of one model. Random values of the right size exceed them.
+Values are compared in runs of `RUN` consecutive values. Each chunk is measured, and the
+measurements are added. The limits have a margin, so that quantizations with an importance matrix
+are within them, and so are two quantizations of one model. Random values with the reference's root
+mean square exceed them.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ __all__ = [
 
 
 _F32 = ENCODINGS["F32"]
-# The root mean square of evenly distributed rounding errors, in half units of the last place, for
-# evenly distributed significands.
+# The root mean square of uniformly distributed rounding errors, in half units in the last place,
+# for uniformly distributed significands.
 _EVENLY = 0.4
-# The error of the codecs is about twice the theoretical bound for a code with this number of bits,
-# whatever the number.
+# The codecs' error is about this multiple of 2**-bits, the theoretical bound for a code with that
+# number of bits per value.
 _ABOVE_BOUND = 2.0
 _MOST = 0.6
 # Eight-bit schemes use some bits for an exponent, or one scale for a whole channel.
@@ -64,10 +65,10 @@ _ABOVE_BLOCKS = 5.0
 
 
 def count_bits(header: Header) -> Callable[[ReadableTensor], float]:
-    """Return a function that gives the bits per value of a tensor with this header.
+    """Return a function that computes the bits per value of a tensor of the checkpoint.
 
-    It also accepts tensors made from these. A weight that is stored in several tensors counts with
-    all of them, including scales.
+    The function also accepts tensors that are derived from the checkpoint's. If a scheme stores a
+    weight in several tensors, the bits of all of them count, including scales.
     """
     apart: dict[tuple[TensorInfo, ...], float] = {
         origin.sources: sum(source.nbytes for source in origin.sources) * 8 / info.size
@@ -84,10 +85,10 @@ def count_bits(header: Header) -> Callable[[ReadableTensor], float]:
 
 
 def typical_error(encoding: Encoding, bits: float) -> float:
-    """Return the relative RMSE that weights typically have in an encoding.
+    """Return the relative RMSE that storing weights in an encoding typically causes.
 
-    `bits` is the number of bits per value in the file. It differs from that of the encoding if a
-    weight is stored in several tensors.
+    `bits` is the number of bits per value in the file. It differs from the encoding's number if a
+    scheme stores the weight in several tensors.
     """
     is_apart = bits != encoding.size * 8 / encoding.block
     if encoding.significand is not None and not is_apart:
@@ -111,7 +112,7 @@ class PairSide(NamedTuple):
 
     @property
     def typical(self) -> float:
-        """The relative RMSE that weights typically have in this storage."""
+        """The relative RMSE that storing weights in this way typically causes."""
         return typical_error(self.encoding, self.bits)
 
     @property
@@ -120,10 +121,10 @@ class PairSide(NamedTuple):
         return not self.is_apart and is_exact(_F32, self.encoding)
 
     def through(self, numbers: F32) -> F32 | None:
-        """Encode and decode values, [n], in whole blocks.
+        """Encode and decode float32 values, [n]; n is a multiple of the block size.
 
-        None if the encoding cannot be written without an importance matrix, or cannot represent all
-        of the values.
+        Return None if a scheme stores the weight, if weightctl cannot write the encoding, or only
+        with an importance matrix, or if the encoding cannot represent all of the values.
         """
         if self.keeps_all:
             return numbers
@@ -146,21 +147,23 @@ def decode_values(raw: U8, encoding: Encoding) -> F32:
     return rows.reshape(-1).view(np.float32)
 
 
-# The number of values of a run: the smallest block with a scale of its own.
+# The number of values in a run, which is that of the smallest block with its own scale.
 RUN = 32
 # The number of wrong runs whose indices are kept.
 MOST_KEPT = 4096
-# The largest error of a run, as a multiple of the expected one. If a block has many runs, one with
-# small values may have lost everything.
+# The largest error of a run, as a multiple of the expected error. If a block has many runs, a run
+# with small values may lose all of them.
 _RUN_LIMIT, _RUN_OF_MANY_LIMIT = 8.0, 12.0
 _FACTOR = 3.0
-# Values unrelated to the reference have a larger error than this in any encoding, and so do zeros.
+# Zeros, and values unrelated to the reference, have a larger relative RMSE than this in any
+# encoding.
 _LOST = 0.75
 _ABOVE_LOST = 1.5
 _SHARE = 0.5
 _IN_SAMPLE, _LEAST_IN_SAMPLE = 8.0, 1e-3
 _ROUNDING = 2.0**-20
-# The fraction of runs that may differ if tensors of one encoding count as equal except for damage.
+# If two tensors have one encoding and at most this fraction of their runs differ, these runs are
+# damaged.
 _FEW = 0.05
 
 
@@ -172,7 +175,8 @@ def _join_kept(own: list[int], other: list[int]) -> list[int]:
     return own + other[: MOST_KEPT - len(own)]
 
 
-# The key in a field's metadata of the function that joins two measurements; the default is the sum.
+# The key of a dataclass field's metadata for the function that joins two measurements; without it,
+# they are added.
 _OF_BOTH = "of_both"
 
 
@@ -180,14 +184,16 @@ _OF_BOTH = "of_both"
 class Measured:
     """The distance of a tensor from its reference; measurements of chunks can be added.
 
-    `squares` is the sum of squares of the reference, `own_squares` of the tensor, and `product`
-    their inner product. `error` is the sum of squared differences, and `cost` is what the encodings
-    are expected to make of it. `worst` is the largest ratio of a run's difference to the expected
-    one. `runs_beyond` is the number of runs above the limit, and `beyond` has the indices of the
-    first of them. `runs_unequal` and `unequal` are the same for runs that are not equal.
+    `squares` is the sum of the reference's squares, `own_squares` that of the tensor, and `product`
+    the inner product of both. `error` is the sum of squared differences, and `cost` the sum that
+    the encodings are expected to cause. `worst` is the largest error of a run, as a multiple of the
+    expected error. `runs_beyond` is the number of runs above the limit, and `beyond` has the
+    indices of the first `MOST_KEPT` of them. `runs_unequal` and `unequal` are the same for runs
+    that are not equal.
 
-    `nonfinite` is the number of infinite and NaN values that the other side does not have in the
-    same place, and `nonfinite_there` the number of those that are finite in the tensor.
+    `nonfinite` is the number of indices at which only one side is finite, or at which both sides
+    have different infinite or NaN values. `nonfinite_there` counts those where only the tensor is
+    finite. `first_nonfinite` is the first of these indices, -1 if there is none.
     """
 
     count: int = 0
@@ -207,7 +213,7 @@ class Measured:
     unequal: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _join_kept})
 
     def add(self, other: Measured) -> None:
-        """Add the measurements of the chunk that follows."""
+        """Add the measurements of the next chunk."""
         for each in fields(self):
             of_both: Any = each.metadata.get(_OF_BOTH, add)
             setattr(self, each.name, of_both(getattr(self, each.name), getattr(other, each.name)))
@@ -219,7 +225,10 @@ class Measured:
 
     @property
     def relative_rmse(self) -> float:
-        """The root of the squared error relative to the reference's squares."""
+        """The root of the squared error divided by the reference's squares.
+
+        It is infinite if `nonfinite` is not 0.
+        """
         if self.nonfinite:
             return inf
         return relative_root(self.error, self.squares)
@@ -233,7 +242,7 @@ class Measured:
     def cosine(self) -> float:
         """The cosine between the tensors as vectors; 1 if both are zero, 0 if only one is.
 
-        NaN if some values are finite on one side only.
+        It is NaN if `nonfinite` is not 0.
         """
         if self.nonfinite:
             return nan
@@ -246,20 +255,20 @@ class Measured:
 
 
 def relative_root(squared: float, squares: float) -> float:
-    """Return the square root of the ratio of two sums of squares; infinite if only one is zero."""
+    """Return the square root of `squared / squares`; 0 if `squared` is 0, infinite for n/0."""
     if squared == 0:
         return 0.0
     return sqrt(squared / squares) if squares else inf
 
 
 def run_limit(pair: Pair) -> float:
-    """Return the largest error of a run, as a multiple of the error that the encodings cause."""
+    """Return the limit of a run's error, as a multiple of the error that the encodings cause."""
     block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
     return _RUN_LIMIT if block <= RUN else _RUN_OF_MANY_LIMIT
 
 
 def expected_error(pair: Pair, measured: Measured) -> float:
-    """Return the relative RMSE that the encodings cause, or half the typical one if larger."""
+    """Return the relative RMSE that the encodings cause, at least half the typical one."""
     least = _SHARE * max(side.typical for side in pair.sides)
     return max(measured.expected, least, _ROUNDING)
 
@@ -271,16 +280,16 @@ def allowed_error(pair: Pair, measured: Measured) -> float:
 
 
 def sample_limit(pair: Pair) -> float:
-    """Return the relative RMSE of a sample above which measuring the whole tensor is pointless."""
+    """Return the relative RMSE of a sample above which the whole tensor cannot match."""
     coarser = max(side.typical for side in pair.sides)
     return min(max(_IN_SAMPLE * coarser, _LEAST_IN_SAMPLE), 1.0)
 
 
 def is_lone_change(pair: Pair, measured: Measured) -> bool:
-    """Whether two tensors have the same encoding and are equal except for a few runs.
+    """Whether two tensors have the same quantized encoding and are equal except for a few runs.
 
-    That is damage, since equal encodings of one model have no small differences. False for full
-    precision, where computations round values.
+    Such runs are damaged, since two quantizations of one model do not differ in a few runs only.
+    False for encodings in full precision, where the rounding of computations may cause this.
     """
     side, other = pair.sides
     if side != other or side.keeps_all:
@@ -298,7 +307,7 @@ def is_within(pair: Pair, measured: Measured) -> bool:
 def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
     """Return the rows in which runs start; a row is one index of the first dimension.
 
-    Rows are counted in the naming convention in which the pair is compared.
+    The rows are those of the naming convention in which the pair is compared.
     """
     shape = pair.tensor.info.shape
     width = pair.tensor.info.size // shape[0] if shape and shape[0] else 1
@@ -306,6 +315,6 @@ def rows_of_runs(pair: Pair, runs: list[int]) -> list[int]:
 
 
 def stored_rows(pair: Pair, rows: list[int]) -> list[int]:
-    """Return the rows as the tensor's file counts them, in ascending order."""
+    """Return the rows of the stored tensor, ascending, that `rows` of the compared tensor are."""
     step = pair.tensor.step if isinstance(pair.tensor, DerivedTensor) else None
     return sorted(step.order[row] for row in rows) if isinstance(step, RowOrder) else rows

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 
-# A hypothesis with fitted parameters must explain this fraction of the squared error: a pair that
-# is nearly within its tolerance is within it for many parameters.
+# A cause with fitted parameters must explain this fraction of the squared error, because many
+# parameters would bring a pair that is nearly within its limits to within them.
 _LEAST_EXPLAINED = 0.75
 
 
@@ -44,7 +44,7 @@ def is_proven(made: Pair, pairing: Pairing) -> bool:
 
 
 def is_likely(made: Pair, pairing: Pairing) -> bool:
-    """Whether a sample of a pair allows that it is proven."""
+    """Whether a sample of the tensors is close enough that `is_proven` may be true."""
     if made.tensor.info.shape != made.reference.info.shape or not made.tensor.info.size:
         return False
     with np.errstate(all="ignore"):
@@ -53,27 +53,31 @@ def is_likely(made: Pair, pairing: Pairing) -> bool:
 
 
 def explains(made: Pair, pairing: Pairing, found: Measured) -> bool:
-    """Whether a pair is proven, and its error is a small fraction of the error `found` before."""
+    """Whether a corrected pair is within its limits, and most of the error `found` is gone.
+
+    `found` is the distance before the correction.
+    """
     left = _measure_within(made, pairing)
     return left is not None and left.error <= (1 - _LEAST_EXPLAINED) * found.error
 
 
 def _measure_within(made: Pair, pairing: Pairing) -> Measured | None:
-    """Return the errors of a pair; None if they exceed those of the encodings."""
+    """Return the distance of a pair; None if it exceeds the errors of the encodings."""
     if not is_likely(made, pairing):
         return None
     found = measure_pair(made)
     return found if is_within(made, found) else None
 
 
-# After this many consecutive tensors without an explanation, the others will not have one either.
+# After this many consecutive tensors without an explanation, the search ends.
 PATIENCE = 24
 
 
 def computes_the_same(pair: Pair, pairing: Pairing) -> Explanation | None:
     """Return why a tensor differs in a way that does not change the model's results.
 
-    None if that is not the case: all tensors of the part of the model must differ in the same way.
+    Return None unless all tensors of the same part of the model differ in the same way, such as
+    all projections of an attention whose heads are in another order.
     """
     if pair.tensor.info.shape != pair.reference.info.shape:
         return None
@@ -86,11 +90,11 @@ def computes_the_same(pair: Pair, pairing: Pairing) -> Explanation | None:
 
 
 def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Explanation | None:
-    """Return what probably made a tensor differ from its reference; None if unknown.
+    """Return the probable cause of a tensor's difference from its reference; None if unknown.
 
-    `pair` is one of the pairing's, which keeps the result. `found` is the distance, if it was
-    measured. A mistake is accepted if the reference with the same mistake matches the tensor,
-    within the errors of the encodings.
+    `pair` is a pair of the pairing, which caches the result. `found` is the distance, if already
+    measured. A guessed mistake is accepted if making it in the reference gives the tensor, within
+    the errors of the encodings.
     """
     if pair.module not in pairing.causes:
         pairing.causes[pair.module] = _find_cause(pair, pairing, found)
@@ -98,9 +102,9 @@ def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Expl
 
 
 def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | None]:
-    """Return the probable cause for each pair; the search stops after many pairs without one.
+    """Return the probable cause for each pair; stop searching after many pairs without one.
 
-    To detect an exchanged expert, all other experts of its layer are examined.
+    A search may be slow: to detect an exchanged expert, all other experts of its layer are read.
     """
     causes: list[Explanation | None] = []
     for pair in pairs:
@@ -110,7 +114,7 @@ def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | 
 
 
 def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explanation | None:
-    """Return the first explanation that holds; if shapes differ, only guesses are tried."""
+    """Return the first explanation that is accepted; if shapes differ, only guesses are tried."""
     has_shape = pair.tensor.info.shape == pair.reference.info.shape
     if has_shape and found is None:
         found = measure_pair(pair)
@@ -134,7 +138,7 @@ def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explana
 
 
 def _prove(guess: Guesser, views: Iterable[Pair], pairing: Pairing) -> Explanation | None:
-    """Return the explanation of the first guess that makes the reference match the tensor."""
+    """Return the explanation of the first guess whose reference matches the tensor."""
     for view in views:
         for made, explanation in guess(view, pairing):
             if is_proven(made, pairing):
@@ -143,9 +147,10 @@ def _prove(guess: Guesser, views: Iterable[Pair], pairing: Pairing) -> Explanati
 
 
 def _list_views(pair: Pair, pairing: Pairing) -> Iterator[Pair]:
-    """Yield the pair as it is stored, in the checkpoint's convention, and as GGUF tensors.
+    """Yield the pair as it is compared, in the checkpoint's naming convention, and in GGUF's.
 
-    A tool makes its mistakes in the naming convention that it writes. In GGUF, rows are outputs.
+    Views that are equal are left out. A tool makes its mistakes in the naming convention that it
+    writes. In GGUF, rows are outputs.
     """
     yield pair
     own = pairing.checkpoint

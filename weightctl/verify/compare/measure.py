@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 _PIECE = 1 << 20
-# The number of values to process at once: they stay in a core's cache.
+# The number of values to process at once, so that they stay in a core's cache.
 _TILE = 1 << 16
-# The sample that is enough to determine whether two tensors are related.
+# A sample of four ranges of 2048 values shows whether two tensors are related.
 _SAMPLE, _SAMPLES = 1 << 11, 4
-# Each takes about 32 KB.
+# Each sample takes about 32 KB.
 _MOST_SAMPLES_KEPT = 512
 
 
@@ -61,7 +61,10 @@ class _Piece(NamedTuple):
 
 
 def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
-    """Read a range of a tensor's values, in whole blocks, as float32."""
+    """Return `count` of a tensor's values, from `start` on, as float32.
+
+    Whole blocks are read and decoded; the range may start and end within blocks.
+    """
     encoding = tensor.info.encoding
     first = start // encoding.block * encoding.block
     stop = min(-(-(start + count) // encoding.block) * encoding.block, tensor.info.size)
@@ -72,18 +75,18 @@ def read_values(tensor: ReadableTensor, start: int, count: int) -> F32:
 
 
 def read_both(pair: Pair, start: int, count: int) -> tuple[F32, F32]:
-    """Read a range of the values of both tensors of a pair, in whole blocks, as float32."""
+    """Return `count` values of both tensors of a pair, from `start` on, as float32."""
     return read_values(pair.tensor, start, count), read_values(pair.reference, start, count)
 
 
 def measure_pair(pair: Pair, *, in_runs: bool = True) -> Measured:
-    """Return the distance of a pair."""
+    """Return the distance between the tensors of a pair."""
     (found,) = measure_pairs([pair], in_runs=in_runs)
     return found
 
 
 def take_sample(tensor: ReadableTensor) -> F32:
-    """Return a sample of a tensor's values, from all over it."""
+    """Return a sample of a tensor's values, from ranges that are evenly spaced."""
     size = tensor.info.size
     starts = dict.fromkeys(size * part // _SAMPLES // RUN * RUN for part in range(_SAMPLES))
     pieces = [read_values(tensor, start, min(_SAMPLE, size - start)) for start in starts]
@@ -104,11 +107,12 @@ def measure_pairs(
     in_runs: bool = True,
     request: Request | None = None,
 ) -> Generator[Measured, None, None]:
-    """Yield the distance of each pair; both tensors have the same shape and numeric values.
+    """Yield the distance of each pair, whose tensors must have the same shape.
 
-    Costs of encodings and runs beyond `run_limit` are only measured if `in_runs`. Each thread uses
-    a few megabytes. With a `request` that has workers, they do the work, and the pairs are those of
-    its pairing. Raises `FormatError` if a file cannot be read.
+    The costs of encodings, and the runs beyond `run_limit`, are only measured if `in_runs` is set.
+    Each thread uses a few megabytes of memory. If `request` has workers, they measure the pairs,
+    which must be pairs of the request's pairing, always with `in_runs`. Raises `FormatError` if a
+    file cannot be read.
     """
     total = sum(pair.tensor.info.size for pair in pairs) or 1
     pieces = chain.from_iterable(map(_cut_pieces, pairs))
@@ -150,7 +154,7 @@ def _measure_pieces(
 
 
 class PieceUnit(NamedTuple):
-    """A range of elements of a pair, by its place in the pairing, as workers know it."""
+    """A range of elements of a pair, which is given by its index in the pairing, for workers."""
 
     place: int
     start: int
@@ -201,14 +205,14 @@ def _measure_piece(piece: _Piece, limit: float | None, memory: Memory) -> Measur
             _slice_blocks(raw, side, start, count) for raw, side in zip(raws, sides, strict=True)
         ]
         tile = Tile(parts, sides, piece.start + start, count, is_shifted)
-        # The error state is per thread; non-finite values are examined, not warned of.
+        # NumPy's error state is per thread. Non-finite values are counted, so warnings are off.
         with np.errstate(all="ignore"):
             total.add(tile.measure(limit))
     return total
 
 
 def _adds(pair: Pair) -> bool:
-    """Whether a constant was added to one side, so that its rounding errors are absolute."""
+    """Whether 1 was added to or subtracted from a side, so that its rounding is absolute."""
     steps = {*pair.tensor.origin.steps, *pair.reference.origin.steps}
     return not steps.isdisjoint({str(Plus(1.0)), str(Plus(-1.0))})
 
@@ -230,14 +234,14 @@ def _slice_blocks(raw: U8, side: PairSide, start: int, count: int) -> U8:
 
 
 class Samples:
-    """A cache of samples of the tensors that were requested last, by object identity."""
+    """A cache of samples of the most recently used tensors, by object identity."""
 
     def __init__(self) -> None:
         # The tensor is kept too, so that its id is not reused.
         self._kept: dict[int, tuple[ReadableTensor, F32]] = {}
 
     def of(self, tensor: ReadableTensor) -> F32:
-        """Return a sample of a tensor's values, from all over it."""
+        """Return the sample that `take_sample` takes of a tensor."""
         kept = self._kept.pop(id(tensor), None) or (tensor, take_sample(tensor))
         self._kept[id(tensor)] = kept
         if len(self._kept) > _MOST_SAMPLES_KEPT:

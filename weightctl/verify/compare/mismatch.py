@@ -1,4 +1,4 @@
-"""Detects two checkpoints that differ as a whole: other models, other names, or one rank's file."""
+"""Detects checkpoints that differ as a whole: different models or names, or one rank's file."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ __all__ = ["Mismatch", "explain_unpaired", "find_mismatch", "find_prefix"]
 
 # The fraction of the smaller checkpoint's names that two checkpoints of one model share.
 _COMMON = 0.5
-# The fraction of the tensors that one rank's file has cut in the same way.
+# A file is one rank's file if at least this fraction of its tensors are cut in the same way.
 _MOST = 0.75
 _MOST_RANKS = 64
 _EXAMPLES = 2
-# The number of bytes, at several places, by which tensors with other names are recognized.
+# Tensors with other names are recognized by this number of bytes, at this number of places.
 _SAMPLE, _PLACES = 512, 4
 
 
 class Mismatch(NamedTuple):
     """The reason why two checkpoints cannot be compared tensor by tensor.
 
-    `text` is a sentence about both, and `short` a few words for checks that are skipped. `pairing`
-    has the tensors that can be compared, or is None. `is_whole` says whether A is a whole model.
+    `text` is a sentence about both, in which A is the checkpoint and B the reference; `short` has a
+    few words for checks that are skipped. `pairing` has the tensors that can be compared, or is
+    None. `is_whole` says whether A is a whole model.
     """
 
     cause: Explanation
@@ -69,9 +70,10 @@ class Mismatch(NamedTuple):
 
 
 def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
-    """Return why two checkpoints are not one model with the same names; None if they are.
+    """Return why two checkpoints cannot be compared tensor by tensor; None if they can.
 
-    Headers are compared, and a few bytes of tensors without a counterpart are read.
+    Headers are compared. If most tensors have no counterpart of the same name, a few bytes of each
+    tensor are compared too.
     """
     if explain_unpaired(subject, reference):
         return None
@@ -82,9 +84,9 @@ def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
 
 
 def explain_unpaired(subject: Subject, reference: Subject) -> str:
-    """Say why tensors cannot be paired: names of both conventions, of an unknown family.
+    """Return a message if the tensors of an unknown family have names of both conventions.
 
-    Empty if they can be.
+    Such tensors cannot be paired. The message is empty if they can be.
     """
     if subject.checkpoint is not None or reference.checkpoint is not None:
         return ""
@@ -110,8 +112,9 @@ def _make_different(text: str) -> Mismatch:
 def _describe_models(own: RecognizedModel | None, other: RecognizedModel | None) -> str:
     """Describe two models if they are different; empty if they may be the same.
 
-    Different models have different families, or different widths together with different depths or
-    vocabularies. A single one of these may be an error in a config.
+    Models are different if their families differ, or if their hidden sizes differ together with the
+    number of layers or the vocabulary size. If only one of these sizes differs, it may be an error
+    in a config.
     """
     if own is None or other is None:
         return ""
@@ -134,7 +137,7 @@ def _describe_model(model: RecognizedModel, with_vocabulary: bool) -> str:
 
 
 def _find_rank(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
-    """Return a mismatch if one side is the file of one rank, by its shapes or the manifest."""
+    """Return a mismatch if the manifest or the shapes show that a side is one rank's file."""
     cut = [pair for pair in pairing.pairs if pair.tensor.info.shape != pair.reference.info.shape]
     wholes = subject.whole, reference.whole
     if bool(wholes[0]) != bool(wholes[1]) and (cut or pairing.missing or pairing.unexpected):
@@ -172,7 +175,7 @@ def _make_rank(side: str, text: str, pairing: Pairing) -> Mismatch:
 
 
 def _count_ranks(shape: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """Return the number of equal shards that an axis is cut into; 0 if it is not cut so."""
+    """Return the number of equal shards of `whole` if `shape` is one of them; otherwise 0."""
     if len(shape) != len(whole):
         return 0
     unequal = [(size, of) for size, of in zip(shape, whole, strict=True) if size != of]
@@ -183,7 +186,7 @@ def _count_ranks(shape: tuple[int, ...], whole: tuple[int, ...]) -> int:
 
 
 def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
-    """Return a mismatch if two checkpoints have other names for their tensors, or other tensors."""
+    """Return a mismatch if fewer than half of the tensors can be paired by their names."""
     own, other = list_trained(subject.weights), list_trained(reference.weights)
     fewest = min(len(own), len(other))
     if bool(own) != bool(other):
@@ -233,7 +236,7 @@ def _make_renamed(
 
 
 def _list_names(reference: Subject) -> Iterable[str]:
-    """Yield the names of a checkpoint, and those of its family in both naming conventions."""
+    """Yield the names of a checkpoint's tensors, and its family's names in both conventions."""
     yield from list_trained(reference.weights)
     model = reference.checkpoint
     if model is not None:
@@ -242,7 +245,7 @@ def _list_names(reference: Subject) -> Iterable[str]:
 
 
 def find_prefix(names: Iterable[str], wanted: Iterable[str]) -> str:
-    """Return the prefix without which most names are wanted ones; empty if there is none."""
+    """Return the prefix whose removal turns the most names into wanted ones; empty if none does."""
     known = {*wanted}
     found: Counter[str] = Counter()
     for name in names:
@@ -254,7 +257,11 @@ def find_prefix(names: Iterable[str], wanted: Iterable[str]) -> str:
 
 
 def _match_contents(weights: Checkpoint, reference: Checkpoint) -> dict[str, str]:
-    """Map the name of each tensor to the reference's name for a tensor with the same bytes."""
+    """Map the name of each tensor to the reference's name for a tensor with the same content.
+
+    The shape, the encoding and some bytes are compared. Tensors whose content occurs more often on
+    one side than on the other are left out.
+    """
     own, other = (_read_contents(each) for each in (weights, reference))
     return {
         name: new
@@ -275,7 +282,7 @@ def _read_contents(weights: Checkpoint) -> dict[Content, list[str]]:
 
 
 def _read_sample(tensor: ReadableTensor) -> bytes:
-    """Return some bytes from all over a tensor."""
+    """Return some bytes of a tensor, from places that are evenly spaced."""
     encoding, blocks = tensor.info.encoding, tensor.info.size // tensor.info.encoding.block
     count = min(max(_SAMPLE // encoding.size, 1), blocks)
     starts = dict.fromkeys((blocks - count) * place // (_PLACES - 1) for place in range(_PLACES))

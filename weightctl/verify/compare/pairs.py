@@ -1,4 +1,4 @@
-"""Pairs the tensors of two checkpoints that are the same part of a model, whatever their names."""
+"""Pairs the tensors of two checkpoints that are the same weight of a model, across conventions."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _CONVENTION_NAMES: dict[NamingConvention, str] = {
 class Pair(NamedTuple):
     """A tensor of a checkpoint and the reference's counterpart, both in one naming convention.
 
-    `module` is the name of the module's parameter in weightctl, `part` that name without layer and
-    expert, and `layer` the number of its layer or None. `name` and `reference_name` are the names
-    of the stored tensors. `names` is None if the family is unknown. `bits` and `reference_bits` are
-    the bits per value in the files.
+    `module` is the parameter's name in weightctl's modules, `part` that name without layer and
+    expert, and `layer` the number of the layer, or None. `name` and `reference_name` are the names
+    of the stored tensors. `names` has the parameter's names in both naming conventions; it is None
+    if the family is unknown. `bits` and `reference_bits` are the bits per value in the files.
     """
 
     module: str
@@ -91,16 +91,16 @@ class Pair(NamedTuple):
 class Pairing:
     """The paired tensors of two checkpoints.
 
-    `missing` are the tensors that only the reference has, by their names in the checkpoint's
-    convention; `unexpected` are those that only the checkpoint has. `how` describes, for messages,
-    by which names they were paired. `checkpoint` and `reference` are the models, None if the family
-    is unknown.
+    `missing` are the tensors that only the reference has, by their names in the checkpoint's naming
+    convention; `unexpected` are those that only the checkpoint has. `how` says, for messages, by
+    which names the tensors were paired. `checkpoint` and `reference` are the models, None if the
+    family is unknown.
 
-    Results on pairs are kept by module for later checks: `within` says whether the error is
-    explained by the encodings, and `causes` why it is not, None if unknown. `orders` are the orders
+    Results are kept for later checks, by module. `within` says whether the encodings explain the
+    error of a pair, and `causes` what does if they do not; None if unknown. `orders` are the orders
     in which tensors have the rows or columns of their references. `alike` says why parts of the
-    model compute the same although their tensors differ. `samples` are of tensors that are compared
-    with many others.
+    model compute the same results although their tensors differ. `samples` caches samples of
+    tensors that are compared with many others.
     """
 
     pairs: Sequence[Pair]
@@ -122,27 +122,31 @@ class Pairing:
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:
-        """The pairs by the names of our modules."""
+        """The pairs by their `module`."""
         return {pair.module: pair for pair in self.pairs}
 
     @cached_property
     def once_quantized(self) -> OnceQuantized:
-        """The former encodings of both sides' full-precision tensors."""
+        """The encodings in which the full-precision tensors of both sides were once quantized."""
         views = [view for pair in self.pairs if (view := self.seen_in("gguf", pair)) is not None]
         return find_once_quantized(views)
 
     @cached_property
     def by_part(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
-        """The pairs of a part in several layers, by the part and the expert."""
+        """The pairs grouped by part and expert: each group has the same weight of all layers."""
         return _group(self.pairs, lambda pair: (pair.part, pair.expert))
 
     @cached_property
     def by_layer(self) -> Mapping[tuple[str, int | None], Sequence[Pair]]:
-        """The pairs of a part for several experts, by the part and the layer."""
+        """The pairs grouped by part and layer: each group has the same weight of all experts."""
         return _group(self.pairs, lambda pair: (pair.part, pair.layer))
 
     def seen_in(self, convention: NamingConvention, pair: Pair) -> Pair | None:
-        """Return a pair of this pairing in a naming convention; None if that is impossible."""
+        """Return a pair of this pairing in a naming convention.
+
+        The pair is returned unchanged if the family is unknown, or if a side does not store the
+        tensor. Return None if the shapes do not fit the conversion.
+        """
         own, other = self.checkpoint, self.reference
         if pair.names is None or own is None or other is None:
             return pair
@@ -172,20 +176,21 @@ def convert_convention(
     checkpoint: RecognizedModel,
     convention: NamingConvention,
 ) -> ReadableTensor:
-    """Return a tensor of a model in the form of a naming convention.
+    """Return a tensor of a model as a naming convention stores it.
 
-    It is returned unchanged if modules have that form. Raises `ConversionError` if its shape
-    does not fit the change between the conventions.
+    The tensor is returned unchanged if weightctl's modules use the same form. Raises
+    `ConversionError` if its shape does not fit the conversion.
     """
     form = module_form(names, checkpoint.convention)
     return convert_form(names, tensor, checkpoint.config, form, convention)
 
 
 def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
-    """Pair the tensors of two checkpoints, by our modules' names if a family is known.
+    """Pair the tensors of two checkpoints, by the names of weightctl's modules if possible.
 
-    If only one family is known, the other checkpoint is read as of the same family if possible.
-    Otherwise tensors with equal names are paired. No tensor is read.
+    If only one family is known, and most tensors of the other checkpoint have names of the same
+    family, it is used for both. If that fails, or if the families differ, tensors with equal names
+    are paired. Tensors are not read.
     """
     own, other = subject.checkpoint, reference.checkpoint
     if own is None and other is not None:
@@ -198,9 +203,9 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
 
 
 def pair_renamed(subject: Subject, reference: Subject, names: Mapping[str, str]) -> Pairing:
-    """Pair the tensors of two checkpoints after those of the first are renamed.
+    """Pair the tensors of two checkpoints as if some tensors of the first were renamed.
 
-    `names` maps the checkpoint's names to new ones; other tensors keep theirs.
+    `names` maps names of the first checkpoint to new names; other tensors keep their names.
     """
     source = source_of(subject.weights)
     tensors = {
@@ -223,7 +228,11 @@ def pair_renamed(subject: Subject, reference: Subject, names: Mapping[str, str])
 
 
 def _adopt(weights: Checkpoint, known: RecognizedModel) -> RecognizedModel | None:
-    """Return a tree as a model like a known one; None if most of its tensors are missing."""
+    """Return a tree as a model with the family and config of a known model.
+
+    The naming convention with the most matching tensors is used. Return None if fewer tensors match
+    than are missing.
+    """
     best: RecognizedModel | None = None
     for convention in _CONVENTIONS:
         try:
@@ -288,10 +297,10 @@ def _pair_by_module(own: RecognizedModel, other: RecognizedModel) -> Pairing:
 def _complete(
     own: RecognizedModel, other: RecognizedModel, lines: dict[str, TensorNames]
 ) -> Mapping[str, ReadableTensor]:
-    """Return a model's tensors, with those that the other model stores separately.
+    """Return a model's tensors, and tensors that only the other model stores separately.
 
-    These are a tied output, and values of the config that are tensors in the other naming
-    convention.
+    These are the output of a model that ties it to the embedding, and tensors that the other naming
+    convention has for values of the config. Names of the latter are added to `lines`.
     """
     tensors = dict(own.tensors)
     if own.convention != other.convention:
@@ -321,8 +330,9 @@ def _convert_both(
 ) -> tuple[ReadableTensor, ReadableTensor]:
     """Return both tensors in one naming convention, or unchanged if their shapes do not allow it.
 
-    If the conversion changes values, the convention is that of the side with fewer bits, whose
-    values stay as stored.
+    If the conversion changes values, and not only the order of rows, the convention is that of the
+    side with fewer bits, so that its values stay as stored. `is_finer` says whether the checkpoint
+    has more bits than the reference.
     """
     convention: NamingConvention = "gguf"
     if names.change is not None and not names.change.is_of_rows:
@@ -341,14 +351,14 @@ def _name_part(names: TensorNames) -> str:
 
 
 def _name_stored(tensor: ReadableTensor) -> str:
-    """Return the name of the stored tensor that a tensor is, or is made from."""
+    """Return the name of the stored tensor, or the names of those that it is derived from."""
     if isinstance(tensor, StoredTensor):
         return tensor.name
     return ", ".join(source.name for source in tensor.origin.sources) or tensor.info.name
 
 
 def _list_beside_model(model: RecognizedModel) -> dict[str, str]:
-    """Return the tensors that are not part of the model, by their names without a prefix."""
+    """Map names without a prefix to the names of the tensors that are not part of the model."""
     return {
         model.family.plain(name) if model.convention == "hugging_face" else name: name
         for name in model.unexpected
@@ -366,12 +376,12 @@ def _pair_by_name(weights: Checkpoint, reference: Checkpoint) -> Pairing:
 
 
 def list_trained(weights: Checkpoint) -> dict[str, TensorInfo]:
-    """Return the tensors of a tree by name, except buffers, which are computed from the config."""
+    """Map names to the tensors of a tree, without buffers, which the config determines."""
     return {name: info_of(node) for name, node in weights.items() if not is_buffer(info_of(node))}
 
 
 def pair_named(name: str, reference_name: str, weights: Checkpoint, reference: Checkpoint) -> Pair:
-    """Return the pair of two tensors with these names, as they are stored."""
+    """Return the pair of two tensors with these names, without a change of naming convention."""
     tensor = tensor_of(source_of(weights), name)
     counterpart = tensor_of(source_of(reference), reference_name)
     layer, part = split_layer_number(name)

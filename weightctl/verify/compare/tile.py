@@ -1,4 +1,4 @@
-"""Distances of a few thousand values of both tensors of a pair, in total and for each run."""
+"""Distances between a few thousand values of both tensors of a pair, in total and per run."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ __all__ = ["Tile"]
 
 # Sums of squares at least this large are exact enough in float32.
 _LEAST = 1e-30
-# If the difference is at most this multiple of one encoding's error, the other encoding is not
-# tried.
+# If the difference is at most this multiple of one encoding's error, the error of the other
+# encoding is not measured.
 _NEAR = 2.0
 # The float32 rounding of a few operations.
 _ROUNDING = 2.0**-22
-# If dividing a run's values by a power of two, nearly, leaves at most this fraction of the
-# difference, this fraction of the limit applies.
+# A run may be multiplied by a power of two: its logarithm may differ by `_NEAR_POWER` from an
+# integer, the factor is at least `_LEAST_FACTOR`, and dividing the run by it leaves at most the
+# fraction `_REST` of the squared difference. For such a run, this fraction of the limit applies.
 _REST, _NEAR_POWER, _LEAST_FACTOR = 0.1, 0.1, 0.05
 _OF_ONE_FACTOR = 0.4
-# An encoding does not turn a run into zeros if it would lose less than this fraction of it.
+# If the encodings explain an error of less than this fraction of a run's squares, they do not
+# explain that all values of the run are zero.
 _KEPT = 0.25
-# A run that an encoding happens to represent well may still have this fraction of the typical
-# error.
+# Each run is allowed at least this fraction of the typical error, even if the encoding represents
+# its values well by chance.
 _SHARE = 0.5
 # The number of values that usually share a scale in schemes with groups.
 _GROUP = 128
@@ -58,9 +60,10 @@ class Tile:
         self._is_same = sides[0] == sides[1]
 
     def measure(self, limit: float | None) -> Measured:
-        """Return the distance; `limit` is the largest error of a run, relative to its cost.
+        """Return the distance between the two chunks.
 
-        If it is None, neither costs nor runs beyond the limit are measured.
+        `limit` is the largest error of a run, as a multiple of the error that the encodings cause.
+        If it is None, neither these errors nor the runs beyond the limit are measured.
         """
         found = Measured(self._count)
         own, reference = (
@@ -84,7 +87,7 @@ class Tile:
             return found
         own_squares = _sum_squares(own)
         found.own_squares = float(own_squares.sum())
-        # It cannot be derived from the squares if one value is huge.
+        # Deriving the product from the squares would be inexact if one value is huge.
         found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
         found.error = float(error.sum())
         found.max_error = float(np.abs(difference).max())
@@ -109,10 +112,10 @@ class Tile:
 
     @staticmethod
     def _find_beyond(ratio: F64, limit: float, error: F64, own: F32, reference: F32) -> Bools:
-        """Return the runs above the limit, or near it with all values off by one power of two.
+        """Return whether each run is above the limit, or near it and multiplied by a power of two.
 
-        A flipped bit of a scale's exponent multiplies by a power of two. An encoder may also shrink
-        all values of a run for the sake of its largest ones, but by any factor.
+        A flipped bit in a scale's exponent multiplies a run by a power of two. An encoder may also
+        shrink all values of a run to fit its largest values, but by any factor.
         """
         beyond = ratio > limit * limit
         near = np.flatnonzero(ratio > (limit * _OF_ONE_FACTOR) ** 2)
@@ -139,7 +142,10 @@ class Tile:
         return np.where(both, own, np.float32(0)), np.where(both, reference, np.float32(0))
 
     def _find_unequal(self, error: F64) -> Bools | None:
-        """Return which runs are not equal; bytes are compared if both have one encoding."""
+        """Return whether each run is unequal; None if no run is.
+
+        If both sides have the same encoding, bytes are compared instead of values.
+        """
         if not self._is_same:
             return error > 0 if error.any() else None
         one, other = self._raws
@@ -156,12 +162,12 @@ class Tile:
     ) -> F64:
         """Return the squared error that the encodings cause in each run.
 
-        The values of the side with more bits are put through the other side's encoding. If the
-        difference is larger than that explains, the error of the finer encoding is added.
+        The values of the side with more bits are encoded and decoded with the other side's
+        encoding. If this does not explain the difference, the error of the finer encoding is added.
         """
         mine, theirs = self._sides
         if self._is_same:
-            # The values that both were made from are unknown.
+            # The values that both sides were encoded from are unknown.
             return self._estimate_cost(mine, squares) * 2
         ways = [(mine, reference), (theirs, own)]
         if mine.bits > theirs.bits:
@@ -185,7 +191,7 @@ class Tile:
         return np.where(np.isfinite(lost), lost, 0)
 
     def _estimate_cost(self, side: PairSide, squares: F64) -> F64:
-        """Return the typical squared error of each run, given the squares of its whole block."""
+        """Return the typical squared error of each run, from the mean squares of its block."""
         if side.keeps_all:
             return np.zeros(len(squares))
         together = len(squares) if side.is_apart else max(side.encoding.block // RUN, 1)
@@ -207,9 +213,9 @@ class Tile:
 
 
 def _find_largest_near(squares: F64) -> F64:
-    """Return the largest sum of squares among each run and those that may share its scale.
+    """Return, for each run, the largest sum of squares among the runs that may share its scale.
 
-    A group of a scheme usually has 128 values at most.
+    The groups of a scheme usually have at most 128 values.
     """
     found = squares.copy()
     for distance in range(1, _GROUP // RUN):
@@ -219,7 +225,7 @@ def _find_largest_near(squares: F64) -> F64:
 
 
 def _shape_runs(numbers: F32) -> F32:
-    """Return values as rows of one run each."""
+    """Return values as an array [runs, `RUN`], padded with zeros."""
     rest = -len(numbers) % RUN
     if rest:
         numbers = np.concatenate([numbers, np.zeros(rest, np.float32)])

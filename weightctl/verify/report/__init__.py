@@ -1,4 +1,4 @@
-"""Reports in files: what verifying a checkpoint found, for people or for scripts."""
+"""Writes the report of a verification to files, as HTML or Markdown, or as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARE", "REPORTS", "check_targets", "list_remedies", "write"]
 
 
-# What to do without a reference, where nothing that was found gives a remedy.
+# The remedy if there is no reference, and neither causes nor checks have a remedy.
 COMPARE = (
     "compare with a checkpoint that is known to be good: `--against ORIGINAL` finds the wrong "
     "tensor, and often the cause"
@@ -28,16 +28,19 @@ COMPARE = (
 
 
 def list_remedies(report: Report) -> list[str]:
-    """Return the remedies, each once, in the order of the problems."""
+    """Return the remedies without duplicates, in the order of the problems."""
     advice = [each for each in dict.fromkeys(map(_choose_remedy, report.problems)) if each]
-    # For a model that does not work without a known reason.
+    # The model does not work, and the reason is unknown.
     if report.reference is None and not advice and any(not each.hint for each in report.problems):
         advice.append(COMPARE)
     return advice
 
 
 def _choose_remedy(problem: Problem) -> str:
-    """Return the remedy of a problem's cause, or that of its check, or an empty text."""
+    """Return the remedy of a problem's cause, or of its check if the cause is unknown.
+
+    The text is empty if there is no remedy, or if the problem has a hint of its own.
+    """
     if problem.cause is not None:
         return CAUSES[problem.cause.name].remedy if problem.cause.name in CAUSES else ""
     return CHECKS[problem.check].remedy if problem.check in CHECKS and not problem.hint else ""
@@ -52,10 +55,11 @@ REPORTS: dict[str, str] = {
 
 
 def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bool = False) -> None:
-    """Raise `OutputError` for reports that cannot or must not be written, before any work.
+    """Raise `OutputError` if a report cannot or must not be written; call this before any work.
 
-    `inputs` are files that are read. Refused are a suffix that `REPORTS` does not list, a path of
-    an input, a missing directory, and, without `force`, an existing file.
+    A path is refused if `REPORTS` does not list its suffix, if it is given twice, if it is one of
+    the files `inputs` or a directory, if its directory does not exist, or if the file exists and
+    `force` is not set.
     """
     read = list(inputs)
     for path in paths:
@@ -77,9 +81,9 @@ def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bo
 def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     """Write a report to files, each in the format of its suffix.
 
-    Either all files appear, complete, or none; pipes are written directly. Raises `OutputError` if
-    that fails, for a suffix that `REPORTS` does not list, and, without `force`, for an existing
-    file.
+    Either all files appear, complete, or none do; pipes are written directly. Raises `OutputError`
+    if writing fails, if `REPORTS` does not list a suffix, or if a file exists and `force` is not
+    set.
     """
     from weightctl.write.partial import write_files
     from weightctl.write.streaming import open_stream

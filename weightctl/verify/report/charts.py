@@ -1,4 +1,4 @@
-"""Charts of the outputs of a model's parts, and of the distribution of divergences."""
+"""Draws charts of the outputs of a model's parts, and of the distribution of divergences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MARGIN, _OUTER, _ABOVE_BARS, _BELOW_BARS = 62.0, 20.0, 40.0, 46.0
 
 
 class _Frame(NamedTuple):
-    """The positions of the model's parts in a chart, with its axis and grid lines."""
+    """The frame of a chart: the x positions of the model's parts, the y axis, and grid lines."""
 
     places: list[float]
     axis: Axis
@@ -82,7 +82,7 @@ def draw_activations(activations: Sequence[Activation]) -> Markup:
 
 
 def draw_divergences(layers: Sequence[LayerDivergence]) -> Markup:
-    """Return a chart of each part's divergence from the reference, and the usual one."""
+    """Return a chart of each part's divergence from the reference, and of the expected one."""
     values = [value for part in layers for value in (part.divergence, part.expected)]
     frame = _draw_frame([part.name for part in layers], values, in_percent=True)
     parts = list(frame.lines)
@@ -134,12 +134,12 @@ def _draw_frame(
 
 
 def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
-    """Return labels of the parts, as many as there is room for."""
+    """Return labels of the parts, without those that would overlap."""
     labels: list[Markup] = []
     y = HEIGHT - _BOTTOM + 20
     texts = [shorten(name.removeprefix(_LAYER), 14) for name in names]
     taken: list[tuple[float, float]] = []
-    # Words first: they name the parts that are not layers.
+    # Parts that are not layers are labeled first.
     order = sorted(range(len(names)), key=lambda place: (names[place].startswith(_LAYER), place))
     for every in (10, 5, 2, 1):
         for place in order:
@@ -155,7 +155,7 @@ def _label_parts(names: Sequence[str], places: list[float]) -> list[Markup]:
 
 
 def _draw_tooltip(x: float, frame: _Frame, text: str) -> Markup:
-    """Return an area that shows a text when the pointer is over a part, however small its bar."""
+    """Return an invisible area, as high as the chart, that shows a text under the pointer."""
     half = (frame.places[1] - frame.places[0]) / 2 if len(frame.places) > 1 else 20.0
     left, right = max(x - half, _LEFT), min(x + half, WIDTH - _RIGHT)
     return element(
@@ -170,7 +170,7 @@ def _draw_tooltip(x: float, frame: _Frame, text: str) -> Markup:
 
 
 def draw_histogram(divergence: Divergence) -> Markup:
-    """Return a chart of the number of positions by divergence, without empty ends."""
+    """Return a histogram of positions by divergence, without the empty bins at its ends."""
     bars = _trim(divergence.histogram)
     bounds = [below for below, _ in bars]
     most = max((count for _, count in bars), default=0) or 1
@@ -229,7 +229,7 @@ def _trim(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def _find_bar(value: float | None, bounds: Sequence[float]) -> float | None:
-    """Return the position of a value on the axis of bars; None if it is outside."""
+    """Return the position of a value in units of bars; None if it is outside the bars."""
     if value is None or not isfinite(value) or value < 0:
         return None
     for place, below in enumerate(bounds):

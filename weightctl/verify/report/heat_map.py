@@ -1,4 +1,4 @@
-"""A heat map of the errors of all tensors: a column for each layer, a row for each kind."""
+"""Draws heat maps of the errors of all tensors: a column per layer, a row per kind of weight."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
 
 
 class ErrorCell(NamedTuple):
-    """The tensors of one kind in one layer: their number, and the worst one."""
+    """The tensors of one kind in one layer: their number, and the worst of them."""
 
     tensors: int
     worst: TensorError
@@ -57,7 +57,7 @@ class ErrorCell(NamedTuple):
 class ErrorGrid(NamedTuple):
     """Tensors by kind and layer; the layer is None for tensors outside the layers.
 
-    `left_out` is the number of tensors that the grid has no room for.
+    `left_out` is the number of tensors that are not shown, because the grid would be too large.
     """
 
     kinds: Sequence[str]
@@ -67,7 +67,7 @@ class ErrorGrid(NamedTuple):
 
 
 def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
-    """Return tensors by kind and layer; of several in one cell, such as experts, the worst."""
+    """Arrange tensors by kind and layer; a cell with several, such as experts, shows the worst."""
     cells: dict[tuple[str, int | None], ErrorCell] = {}
     for error in errors:
         place = _find_place(error)
@@ -83,7 +83,7 @@ def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
         place: cell for place, cell in cells.items() if place[0] in kinds and place[1] in layers
     }
     places = {layer for _, layer in shown}
-    # Rows with only tensors outside the layers are below the others.
+    # Kinds that only have tensors outside the layers come last.
     inside = {kind for kind, layer in shown if layer is not None}
     return ErrorGrid(
         kinds=sorted(dict.fromkeys(kind for kind, _ in shown), key=lambda kind: kind not in inside),
@@ -96,8 +96,8 @@ def make_grid(errors: Sequence[TensorError]) -> ErrorGrid:
 def _find_place(error: TensorError) -> tuple[str, int | None]:
     """Return the kind and the layer of a tensor.
 
-    If the family is unknown, the layer is the first number in the name. Other numbers, such as
-    those of experts, do not distinguish kinds.
+    If the tensor has no layer, the first number in its name counts as one. Numbers in names, such
+    as those of experts, do not distinguish kinds.
     """
     pieces = error.part.removesuffix(".weight").split(".")
     layer = error.layer
@@ -122,7 +122,7 @@ def _keep_worst(places: Iterable[tuple[_Place, ErrorCell]], most: int) -> set[_P
 
 
 def draw_errors(grid: ErrorGrid) -> Markup:
-    """Return a heat map of relative RMSE."""
+    """Return a heat map of the relative RMSE of tensors."""
     worst = [cell.worst for cell in grid.cells.values()]
     sound = [error.relative_rmse for error in worst if not error.is_problem]
     scale = make_axis(
@@ -207,7 +207,7 @@ def _draw_map(
 
 
 def _label_columns(columns: dict[int | None, float], step: float) -> list[Markup]:
-    """Return the numbers of the layers above their columns, as many as there is room for."""
+    """Return labels with layer numbers above the columns, without those that would overlap."""
     labels: list[Markup] = []
     free = 0.0
     for layer, x in columns.items():

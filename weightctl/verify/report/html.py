@@ -1,4 +1,4 @@
-"""A report as one HTML page with pictures, without scripts or external resources."""
+"""Renders a report as one HTML page with charts, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["render_page"]
 
 
-# With this policy, a browser loads and runs nothing, whatever the page contains.
+# With this policy, a browser does not load resources or run scripts, whatever the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _FIRST_PROBLEMS = 40
 
 
 def render_page(report: Report) -> str:
-    """Return a report as an HTML page, with its style and pictures inside."""
+    """Return a report as an HTML page that includes its style and charts."""
     outline = make_outline(report)
     name = report.path.rstrip("/").rpartition("/")[2] or report.path
     head = element(
@@ -159,14 +159,15 @@ def _make_card(*parts: Markup) -> Markup:
     return element("div", *parts, class_="card")
 
 
-# Longer names of tensors are shortened in the middle, and texts longer than a third of this too.
+# Names of tensors with more characters are shortened in the middle, and other code if it is longer
+# than a third of this.
 _LONGEST = 120
 _CLASSES = {"name": "wide", "number": "n", "code": "nowrap", "text": None}
 _SIGNS = {"wrong": "✗ ", "different": "≠ ", "skipped": f"{DASH} ", "good": "✓ "}
 
 
 def _list_checks(checks: Sequence[CheckLine]) -> Markup:
-    """Return a table of the checks with what each examines and its result."""
+    """Return a table of the checks: the name, the verdict, what it examines, and its time."""
     heads = (
         _make_head("Check", "nowrap"), _make_head("Verdict", "nowrap"),
         _make_head("Checked", "wide"), _make_head("Seconds", "n time"),
@@ -175,7 +176,7 @@ def _list_checks(checks: Sequence[CheckLine]) -> Markup:
 
 
 def _make_table(table: OutlineTable) -> Markup:
-    """Return a table; rows with a share have a bar at the end."""
+    """Return a table; a row that has a `share` ends with a bar."""
     heads = [_make_head(column.title, _CLASSES[column.kind]) for column in table.columns]
     has_shares = any(row.share is not None for row in table.rows)
     if has_shares:
@@ -226,7 +227,7 @@ def _make_row(columns: Sequence[Column], row: Row) -> Markup:
 
 
 def _mark_cell(text: str, column: Column) -> str:
-    """Return names and other texts from files as code, and any other text as it is."""
+    """Return names and other texts from files as code, and other text unchanged."""
     if column.kind == "name":
         return element("code", shorten(text, _LONGEST))
     if column.kind == "code":

@@ -1,4 +1,4 @@
-"""A report as JSON, as `schemas/verify.json` in the package describes it."""
+"""Renders a report as JSON, according to `schemas/verify.json` in the package."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def render_page(report: Report) -> str:
 def make_document(report: Report) -> dict[str, Any]:
     """Return a report as JSON-compatible objects.
 
-    Figures have the names of `figures.py`. Unknown values are null, and values that are not finite
-    are the strings `inf`, `-inf` and `nan`.
+    The names of figures are those of the dataclasses in `figures.py`. Unknown values are null, and
+    values that are not finite are the strings `inf`, `-inf` and `nan`.
     """
     return {
         "path": report.path,

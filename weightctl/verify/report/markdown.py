@@ -1,4 +1,4 @@
-"""A report as Markdown, for an issue or a model card; text from files never becomes markup."""
+"""Renders a report as Markdown, for an issue or a model card; text from files is escaped."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["escape_text", "quote_code", "render_page"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-# Characters that begin markup, a link or a mention; an underscore between letters does not.
+# Characters that begin markup, a link or a mention. An underscore within a word does not.
 _SIGNS = re.compile(r"[\\`*\[\]<>~&#$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# Characters that make a list or a heading at the beginning of a line.
+# Characters that begin a list or a heading at the beginning of a line.
 _FIRST = re.compile(r"[-+=](?=[-=\s]|$)|\d+[.)](?=\s|$)")
 _LONGEST = 120
 
@@ -82,7 +82,7 @@ def _render_block(block: Block) -> Iterator[str]:
 
 
 def _render_chart(chart: Chart) -> Iterator[str]:
-    """Yield a curve in place of the picture, and the chart's table."""
+    """Yield a curve of bar characters in place of the picture, and the chart's table."""
     yield f"**{chart.title}**"
     if chart.sentence:
         yield escape_text(chart.sentence)
@@ -107,7 +107,7 @@ def _render_table(table: OutlineTable) -> Iterator[str]:
 
 
 def _mark_cell(text: str, column: Column) -> str:
-    """Return names and other texts from files as code, and any other text escaped."""
+    """Return names and other texts from files as code, numbers as is, and other text escaped."""
     if column.kind == "name" or (column.kind == "code" and text):
         return quote_code(text)
     return text if column.kind == "number" else escape_text(text)
@@ -130,7 +130,7 @@ def _join_rows(titles: list[str], rows: Sequence[Sequence[str]], right: set[int]
 
 
 def _draw_curve(values: Sequence[float]) -> str:
-    """Return a line of bar characters, with heights by the logarithms of the values."""
+    """Return a line of bar characters, whose heights are the logarithms of the values."""
     sound = [log10(value) for value in values if isfinite(value) and value > 0]
     low, high = min(sound, default=0.0), max(sound, default=0.0)
 
@@ -144,15 +144,15 @@ def _draw_curve(values: Sequence[float]) -> str:
 
 
 def escape_text(written: str) -> str:
-    """Return a text of ours as one line, with code between backticks kept and the rest escaped."""
+    """Return a text in one line of Markdown; text between backticks is code, the rest escaped."""
     return "<br>".join(_escape_line(line.strip()) for line in written.split("\n") if line.strip())
 
 
 def quote_code(shown: str, most: int = _LONGEST) -> str:
-    """Return a text as code of at most `most` characters, which its content cannot end."""
+    """Return a text as code, shortened to `most` characters; it may contain backticks."""
     shown = shorten(shown, max(most, 1))
     if "|" in shown:
-        # In a table it would end the cell, and readers differ in how it is escaped there.
+        # A `|` ends the cell of a table, and Markdown renderers differ in how to escape it there.
         return f"<code>{''.join(map(_escape_char, shown))}</code>"
     if not shown.strip():
         return f'"{shown}"'
@@ -175,7 +175,7 @@ def _escape_line(line: str) -> str:
 
 
 def _escape_first(line: str) -> str:
-    """Return a text that is safe at the beginning of a line."""
+    """Escape a text for the beginning of a line."""
     begins = _FIRST.match(line)
     if begins is None:
         return _escape_signs(line)

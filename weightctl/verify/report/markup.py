@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG pictures, in which text from files is always escaped."""
+"""Makes elements of HTML and SVG, in which text from files is always escaped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Markup(str):
-    """Text that is already markup; any other text is escaped when it is put in an element."""
+    """Text that is already markup; a plain `str` is escaped when it is put in an element."""
 
     __slots__ = ()
 
@@ -39,8 +39,8 @@ class Markup(str):
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
     """Return an element with its children and attributes.
 
-    In an attribute's name, a final underscore is removed, and others become hyphens. Attributes
-    with the value None are left out. Numbers have up to two decimals.
+    In the names of attributes, a final underscore is removed, and other underscores become hyphens.
+    Attributes with the value None are left out. Numbers are written with up to two decimals.
     """
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{_show_attribute(value)}"'
@@ -53,12 +53,12 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def join(children: Sequence[str]) -> Markup:
-    """Return elements and texts joined in order."""
+    """Concatenate elements and texts; texts are escaped."""
     return Markup("".join(map(_escape_child, children)))
 
 
 def mark_code(text: str) -> Markup:
-    """Return a text with the parts between backticks as code, and its line breaks kept."""
+    """Return a text as markup, with text between backticks as code, and with line breaks."""
     lines = [_mark_code_in_line(line) for line in text.split("\n")]
     return Markup("<br/>".join(line for line in lines if line))
 
@@ -85,16 +85,17 @@ def _escape_child(text: str) -> str:
     return text if isinstance(text, Markup) else escape(printable(text))
 
 
-# The size of a picture in its own units; a narrower page scrolls it.
+# The usual size of a picture in its own units; on a narrower page, it can be scrolled.
 WIDTH, HEIGHT = 960.0, 260.0
-# Values outside an axis are drawn at its end; an axis has at most this many decades.
+# The smallest and the largest value on an axis, and the largest number of decades. Values outside
+# the axis are drawn at its end.
 _LEAST, _GREATEST, _DECADES = 1e-30, 1e30, 10
 
 
 def draw_picture(
     title: str, parts: list[Markup], height: float = HEIGHT, width: float = WIDTH
 ) -> Markup:
-    """Return a picture with a title for those who cannot see it."""
+    """Return an SVG picture with an accessible title, in a container that scrolls."""
     drawn = element(
         "svg", *parts, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title,
         style=f"min-width:{0.72 * width:.0f}px",
@@ -105,7 +106,7 @@ def draw_picture(
 def draw_label(
     text: str, x: float, y: float, *, anchor: str = "middle", class_: str = "tick"
 ) -> Markup:
-    """Return a text with its base line at `y`; `anchor` is `start`, `middle` or `end`."""
+    """Return a text with its baseline at `y`; `anchor` is `start`, `middle` or `end`."""
     return element("text", text, x=x, y=y, text_anchor=anchor, class_=class_)
 
 
@@ -115,7 +116,7 @@ def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str = "grid") 
 
 
 def draw_legend(entries: list[tuple[str, str]], x: float, y: float) -> Markup:
-    """Return a legend in one row; each entry is a color's class and its text."""
+    """Return a legend in one row; each entry has the CSS class of a color, and a text."""
     parts: list[Markup] = []
     for class_, words in entries:
         parts += [
@@ -136,8 +137,8 @@ class Axis:
     end: float = 1.0
 
     def at(self, value: float) -> float:
-        """Return the position of a value; values beyond an end, and 0, are drawn at that end."""
-        if isnan(value):  # drawn where infinity is
+        """Return the position of a value; values outside the axis are placed at its end."""
+        if isnan(value):  # placed like infinity
             return self.end
         exponent = log10(min(max(value, _LEAST), _GREATEST))
         share = (min(max(exponent, self.low), self.high) - self.low) / (self.high - self.low)
@@ -156,9 +157,9 @@ class Axis:
 def make_axis(
     values: Iterable[float], start: float = 0.0, end: float = 1.0, decades: float = 1.0
 ) -> Axis:
-    """Return an axis for all positive finite values, at least `decades` long.
+    """Return an axis for the positive finite values, which spans at least `decades` decades.
 
-    If they span more than ten decades, it covers the largest ones.
+    If the values span more than ten decades, the axis covers the largest ones.
     """
     found = [
         log10(min(max(value, _LEAST), _GREATEST))
@@ -174,12 +175,12 @@ def make_axis(
 
 
 def _round_down(exponent: float) -> float:
-    """Return the exponent of the largest 1, 2 or 5 of a decade that is not above the given one."""
+    """Round the logarithm of a value down to that of 1, 2 or 5 times a power of ten."""
     return max(step for step in _list_steps(exponent) if step <= exponent + 1e-9)
 
 
 def _round_up(exponent: float) -> float:
-    """Return the exponent of the smallest 1, 2 or 5 of a decade that is not below the given one."""
+    """Round the logarithm of a value up to that of 1, 2 or 5 times a power of ten."""
     return min(step for step in _list_steps(exponent) if step >= exponent - 1e-9)
 
 

@@ -33,7 +33,7 @@ State: TypeAlias = Literal["good", "wrong", "different", "skipped"]
 
 
 class CheckLine(NamedTuple):
-    """A check, what it examines, and its result."""
+    """The name of a check, what it examines, and its result."""
 
     name: str
     about: str
@@ -44,9 +44,10 @@ class CheckLine(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: text from files is shown as code, and numbers are right-aligned.
+    """A column of a table, with the kind of its cells.
 
-    A column that is not `brief` is left out if there is little room.
+    Names and code, which are text from files, are shown as code, and numbers are right-aligned. A
+    column that is not `brief` is left out of formats with little room.
     """
 
     title: str
@@ -67,7 +68,7 @@ class Row(NamedTuple):
 class OutlineTable:
     """A table with a title and a caption, which may be empty.
 
-    With `marks_problems`, rows may be marked as problems. A table that `is_folded` is shown on
+    If `marks_problems` is set, rows may be marked as problems. A table that `is_folded` is shown on
     request, and left out of formats that cannot fold it.
     """
 
@@ -94,7 +95,7 @@ class Facts(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """A text that introduces what follows."""
+    """A paragraph of text."""
 
     text: str
 
@@ -115,9 +116,9 @@ class ProblemList(NamedTuple):
 class Chart:
     """A chart, and its replacement in formats without pictures.
 
-    `draw` returns SVG. If `sentence` is not empty, it says all that the picture would show, and
-    replaces it. In formats without pictures, the replacement is a curve of `values`, `text` that
-    explains it, and a table; without `values`, nothing.
+    `draw` returns the picture as SVG. If `sentence` is not empty, it is shown instead of the
+    picture, since it says the same. Formats without pictures show a curve of `values`, the `text`
+    that explains it, and the table; if there are no `values`, they leave out the chart.
     """
 
     title: str
@@ -141,7 +142,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A report in reading order."""
+    """The content of a report, in reading order, independent of the format."""
 
     path: str
     reference: str | None

@@ -1,4 +1,4 @@
-"""Texts for figures."""
+"""Formats figures and verdicts as text for reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "show_times",
 ]
 
-# Characters that look like a letter and a hyphen.
+# Characters that look like a hyphen and a letter, so they are written as escapes.
 DASH, TIMES = "\u2013", "\u00d7"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -54,7 +54,7 @@ def show_times(value: float) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Return a printable text of at most `length` characters, with dots in place of its middle."""
+    """Return a printable text of at most `length` characters, with an ellipsis in its middle."""
     text = printable(text)
     if len(text) <= length:
         return text
@@ -111,7 +111,7 @@ def _list_divergence(divergence: Divergence) -> list[Fact]:
 
 
 def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
-    """Return a sentence that no part diverges more than usual, and that names the largest."""
+    """Return a sentence for parts that differ as expected, which names the largest difference."""
     most = max(layers, key=lambda part: part.divergence)
     if most.divergence == 0:
         return "The output of every part equals that of the reference."
@@ -123,7 +123,7 @@ def say_all_usual(layers: Sequence[LayerDivergence]) -> str:
 
 
 def show_encodings(error: TensorError) -> str:
-    """Return a tensor's encoding, and the reference's if it is another."""
+    """Return a tensor's encoding, and the reference's encoding if it differs."""
     if error.encoding == error.reference_encoding:
         return error.encoding
     return f"{error.encoding}, reference {error.reference_encoding}"

@@ -1,4 +1,4 @@
-"""The sections of a report: their content, their order and their length."""
+"""Makes the sections of a report, in their order."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
 def _list_tensors(
     errors: Sequence[TensorError], title: str, caption: str = "", *, is_folded: bool = False
 ) -> OutlineTable:
-    """Return a table of the distances of tensors from the reference's."""
+    """Return a table of the errors of tensors against the reference."""
     columns = (
         Column("Tensor", "name"), Column("Encoding"), Column("Relative RMSE", "number"),
         Column("Expected", "number"), Column("Times expected", "number"),

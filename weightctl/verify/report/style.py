@@ -1,4 +1,4 @@
-"""The style of a report's page: light or dark as the reader's system is, on any screen."""
+"""The style sheet of an HTML report, light or dark as the reader's system is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures and judges outputs: sizes of activations, likelihood of the text, next tokens."""
+"""Measures and judges a model's outputs: activations, loss and perplexity, and next tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ __all__ = [
 
 
 class ActivationSums:
-    """Sums over the output of a part, added in chunks; infinite and NaN values are only counted."""
+    """Sums over a part's output, which is added in chunks.
+
+    Infinite and NaN values are counted, but not summed.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -64,7 +67,7 @@ class ActivationSums:
         self._greatest = max(self._greatest, greatest)
 
     def figure(self) -> Activation:
-        """Return the figure for all values so far."""
+        """Return the figure for all values that were added so far."""
         rms = (self._squares / self._finite) ** 0.5 if self._finite else 0.0
         return Activation(
             name=self._name, rms=rms, greatest=self._greatest, nonfinite=self._nonfinite
@@ -72,17 +75,18 @@ class ActivationSums:
 
 
 def measure_activation(name: str, x: F32, mask: NDArray[np.bool_]) -> Activation:
-    """Return the figure of a part's output at the positions of the mask."""
+    """Return the figure of a part's output at the positions where the mask is true."""
     gathered = ActivationSums(name)
     gathered.add(x[mask])
     return gathered.figure()
 
 
 def measure_usual_size(x: F32, mask: NDArray[np.bool_]) -> float:
-    """Return the median over the mask's positions of the root mean square of their values.
+    """Return the median of the root mean squares at the positions where the mask is true.
 
     In healthy models a few positions, such as the first, have values that are thousands of times
-    larger; the median ignores them. Infinite if most positions have values that are not finite.
+    larger; the median ignores them. The result is infinite if most positions have values that are
+    not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = np.sqrt(np.square(x[mask], dtype=np.float64).mean(-1))
@@ -93,15 +97,15 @@ _MOST_BYTES = 64 * 2**20
 
 
 def count_positions(vocabulary: int) -> int:
-    """Return how many positions' float32 logits fit in 64 MiB, at least one."""
+    """Return the number of positions whose float32 logits fit in 64 MiB, at least 1."""
     return max(1, _MOST_BYTES // (4 * max(1, vocabulary)))
 
 
 def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = None) -> F64:
     """Return the loss of each target, in nats: logits [n, vocabulary], targets [n] -> [n].
 
-    `least` is the result of `_compute_least_losses`, if already computed. Sums are float64. Losses
-    are NaN if the logits are not finite.
+    `least` is the result of `_compute_least_losses`, if already computed. Sums are float64. If a
+    position has NaN or positive infinite logits, its loss is NaN.
     """
     least = _compute_least_losses(logits) if least is None else least
     with np.errstate(invalid="ignore", over="ignore"):
@@ -111,7 +115,7 @@ def compute_losses(logits: F32, targets: NDArray[np.int64], least: F64 | None = 
 
 
 def _compute_least_losses(logits: F32) -> F64:
-    """Return the loss of each position's most likely token, in nats: [n, any] -> [n]."""
+    """Return the loss of each position's most likely token, in nats: [n, vocabulary] -> [n]."""
     found = np.empty(len(logits), np.float64)
     # A few rows at a time fit in the processor's cache.
     step = max(1, count_positions(logits.shape[-1]) // 64)
@@ -124,7 +128,7 @@ def _compute_least_losses(logits: F32) -> F64:
 
 
 def compute_log_probabilities(logits: F32) -> F64:
-    """Return the logarithms of probabilities along the last axis."""
+    """Return the logarithms of the softmax along the last axis, in float64."""
     with np.errstate(invalid="ignore", over="ignore"):
         shifted = logits.astype(np.float64)
         shifted -= shifted.max(-1, keepdims=True)
@@ -133,9 +137,9 @@ def compute_log_probabilities(logits: F32) -> F64:
 
 
 def compute_perplexity(all_losses: F64) -> float | None:
-    """Return the exponential of the mean loss, infinite if that overflows.
+    """Return the exponential of the mean loss, infinite if it overflows.
 
-    None if there are no losses, or if one is not finite.
+    Return None if there are no losses, or if a loss is not finite.
     """
     if not all_losses.size or not np.isfinite(all_losses).all():
         return None
@@ -149,7 +153,7 @@ _ALIKE = 1e-6
 # The largest loss, in nats, of a token that counts as certain.
 _CERTAIN = 1e-5
 
-# Vocabularies of test models, or of special alphabets, need not contain English.
+# Models with smaller vocabularies, as in tests or with special alphabets, need not know English.
 _LEAST_VOCABULARY = 256
 
 
@@ -169,7 +173,7 @@ def describe_run(running: Running, device: DeviceRef, given: Prompt) -> ForwardF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The results of a model's output; empty if it did not run."""
+    """The results of the last part of a model; empty if that part did not run."""
 
     figures: tuple[Activation, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -179,10 +183,10 @@ class Ending:
 
 
 def run_output(running: Running, x: F32, given: Prompt, *, must_make_sense: bool = False) -> Ending:
-    """Run the output on the last layer's output, a few positions at a time.
+    """Compute and judge the logits from the last layer's output, a few positions at a time.
 
-    A perplexity worse than chance is a note, since the text may be unusual. It is a problem if a
-    model `must_make_sense` of the text, which is plain English.
+    If the perplexity is worse than chance, the result has a note, since the text may be unusual.
+    With `must_make_sense`, which is for plain English, it has a problem instead.
     """
     if not running.has_logits:
         return _judge_states(running.end(x), given)
@@ -236,14 +240,17 @@ def _judge_perplexity(ppl: float | None, running: Running) -> str:
 
 
 def list_targets(given: Prompt) -> NDArray[np.int64]:
-    """Return the token that follows each position of the mask in its window, -1 if none does."""
+    """Return the next token of each position that is not padding; -1 at the end of a window."""
     after = np.full(given.ids.shape, -1, np.int64)
     after[:, :-1] = np.where(given.mask[:, 1:], given.ids[:, 1:], -1)
     return after[given.mask]
 
 
 def list_next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
-    """Return the most likely next tokens by a position's logits, most likely first."""
+    """Return the most likely next tokens for one position's logits, most likely first.
+
+    Return none if the logits are not finite.
+    """
     if not np.isfinite(logits).all():
         return ()
     logarithms = compute_log_probabilities(logits)
@@ -259,7 +266,7 @@ def list_next_tokens(logits: F32, given: Prompt) -> tuple[NextToken, ...]:
 
 
 class _Judged:
-    """Properties of the logits of many positions, added in chunks."""
+    """Judges the logits of many positions, which are added in chunks."""
 
     def __init__(self) -> None:
         self._first: F32 | None = None
@@ -272,7 +279,7 @@ class _Judged:
         self._first = first.copy()
         with np.errstate(invalid="ignore", over="ignore"):
             smallest = _ALIKE * np.abs(first).max()
-            # In a healthy model, the first rows settle this.
+            # In a healthy model, the first rows are enough, and the search ends there.
             self._differs = self._differs or any(
                 bool((np.abs(row - first) > smallest).any()) for row in logits
             )
@@ -283,10 +290,10 @@ class _Judged:
         self._count += len(logits)
 
     def wrong(self, *, has_several: bool, is_lost: bool) -> str:
-        """Return what is wrong with the logits, empty if nothing is.
+        """Describe what is wrong with the logits; empty if they look right.
 
-        `has_several` says whether the tokens of the text differ, and `is_lost` whether the model
-        predicts it worse than chance.
+        `has_several` says whether the text has different tokens, and `is_lost` whether the model
+        predicts the text worse than chance.
         """
         if not self._spreads:
             return "all tokens are equally probable, at every position"

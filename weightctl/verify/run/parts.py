@@ -80,7 +80,7 @@ class Ranks:
         self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
 
     def part(self, weight: Weight) -> Checkpoint:
-        """Return the shard of a weight that a rank has."""
+        """Return the tensor of a weight that is one rank's shard, as a tree with one leaf."""
         whole, rank = weight.shard_of, weight.shard_idx
         if whole is None or rank is None or weight.part is None:
             raise ValueError(f"`{weight.name}` is not a shard")
@@ -95,7 +95,10 @@ def _make_tree(gathered: GatheredSource) -> Checkpoint:
 
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
-    """Return a tree's tensors by our modules' names; it is another tree of the same checkpoint."""
+    """Map the names of weightctl's modules to the tensors of `tree`.
+
+    `tree` holds the shards of some ranks of `checkpoint`, whose family and config it shares.
+    """
     family, config = checkpoint.family, checkpoint.config
     return match(tree, family, checkpoint.convention, config, checkpoint.where).tensors
 
@@ -103,35 +106,39 @@ def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str,
 Replaced: TypeAlias = "Mapping[str, ReadableTensor | F32]"
 
 EMBEDDING, OUTPUT = "embedding", "output"
-# The input of encoders, and the name of a network's first dimension.
+# The name of the mask input, which encoders have, and of a network's first dimension.
 _MASK, _BATCH = "mask", "batch"
 _NOTHING: Replaced = MappingProxyType({})
 
 
 def name_layer(number: int) -> str:
-    """Return the name of a layer in figures and problems."""
+    """Return the name of a layer as figures and problems have it: `layers.3`."""
     return f"layers.{number}"
 
 
 def explain_unbuilt(error: WeightctlError) -> str:
-    """Return in one line why a checkpoint is not a model that can run."""
+    """Describe in one line why the model of a checkpoint cannot be built."""
     return f"the model cannot be built: {error.headline} (see the check `names`)"
 
 
 class Flow(NamedTuple):
-    """A layer's input, float32[windows, positions, hidden], and inputs that all layers share."""
+    """The input of a layer.
+
+    `x` is float32[windows, positions, hidden]; `beside` are further inputs that all layers share.
+    """
 
     x: F32
     beside: tuple[Buffer, ...]
 
 
 class Running:
-    """A model in float32 that runs part by part; the weights of one part are in memory.
+    """A model in float32 that runs part by part, with the weights of one part in memory.
 
-    Its parts are `embedding`, `layers.0` and so on, and `output`. Arguments `replaced` map names of
-    our modules to tensors that are used instead of the checkpoint's. If the checkpoint is `cut` for
-    several ranks, the ranks compute each part together, except parts with replaced tensors. `grid`
-    has the ranks that are used, and `notes` say why the ranks cannot compute it, if so.
+    The parts are `embedding`, `layers.0` and so on, and `output`. `replaced` arguments map names of
+    weightctl's modules to tensors that are used instead of the checkpoint's. `cut` is the source of
+    a sharded checkpoint: its ranks compute each part together, except parts with replaced tensors.
+    `grid` gives the ranks that are used. If the ranks cannot compute the model, one device does,
+    and `notes` say why.
 
     Raises `ArchitectureError` if the checkpoint is not a whole model, and `EngineError` if torch or
     the device is missing.
@@ -160,7 +167,7 @@ class Running:
 
     @property
     def grid(self) -> Grid:
-        """The ranks that compute the model together; one rank if it is not cut."""
+        """The ranks that compute the model together; one rank if it is not sharded."""
         return Grid() if self._ranks is None else self._ranks.grid
 
     @property
@@ -170,7 +177,7 @@ class Running:
 
     @property
     def has_logits(self) -> bool:
-        """Whether the model predicts tokens; if not, its output is the last layer's states."""
+        """Whether the model predicts tokens; if not, it is an encoder, and returns states."""
         return hasattr(self._network, OUTPUT)
 
     @property
@@ -195,7 +202,10 @@ class Running:
     def layer(
         self, number: int, x: F32, beside: Sequence[Buffer], replaced: Replaced = _NOTHING
     ) -> F32:
-        """Run a layer on windows; their number is a multiple of the number in `beside`."""
+        """Run a layer on `x`, [windows, positions, hidden], and return its output.
+
+        The number of windows is a multiple of the number of windows in `beside`.
+        """
         network = self._choose_network(replaced)
         with (
             self._hold_replaced(replaced),
@@ -209,18 +219,19 @@ class Running:
         return self._run(graph, [x, *given], replaced)[0].to_numpy()
 
     def end(self, x: F32, replaced: Replaced = _NOTHING) -> F32:
-        """Return the logits [windows, positions, vocabulary], or the states of an encoder.
+        """Return the logits, [windows, positions, vocabulary], or the states of an encoder.
 
-        Each position is computed by itself, so `x` may be any subset of the last layer's output.
+        Positions are computed independently, so `x` may have any subset of the positions of the
+        last layer's output.
         """
         with self._hold_replaced(replaced):
             graph = self._end(self._choose_network(replaced))
         return self._run(graph, [x], replaced)[0].to_numpy()
 
     def weights_of(self, part: str) -> list[str]:
-        """Return our modules' names of the weights that a part needs.
+        """Return the names, in weightctl's modules, of the weights that a part needs.
 
-        A tied output needs the embedding's weight.
+        The part `output` of a tied model needs the embedding's weight.
         """
         if part == EMBEDDING:
             return list(self._begin(self._network).weights_by_name)
@@ -229,7 +240,7 @@ class Running:
         return [name for name in self._weights if name.startswith(f"{part}.")]
 
     def _choose_network(self, replaced: Replaced) -> Network:
-        """Return the network for a part: that of the ranks, unless weights are replaced."""
+        """Return the network that runs a part: that of the ranks, unless weights are replaced."""
         return self._network if replaced or self._ranks is None else self._ranks.network
 
     def _begin(self, network: Network) -> Graph:
@@ -261,7 +272,10 @@ class Running:
 
     @contextmanager
     def _hold_replaced(self, replaced: Replaced) -> Generator[None]:
-        """In graphs that are built here, give weights the storage of their replacements."""
+        """Give replaced weights the shape and encoding of their replacements, within this context.
+
+        Graphs must be built within this context to accept the replacements.
+        """
         changed = {name: self._weights[name] for name in replaced}
         before = {
             name: (*weight.original_dtype_and_shape, weight.quantization_encoding)
@@ -280,8 +294,8 @@ class Running:
 
 @contextmanager
 def _build(network: Network, name: str, types: Sequence[TensorType]) -> Generator[Graph]:
-    # The weights already have names; naming them again for each layer takes a third of the model's
-    # time.
+    # The weights already have names, which are reused: naming them again for each layer takes a
+    # third of the model's time.
     with Graph(name, types) as graph, under(naming_of(network)):
         yield graph
 
@@ -293,7 +307,7 @@ def _find_storage(given: ReadableTensor | F32) -> tuple[tuple[int, ...], Encodin
 
 
 def _repeat(given: Buffer, kind: TensorType, windows: int) -> Buffer:
-    """Return a per-window input repeated to `windows` windows; other inputs unchanged."""
+    """Repeat an input that has a row per window up to `windows` windows; return others as is."""
     if str(kind.shape[0]) != _BATCH or given.shape[0] == windows:
         return given
     array = given.to_numpy()

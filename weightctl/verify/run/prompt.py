@@ -1,4 +1,4 @@
-"""The tokens that a model is run on."""
+"""Chooses the tokens to run models on: given tokens, a text, the built-in text, or random ones."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WINDOW, MOST_WINDOWS = 256, 8
 _SEED = 8
 _SHOWN = 4
 _TOKENS_HINT = "give token ids: --tokens 1,2,3"
-# Written for this purpose, so that models have not memorized it. It is plain English on several
-# subjects, and about as long as one window.
+# This text was written for weightctl, so that models have not memorized it. It is plain English on
+# several subjects, and about as long as one window.
 TEXT = """\
 The harbour was quiet when the ferry came in, an hour later than the timetable had promised. Two \
 men in yellow coats threw the ropes over the bollards, and the passengers went down the narrow \
@@ -50,11 +50,11 @@ it a name, and finding our way home by it.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Tokens in windows, int64[windows, positions]; a window does not see the others.
+    """Tokens in independent windows, int64[windows, positions].
 
     `mask` is true at tokens, and false at the padding of the last window. `source` describes where
     the tokens come from, for messages. `text_of` returns the text of a token, empty if unknown. If
-    `is_text` is false, the tokens are not a text, and predictions of them have no meaning.
+    `is_text` is false, the tokens are random, and their perplexity has no meaning.
     """
 
     ids: NDArray[np.int64]
@@ -71,15 +71,16 @@ class Prompt:
 
 
 def make_prompt(request: Request, *subjects: Subject) -> Prompt:
-    """Return the requested tokens, or those of the text, for models of known families.
+    """Return the tokens to run models of known families on.
 
-    The first subject with a tokenizer encodes the text, or gives the texts of requested tokens. If
-    neither is requested, the text is the built-in one; if no subject has a tokenizer, the tokens
-    are random, with a fixed seed.
+    These are the requested tokens, or the tokens of the requested text, or those of the built-in
+    text. The first subject with a tokenizer encodes the text, and provides the texts of requested
+    tokens. If the built-in text cannot be encoded because no subject has a tokenizer, or because
+    `tokenizers` is not installed, the tokens are random, with a fixed seed.
 
-    Raises `ConversionError` if the models cannot run on what was requested: tokens outside the
-    vocabulary, a text without tokens, or a text without a tokenizer. Raises `TokenizerError` if a
-    tokenizer is damaged or of another model.
+    Raises `ConversionError` if requested tokens are not in the vocabulary, if the text has no
+    tokens, or if a requested text cannot be encoded. Raises `TokenizerError` if a tokenizer is
+    damaged or belongs to another model.
     """
     if request.tokens is not None:
         return _prompt_of_tokens(request.tokens, subjects)
@@ -153,7 +154,10 @@ def _require_text(text: str) -> None:
 
 
 def _find_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
-    """Return the first subject with a tokenizer, and its encoder; else the last one and None."""
+    """Return the first subject with a tokenizer, and its encoder.
+
+    If no subject has a tokenizer, return the last subject and None.
+    """
     for subject in subjects:
         if subject.encoder is not None:
             return subject, subject.encoder
@@ -173,7 +177,7 @@ def _draw_tokens(checkpoint: RecognizedModel, why: str) -> Prompt:
 
 
 def _name_unknown(ids: Sequence[int], checkpoint: RecognizedModel) -> str:
-    """Return a description of the ids that are not in the vocabulary; empty if all are."""
+    """Describe the ids that are not in the vocabulary; empty if all ids are in it."""
     vocabulary = checkpoint.config.vocabulary
     strange = list(dict.fromkeys(each for each in ids if not 0 <= each < vocabulary))
     if not strange:
@@ -191,7 +195,11 @@ def _cut_windows(
     around: tuple[Sequence[int], Sequence[int]] = ((), ()),
     text_of: Callable[[int], str] = _show_nothing,
 ) -> Prompt:
-    """Return windows of `length` positions; the tokens `around` a text surround each window."""
+    """Cut ids into at most `MOST_WINDOWS` windows of at most `length` positions.
+
+    `around` are the tokens that the tokenizer adds at the beginning and at the end of each window.
+    They are left out if no other tokens would fit in a window.
+    """
     first, last = around
     room = length - len(first) - len(last)
     if room < 1:

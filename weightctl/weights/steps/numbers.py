@@ -23,8 +23,8 @@ __all__ = [
     "Constant",
     "LogOfMinus",
     "MinusExp",
+    "Multiplied",
     "Plus",
-    "Scaled",
     "numbers_of",
     "read_floats",
 ]
@@ -88,7 +88,7 @@ class Plus:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Multiplied:
     """Each value plus `offset`, times `factor`, in float32."""
 
     factor: float

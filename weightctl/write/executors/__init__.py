@@ -1,4 +1,4 @@
-"""Executors that run the tasks of a conversion, by the kind that `--on` names."""
+"""The table of executors that run the tasks of a conversion, by the kind given with `--on`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class WorkerLostError(Exception):
 
 
 class ExecutorLine(NamedTuple):
-    """A kind of executor: `kind:ADDRESS` in `--on`, and what the address is.
+    """A kind of executor, which `--on` selects with `KIND:ADDRESS`.
 
-    `start` is the path of a function that takes the address and returns an executor; it is empty if
-    there is none. Workers that are all on this machine are local.
+    `start` refers to a function that takes the address and returns an executor; it is empty if the
+    processes share the work without an executor. `address` is the form of the address, empty if the
+    kind does not have one. `is_local` says whether all workers are on this machine.
     """
 
     start: str
@@ -64,7 +65,7 @@ def is_shared(on: str | Executor) -> bool:
 
 
 def is_local(on: str | Executor) -> bool:
-    """Whether all workers are on this machine, as far as is known."""
+    """Whether all workers are known to be on this machine."""
     if isinstance(on, str):
         line = EXECUTORS.get(on.partition(":")[0])
         return line is not None and line.is_local
@@ -77,10 +78,10 @@ def is_local(on: str | Executor) -> bool:
 
 @contextmanager
 def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
-    """Start the executor that `on` names, and end it after the block.
+    """Start the executor that `on` names, and end it after the context.
 
-    An executor that a caller made is used as it is, and not ended. Raises `ConversionError` if
-    the kind is unknown or the address is not valid.
+    An executor that the caller has made is yielded unchanged, and not ended. Raises
+    `ConversionError` if the kind is unknown or the address is invalid.
     """
     if not isinstance(on, str):
         yield on
@@ -98,7 +99,7 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
             f"`{on}` cannot be used here: it only divides the writing of an output among processes",
             hint=f"use another executor, such as processes:4; `{on}` works with convert and shard",
         )
-    # The table has no other functions.
+    # All functions in the table have this type.
     executor = cast("Callable[[str], Executor]", load(line.start))(address)
     try:
         yield executor
@@ -107,8 +108,8 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
 
 
 def make_portable(error: Exception) -> Exception:
-    """Return an error that another process can receive: the same, or one with the same text."""
-    import pickle  # `ls` loads this module
+    """Return an error if it can be pickled, or else a `RuntimeError` with the same text."""
+    import pickle  # imported here, since `ls` imports this module
 
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 # made here

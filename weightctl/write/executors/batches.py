@@ -24,34 +24,34 @@ _LEAST_BATCHES = 64
 
 
 class Batch:
-    """Tasks that a worker carries out together; to schedulers, they are one task."""
+    """Tasks that a worker carries out together, which are one task for schedulers."""
 
     def __init__(self, tasks: Sequence[KeyedTask]) -> None:
         self.tasks = tuple(tasks)
 
     @cached_property
     def read(self) -> int:
-        """The bytes that it reads."""
+        """The number of bytes that the batch reads."""
         return sum(task.read for task in self.tasks)
 
     @cached_property
     def made(self) -> int:
-        """The bytes that it writes."""
+        """The number of bytes that the batch writes."""
         return sum(task.made for task in self.tasks)
 
     @cached_property
     def cost(self) -> int:
-        """The bytes that its tasks read or write, whichever is more."""
+        """The sum over its tasks of the bytes that are read or written, whichever is more."""
         return sum(task.cost for task in self.tasks)
 
     def estimate_seconds(self, bandwidth: float = BANDWIDTH) -> float:
-        """Return the expected time on one core that reads and writes so many bytes a second."""
+        """Return the expected time on one core, with `bandwidth` bytes per second."""
         return sum(task.estimate_seconds(bandwidth) for task in self.tasks)
 
 
 @without_collection()
 def list_keyed_tasks(work: BatchWork, done: Collection[tuple[int, str]] = ()) -> list[KeyedTask]:
-    """Return the tasks of a work that are not done, with their bytes and expected times."""
+    """Return the tasks that are not done, with their bytes and expected times."""
     return [work.measure(task) for task in work.list_tasks(done)]
 
 
@@ -59,8 +59,8 @@ def list_keyed_tasks(work: BatchWork, done: Collection[tuple[int, str]] = ()) ->
 def cut_batches(tasks: Iterable[KeyedTask], most: int = DEFAULT_TASK) -> list[Batch]:
     """Divide tasks into batches that take about the same time, each of at most `most` bytes.
 
-    A task of more bytes is alone. Batches depend on the tasks alone, so that all machines cut the
-    same ones. Tasks of a batch follow one another in a file of the output.
+    A larger task is a batch of its own. Batches only depend on the tasks, so that all machines make
+    the same batches. The tasks of a batch are in the order of the output files.
     """
     ordered = sorted(tasks, key=lambda task: task.place)
     nbytes = sum(task.cost for task in ordered)
@@ -82,7 +82,7 @@ def cut_batches(tasks: Iterable[KeyedTask], most: int = DEFAULT_TASK) -> list[Ba
 
 
 def parse_task_size(given: int | str) -> int:
-    """Return the bytes of a task from a number or text; raises `ConversionError` for none."""
+    """Return the size of a task in bytes; raises `ConversionError` if it is less than 1."""
     size = parse_size(given) if isinstance(given, str) else given
     if size < 1:
         raise ConversionError(f"a task cannot have {given} bytes", hint="write a size such as 2GB")

@@ -1,4 +1,4 @@
-"""Counts of what the workers of this process's run have done."""
+"""Counts of the tasks that the workers of this process's run have done."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ __all__ = ["WORKERS", "WorkerCounts"]
 
 
 class WorkerCounts(NamedTuple):
-    """What workers have done, in batches: to schedulers, they are tasks.
+    """Counts of batches, which are tasks for schedulers.
 
-    Of `tasks`, `done` are done; where processes share the work, by this one. `lost` were lost with
-    a worker and given to another. `copies` were given to a second worker while the first one ran.
+    `tasks` is the number of all batches, and `done` the number of batches that are done; if
+    processes share the work, by this process. `lost` is the number of times that a batch was lost
+    with its worker and given to another. `copies` is the number of batches that were also given to
+    a second worker while the first one was running.
     """
 
     tasks: int = 0
@@ -21,7 +23,7 @@ class WorkerCounts(NamedTuple):
 
 
 class _CurrentWorkers:
-    """The counts of the run that goes on, for those who show its progress."""
+    """Holds the counts of the current run, for progress bars."""
 
     def __init__(self) -> None:
         self.counts = WorkerCounts()

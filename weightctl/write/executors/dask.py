@@ -1,4 +1,4 @@
-"""An executor of the workers of a Dask cluster."""
+"""An executor that runs calls on the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DaskExecutor", "start"]
 
-# Seconds to wait for the scheduler.
+# The number of seconds to wait for the scheduler.
 _TIMEOUT = 10
 
 _Given = ParamSpec("_Given")
@@ -45,9 +45,9 @@ def start(address: str) -> DaskExecutor:
 
 
 class DaskExecutor(Executor):
-    """Runs calls on the workers of a `distributed.Client`, which it closes at the end.
+    """Runs calls on the workers of a `distributed.Client`; `shutdown` closes the client.
 
-    A call whose workers end several times raises `WorkerLostError`.
+    If several workers end during a call, it raises `WorkerLostError`.
     """
 
     def __init__(self, client: Any) -> None:
@@ -57,7 +57,7 @@ class DaskExecutor(Executor):
     def submit(
         self, fn: Callable[_Given, _Made], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Made]:
-        """Have a worker call a function; the future has its result or its error."""
+        """Call a function on a worker; the future gets its result or its error."""
         found: Future[_Made] = Future()
         found.set_running_or_notify_cancel()
         inner = self._executor.submit(fn, *args, **kwargs)
@@ -65,7 +65,7 @@ class DaskExecutor(Executor):
         return found
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster; calls that have not ended are dropped with `cancel_futures`."""
+        """Leave the cluster; with `cancel_futures`, drop calls that have not ended."""
         self._executor.shutdown(wait=wait and not cancel_futures)
         self._client.close()
 

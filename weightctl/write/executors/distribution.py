@@ -35,20 +35,20 @@ __all__ = [
     "refuse_seams",
 ]
 
-# A batch whose workers end this often probably ends them.
+# If this many workers end while they run one batch, the batch is probably the reason.
 _MOST_LOST = 5
-# When nothing has ended for this many times the longest batch, and for this many seconds, what is
-# left gets a second worker.
+# If no batch has ended for this multiple of the longest batch's time, and for this number of
+# seconds, the remaining batches are also given to second workers.
 SLOW = 2.0
 PATIENCE = 10.0
 
 
 class Distribution(NamedTuple):
-    """How a run is distributed: `on` is an executor or names one, such as "processes:4".
+    """How a run is distributed among workers.
 
-    Workers plan from the `request`; `codecs` is the digest of what its codecs write here. Each
-    worker uses `threads`, and `memory` bytes, and takes at most `task_size` bytes of work at a
-    time.
+    `on` is an executor, or text such as "processes:4". Workers make the plan from the `request`.
+    `codecs` is the digest of this machine's results of the codecs. Each worker uses `threads`
+    threads and `memory` bytes, and takes at most `task_size` bytes of work at a time.
     """
 
     on: str | Executor
@@ -69,7 +69,7 @@ def plan_distribution(
     memory: int,
     task_size: int | str,
 ) -> Distribution:
-    """Return how a run is distributed; raises `ConversionError` if workers cannot do its work."""
+    """Plan the distribution of a run; raises `ConversionError` if workers cannot do its work."""
     if request is None:
         raise ConversionError(
             "workers need the path of a checkpoint: they open it themselves",
@@ -86,9 +86,9 @@ def plan_distribution(
 
 
 def refuse_seams(outcome: Outcome) -> None:
-    """Raise `ConversionError` if checksums of tensors stand between them, in an object of a store.
+    """Raise `ConversionError` if an object in a store would have checksums between tensors.
 
-    No worker has all bytes of such a part of the upload.
+    No worker would have all bytes of the part of the upload that contains a checksum.
     """
     if is_remote(outcome.path) and any(each.between is not None for each in outcome.parts.values()):
         raise ConversionError(
@@ -100,7 +100,7 @@ def refuse_seams(outcome: Outcome) -> None:
 
 
 def make_job(distribution: Distribution, purpose: Purpose, place: Place, *, token: str) -> Job:
-    """Return what workers need to know."""
+    """Return the job, which has the data that all workers need."""
     from weightctl import __version__
 
     return Job(
@@ -125,9 +125,9 @@ def distribute(
 ) -> WorkerCounts:
     """Run all tasks on workers; `accept` gets the result of each batch, and its bytes.
 
-    If a worker ends, its batch is given to another one. If no batch ends for a long time, those
-    that are left are also given to a second worker, and the first result counts. Raises the first
-    error of a batch, and `OutputError` if workers end repeatedly.
+    If a worker ends, its batch is given to another worker. If no batch ends for a long time, the
+    remaining batches are also given to second workers, and the first result counts. Raises the
+    first error of a batch, and `OutputError` if workers end repeatedly.
     """
     job = make_job(distribution, purpose, place, token=new_token())
     batches = cut_batches(tasks, distribution.task_size)
@@ -135,11 +135,11 @@ def distribute(
         try:
             return _Run(executor, job, batches, accept).wait()
         finally:
-            release(job)  # an executor of threads has worked in this process
+            release(job)  # an executor of threads has opened files in this process
 
 
 class _Run:
-    """The batches of a job that an executor has."""
+    """Runs the batches of a job on an executor."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Run:
         self._longest = 0.0
 
     def wait(self) -> WorkerCounts:
-        """Return when all batches are done."""
+        """Run all batches, and return the counts when they are done."""
         for number in sorted(self._left):
             self._submit(number)
         try:
@@ -188,14 +188,14 @@ class _Run:
         self._running[self._executor.submit(run_batch, self._job, number, keys)] = number
 
     def _copy(self) -> None:
-        """Give what is left to second workers: one that is so slow may never end."""
+        """Give the remaining batches to second workers, since the first ones may never end."""
         for number in sorted(self._left - self._copied):
             self._copied.add(number)
             self._count(copies=1)
             self._submit(number)
 
     def _end(self, future: Future[BatchResult], number: int) -> None:
-        if number not in self._left:  # a second copy
+        if number not in self._left:  # the other worker was faster
             return
         try:
             found = future.result()

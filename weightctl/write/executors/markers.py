@@ -1,7 +1,7 @@
-"""Markers by which processes that know nothing of each other share a run.
+"""Markers, through which independent processes share a run.
 
-Each is a small file in a directory beside the output, or a small object, and is created by one of
-them only.
+Each marker is a small file in a directory next to the output, or a small object. Only one process
+can create a marker of a name.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
     "read_done",
 ]
 
-# Begins the name of the marker of a batch that is done; its number follows.
+# The beginning of the name of a finished batch's marker, which its number follows.
 DONE = "done-"
 _NEW = ".new-"
 
 
 class Markers(Protocol):
-    """Small contents by name; every method may raise `OutputError`."""
+    """Small named contents; every method may raise `OutputError`."""
 
     def create(self, name: str, content: bytes, /) -> bool:
-        """Create a marker, which appears whole; return False if there is one of this name."""
+        """Create a marker atomically; return False if a marker of this name exists."""
         ...
 
     def put(self, name: str, content: bytes, /) -> None:
@@ -59,7 +59,7 @@ class Markers(Protocol):
         ...
 
     def read(self, name: str, /) -> bytes | None:
-        """Return the content of a marker, None if there is none of this name."""
+        """Return the content of a marker; None if it does not exist."""
         ...
 
     def list_names(self) -> list[str]:
@@ -71,12 +71,12 @@ class Markers(Protocol):
         ...
 
     def hold(self) -> AbstractContextManager[None]:
-        """Have other runs on this machine see, during the block, that this one uses them."""
+        """Mark the markers as in use, within this context, for other runs on this machine."""
         ...
 
 
 class _FileMarkers:
-    """Markers in a directory, which is created with the first of them."""
+    """Markers in a directory, which is created with the first marker."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -85,7 +85,7 @@ class _FileMarkers:
         path = os.path.join(self._path, name)
         new = self._write_new(content)
         try:
-            # Unlike a file that is opened and then written, a link has all of the content at once.
+            # A link is created with the whole content, unlike a file that is opened and written.
             os.link(new, path)
         except FileExistsError:
             return False
@@ -145,7 +145,7 @@ class _FileMarkers:
     def hold(self) -> Generator[None, None, None]:
         descriptor = -1
         try:
-            with suppress(OSError):  # not all file systems have such locks
+            with suppress(OSError):  # not all file systems support locks
                 os.makedirs(self._path, exist_ok=True)
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -195,31 +195,31 @@ class _ObjectMarkers:
 
 
 def ranks_token(purpose: Purpose) -> str:
-    """Return the token in the name of the markers of runs with a purpose."""
+    """Return the token in the names of the markers of runs with this purpose."""
     return sha256("".join(purpose).encode()).hexdigest()[:8]
 
 
 def markers_of(path: str, purpose: Purpose) -> Markers:
-    """Return the markers of runs with a purpose that write to a path or URL."""
+    """Return the markers of runs with this purpose that write to a path or URL."""
     place = ranks_name(path, ranks_token(purpose))
     return _ObjectMarkers(place, uploads_of(path)) if is_remote(path) else _FileMarkers(place)
 
 
 class DoneBatch(NamedTuple):
-    """What the marker of a batch that is done has: its records, and what it has left of parts."""
+    """The content of a finished batch's marker: its records, and the bytes of incomplete parts."""
 
     records: tuple[Record, ...]
     rest: Rest | None
 
 
 def format_done(records: Iterable[Record], rest: Rest | None) -> bytes:
-    """Return the content of the marker of a batch that is done."""
+    """Return the content of a finished batch's marker."""
     lines = [] if rest is None else [format_line(format_rest(rest))]
     return "".join([*lines, *map(format_record, records)]).encode("ascii")
 
 
 def read_done(markers: Markers) -> dict[str, DoneBatch]:
-    """Return the batches that are done, by the names of their markers."""
+    """Return the finished batches, by the names of their markers."""
     found: dict[str, DoneBatch] = {}
     for name in markers.list_names():
         content = markers.read(name) if name.startswith(DONE) else None
@@ -229,19 +229,19 @@ def read_done(markers: Markers) -> dict[str, DoneBatch]:
 
 
 def parse_done(content: bytes) -> DoneBatch:
-    """Return what the marker of a batch says."""
+    """Parse the content of a finished batch's marker."""
     records, others = parse_entries(content.split(b"\n")[:-1])
     rests = [rest for rest in map(parse_rest, others) if rest is not None]
     return DoneBatch(tuple(records), rests[0] if rests else None)
 
 
 def format_json(entry: Mapping[str, Any]) -> bytes:
-    """Return the content of a marker that has an object."""
+    """Return the content of a marker with a JSON object."""
     return format_line(entry).encode("ascii")
 
 
 def parse_json(content: bytes | None) -> Mapping[str, Any]:
-    """Return the object in a marker, empty if there is none."""
+    """Return the JSON object in a marker; empty if there is none."""
     try:
         entry: Any = json.loads(content or b"")
     except (ValueError, RecursionError):

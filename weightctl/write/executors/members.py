@@ -1,4 +1,4 @@
-"""The processes that share a run without an engine: their numbers, claims, and signs of life."""
+"""The processes that share a run without an executor: their ranks, claims, and heartbeats."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["CLAIM", "Membership", "RankIdentity", "find_rank"]
 
-# Begins the name of a claim; the name of what is claimed, and the number of the claim, follow.
+# The beginning of the name of a claim, which the name of the work and the claim's number follow.
 CLAIM = "claim-"
 _ALIVE = "alive-"
-# Seconds between signs of life, and without one until a process is taken for ended.
+# The seconds between heartbeats, and the seconds without one after which a process counts as ended.
 BEAT = 10.0
 LEASE = 60.0
 
 
 class RankIdentity(NamedTuple):
-    """The number of a process among those that were started, and how many these are, if known."""
+    """The rank of a process, and the number of processes that were started, None if unknown."""
 
     rank: int
     ranks: int | None = None
 
 
 class _RankVariables(NamedTuple):
-    """Environment variables: the rank, the least rank, and the number of ranks."""
+    """The names of environment variables: the rank, the number of ranks, and the lowest rank."""
 
     rank: str
     ranks: str
@@ -55,9 +55,9 @@ _SOURCES = (
 
 
 def find_rank(environment: Mapping[str, str] = os.environ) -> RankIdentity:
-    """Return the rank that torchrun, Slurm or Kubernetes have given to this process.
+    """Return the rank that torchrun, Slurm or Kubernetes has given to this process.
 
-    Raises `ConversionError` if none has.
+    Raises `ConversionError` if the environment does not have a rank.
     """
     for source in _SOURCES:
         if source.rank in environment:
@@ -96,17 +96,16 @@ def _read_number(name: str, environment: Mapping[str, str]) -> int | None:
 
 
 class _Beat(NamedTuple):
-    """A sign of life, and the second at which this process saw it first."""
+    """A heartbeat, and the time at which this process first saw it."""
 
     content: bytes
     seen: float
 
 
 class Membership:
-    """This process among those that share a run.
+    """This process, as a member of those that share a run.
 
-    As long as the block of its `with` statement runs, it gives signs of life. `token` names it in
-    claims.
+    Within its `with` block, it writes heartbeats. `token` identifies it in claims.
     """
 
     def __init__(self, markers: Markers, identity: RankIdentity) -> None:
@@ -132,7 +131,7 @@ class Membership:
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT):
-            with suppress(OutputError):  # the next may arrive
+            with suppress(OutputError):  # the next heartbeat may succeed
                 self._beat()
 
     def _beat(self) -> None:
@@ -141,9 +140,10 @@ class Membership:
         self._markers.put(f"{_ALIVE}{self.token}", content)
 
     def claim(self, what: str, names: Iterable[str], *, even_if_running: bool = False) -> bool:
-        """Claim work, unless a process that runs has; return whether that succeeded.
+        """Claim work, unless a running process has claimed it; return whether this succeeded.
 
-        `names` are those of the markers. With `even_if_running`, claim it for a second time.
+        `names` are the names of the markers. If `even_if_running` is set, work that a running
+        process has claimed is claimed as well.
         """
         claims = self.list_claims(what, names)
         if claims and not even_if_running and not self.is_void(claims[-1]):
@@ -153,11 +153,11 @@ class Membership:
 
     @staticmethod
     def list_claims(what: str, names: Iterable[str]) -> list[str]:
-        """Return the names of the claims on some work, in order."""
+        """Return the names of the claims on the work `what`, in order."""
         return sorted(name for name in names if name.startswith(f"{CLAIM}{what}-"))
 
     def is_void(self, claim: str) -> bool:
-        """Whether the process of a claim has ended."""
+        """Whether the process that made a claim has ended."""
         owner = parse_json(self._markers.read(claim)).get("by")
         return owner != self.token and self._has_ended(str(owner))
 
@@ -172,13 +172,13 @@ class Membership:
             return True
         entry = parse_json(content)
         if entry.get("rank") == self.identity.rank:
-            return True  # this process was started in its place
+            return True  # this process was started to replace it
         if entry.get("host") == self._entry["host"]:
             number = entry.get("process")
             return type(number) is not int or _describe_process(number) != {
                 name: entry.get(name) for name in ("host", "process", "started")
             }
-        # The clocks of machines differ, so that only the clock of this process counts.
+        # The clocks of machines differ, so only the clock of this process is used.
         known = self._beats.get(token)
         if known is None or known.content != content:
             self._beats[token] = _Beat(content, time.monotonic())
@@ -187,12 +187,12 @@ class Membership:
 
 
 def _describe_process(number: int) -> dict[str, Any]:
-    """Return what tells a process from all others; nothing about its start if it has ended."""
+    """Return properties that identify a process; `started` is empty if it has ended."""
     return {"host": _name_host(), "process": number, "started": _find_start(number)}
 
 
 def _name_host() -> str:
-    """Return a name for where process ids have a meaning: a machine, or a container."""
+    """Return a name for the machine or container in which process ids are valid."""
     parts = [socket.gethostname()]
     for path in ("/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"):
         with suppress(OSError):
@@ -205,7 +205,7 @@ def _name_host() -> str:
 
 
 def _find_start(number: int) -> str:
-    """Return when a process has started; empty if it has ended."""
+    """Return the start time of a process as text; empty if the process has ended."""
     try:
         with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

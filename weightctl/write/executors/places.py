@@ -1,4 +1,4 @@
-"""Where workers write: temporary files that all of them can open, or uploads of an object store."""
+"""The places that workers write to: temporary files, or uploads to an object store."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 
 
 class Delivered(NamedTuple):
-    """What a batch has sent to a store: parts by file and number, and the rest."""
+    """The parts that a batch has sent to a store, by file and number, and its remaining bytes."""
 
     parts: Mapping[int, Mapping[int, UploadedPart]] = {}
     rest: Rest | None = None
 
 
 class OpenPlace(Protocol):
-    """The output files of a run, opened by a worker."""
+    """The output files of a run, which a worker has opened."""
 
     @property
     def files(self) -> Sequence[Writer]:
@@ -45,14 +45,14 @@ class OpenPlace(Protocol):
         ...
 
     def deliver(self, name: str, files: Collection[int], /, *, is_local: bool) -> Delivered:
-        """Make durable what a batch has written to `files`; `name` is that of the batch.
+        """Make the bytes that a batch has written to `files` durable; `name` is the batch's name.
 
-        Nothing is waited for where the run is on this machine, and does so itself.
+        If `is_local` is set, workers do not wait for the disk, since the run itself does.
         """
         ...
 
     def drop(self) -> None:
-        """Forget what a batch that failed has written."""
+        """Drop the bytes that a failed batch has written."""
         ...
 
     def close(self) -> None:
@@ -61,17 +61,17 @@ class OpenPlace(Protocol):
 
 
 class Place(Protocol):
-    """Where the workers of a run write; it is sent to them."""
+    """The place that the workers of a run write to; it is pickled and sent to them."""
 
     def open(
         self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
     ) -> OpenPlace:
-        """Open all files, with at most `memory` bytes for what is to be sent."""
+        """Open all files; at most `memory` bytes wait to be sent."""
         ...
 
 
 class TemporaryFiles(NamedTuple):
-    """The paths of temporary files, which exist."""
+    """The paths of existing temporary files."""
 
     paths: tuple[str, ...]
 
@@ -141,9 +141,9 @@ class _OpenFiles:
 
 
 class ObjectUploads(NamedTuple):
-    """Uploads in parts, by file: the URLs, the ids, and the size and the least size of parts.
+    """Uploads in parts: the URL, the id, the size of parts and their least size for each file.
 
-    `rest` begins the URLs of what batches leave.
+    `rest` is the beginning of the URLs of objects with the remaining bytes of batches.
     """
 
     paths: tuple[str, ...]
@@ -155,7 +155,7 @@ class ObjectUploads(NamedTuple):
     def open(
         self, plan: Plan | ShardPlan, layouts: Sequence[Layout], /, *, memory: int
     ) -> _OpenUploads:
-        """Return writers of the uploads; nothing is sent yet."""
+        """Return writers of the uploads, without sending anything."""
         uploads = uploads_of(self.rest)
         limit = PartLimit(memory // 4)
         copies = list_copies(plan, layouts, uploads)
@@ -180,7 +180,7 @@ class ObjectUploads(NamedTuple):
 
 
 class _OpenUploads(NamedTuple):
-    """Uploads, opened by a worker."""
+    """Uploads, which a worker has opened."""
 
     files: Sequence[UploadWriter]
     limit: PartLimit
@@ -199,7 +199,7 @@ class _OpenUploads(NamedTuple):
         if not ranges:
             return Delivered(parts)
         path = f"{self.rest}{name}"
-        # Another worker may have put the same bytes there.
+        # Another worker may have written the same bytes to this object.
         self.uploads.put(path, content, force=True)
         return Delivered(parts, Rest(path, tuple(ranges)))
 

@@ -1,4 +1,4 @@
-"""An executor of processes on this machine; a process that dies is replaced."""
+"""An executor that runs calls in processes on this machine, and replaces processes that die."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
 _MOST = 1024
-# `-c` and not `-m`: a module that is run is loaded a second time by what imports it.
+# `-c` is used and not `-m`, because a module that is run would be loaded again by its importers.
 _PROGRAM = "from weightctl.write.executors.processes import serve; serve()"
 
 
 def start(address: str) -> ProcessExecutor:
-    """Return an executor of as many processes as `address` says, such as "4"."""
+    """Return an executor; `address` is the number of processes, such as "4"."""
     count = int(address) if address.isascii() and address.isdecimal() else 0
     if not 1 <= count <= _MOST:
         raise ConversionError(
@@ -44,9 +44,9 @@ def start(address: str) -> ProcessExecutor:
 class ProcessExecutor(Executor):
     """Runs calls in `count` processes; functions, arguments and results are pickled.
 
-    A process starts with the first call that it gets. If it dies during a call, the call raises
-    `WorkerLostError`, and the next call starts another process. Processes end when this one does,
-    however it ends.
+    A process starts when it gets its first call. If it dies during a call, the call raises
+    `WorkerLostError`, and the next call starts another process. The processes end when this process
+    ends, even if it is killed.
     """
 
     def __init__(self, count: int) -> None:
@@ -60,7 +60,7 @@ class ProcessExecutor(Executor):
     def submit(
         self, fn: Callable[_Given, _Made], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Made]:
-        """Have a process call a function; the future has its result or its error."""
+        """Call a function in a process; the future gets its result or its error."""
         return self._threads.submit(self._call, fn, args, kwargs)
 
     def process_ids(self) -> list[int]:
@@ -93,7 +93,7 @@ class ProcessExecutor(Executor):
         return worker
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes; with `cancel_futures` at once, otherwise after their calls."""
+        """End the processes: immediately with `cancel_futures`, otherwise after their calls."""
         if cancel_futures:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._end_workers()
@@ -121,7 +121,7 @@ class _Worker:
     """A process that runs one call at a time."""
 
     def __init__(self) -> None:
-        # What this process can import, the other can too.
+        # The process can import the same modules as this one.
         path = os.pathsep.join(filter(None, sys.path))
         self.process = Popen(  # noqa: S603 # this interpreter
             [sys.executable, "-c", _PROGRAM],
@@ -133,7 +133,7 @@ class _Worker:
     def call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
-        """Return whether a call has a result, and the result or the error."""
+        """Run a call; return True and its result, or False and its error."""
         stdin, stdout = self.process.stdin, self.process.stdout
         if stdin is None or stdout is None:
             raise EOFError  # both are pipes
@@ -153,10 +153,10 @@ class _Worker:
 
 def serve() -> None:
     """Run the calls that arrive on stdin until it ends; results go to stdout."""
-    # Ctrl-C reaches all processes of a terminal; the one that started this one ends it.
+    # Ctrl-C reaches all processes of a terminal; the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     calls, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Nothing else may write between the results.
+    # Other output to stdout must not mix with the results.
     os.dup2(2, 1)
     waiting: SimpleQueue[_ProcessCall] = SimpleQueue()
     Thread(target=_receive, args=(calls, waiting), daemon=True).start()
@@ -171,7 +171,7 @@ def serve() -> None:
 
 
 def _receive(calls: BinaryIO, waiting: SimpleQueue[_ProcessCall]) -> None:
-    """Take calls; the end of the pipe is that of the other process, and no work is needed then."""
+    """Receive calls; end this process at the end of the pipe, since the parent has ended then."""
     while True:
         try:
             waiting.put(_ProcessCall(*pickle.load(calls)))  # noqa: S301 # from our own process

@@ -1,9 +1,9 @@
-"""Runs that processes share without an engine: each claims tasks, and one completes the output.
+"""Runs that processes share without an executor: each claims tasks, and one completes the output.
 
-Every process makes the same plan, and numbers the same batches of tasks. Markers beside the output
-say which are claimed and which are done (see `markers` and `members`). The process that has the
-first claim creates the files; the one that claims the end gives them their names. The markers of a
-complete output stay: a process that is started again sees that nothing is left to do.
+Every process makes the same plan, and numbers the same batches of tasks. Markers next to the output
+record the batches that are claimed and done (see `markers` and `members`). The process with the
+first claim creates the files, and the process that claims the end gives them their final names.
+Some markers of a complete output are kept, so that a process that is started again does nothing.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ __all__ = ["FoundRun", "RankRun", "RanksResult", "share_run"]
 
 _BEGUN = "begun"
 _RECORDS = "records"
-# Begins the name of the marker of a complete output; the fingerprint of its files follows.
+# The beginning of the name of a complete output's marker, which the digest of its files follows.
 _PUBLISHED = "published-"
 _FAILED = "failed"
 _BEGIN, _END = "begin", "end"
-# Seconds between looks at what others have done.
+# The seconds between two looks at the markers.
 _POLL = 1.0
 
 
 class FoundRun(NamedTuple):
-    """A run that has begun: where to write, the tasks to do, and what the journal has.
+    """A run that has begun: where to write, the tasks to do, and the journal's records.
 
-    The tasks of a run stay the same until its journal changes.
+    The tasks of a run do not change until its journal does.
     """
 
     place: Place
@@ -71,16 +71,16 @@ class FoundRun(NamedTuple):
     kept_bytes: int
 
     def digest(self) -> str:
-        """Return what tells the numbers of batches from those of another journal."""
+        """Return a digest of the tasks, which is different if batches are numbered differently."""
         return sha256(repr([task.place for task in self.tasks]).encode()).hexdigest()
 
 
 class RankRun(NamedTuple):
-    """A run, as far as processes that share it need it.
+    """The functions of a run that processes share.
 
-    `begin` creates the files and the journal, or continues those of a run that was stopped, and
-    `find` returns what there is, None without a journal. `finish` completes the output with all
-    that was done, and returns the records. `discard` removes everything.
+    `begin` creates the files and the journal, or continues those of a stopped run. `find` returns
+    the run that has begun, None if there is no journal. `finish` completes the output, and returns
+    the records of all tasks. `discard` removes everything.
     """
 
     planned: PlannedWork
@@ -92,7 +92,10 @@ class RankRun(NamedTuple):
 
 
 class RanksResult(NamedTuple):
-    """The records of all tasks, and what this process has done; the last completes the output."""
+    """The records of all tasks, and the counts of this process.
+
+    `is_last` says whether this process has completed the output.
+    """
 
     records: tuple[Record, ...]
     counts: WorkerCounts
@@ -103,9 +106,9 @@ class RanksResult(NamedTuple):
 def share_run(
     distribution: Distribution, run: RankRun, progress: Callable[[int], object] | None
 ) -> RanksResult:
-    """Do a share of the tasks of a run; return when its output is complete.
+    """Do a part of the tasks of a run, and return when its output is complete.
 
-    Raises the errors of the work; others then stop too.
+    Raises the errors of the work, after which the other processes stop too.
     """
     outcome = run.planned.outcome
     markers = markers_of(outcome.path, run.purpose)
@@ -121,13 +124,13 @@ def share_run(
                     share.note_failure(error)
                     raise
         finally:
-            # This process is not among the members any more: of those that leave at the same time,
-            # at least one is the last.
+            # This process is not a member any more. If several leave at the same time, at least one
+            # of them finds no other members.
             _clear_after_last(run, markers, member)
 
 
 def _clear_after_last(run: RankRun, markers: Markers, member: Membership) -> None:
-    """Remove what no process needs, if none is left: after a failure everything."""
+    """If no other process is left, remove markers that are not needed; after a failure, all."""
     names = markers.list_names()
     if member.list_others(names):
         return
@@ -139,13 +142,13 @@ def _clear_after_last(run: RankRun, markers: Markers, member: Membership) -> Non
 
 
 def _is_of_complete(name: str) -> bool:
-    """Whether a marker is one of those that stay as long as the output does."""
+    """Whether a marker is kept as long as the output."""
     return name == _RECORDS or name.startswith(_PUBLISHED)
 
 
 def _forget_earlier(markers: Markers, outcome: Outcome) -> None:
     """Remove the markers of complete outputs that were removed or changed since."""
-    # These first: an output that another process completes meanwhile is not an earlier one.
+    # Listed before looking at the files, which another process of this run may complete meanwhile.
     published = [name for name in markers.list_names() if name.startswith(_PUBLISHED)]
     if published:
         is_there = _is_complete(outcome)
@@ -155,14 +158,14 @@ def _forget_earlier(markers: Markers, outcome: Outcome) -> None:
 
 
 def _is_complete(outcome: Outcome) -> bool:
-    """Whether all files of an output are there, with their lengths."""
+    """Whether all files of an output exist, with their sizes."""
     refresh(outcome.path)
     sizes = {outcome.path_of(name): layout.nbytes for name, layout in outcome.parts.items()}
     return all(exists(path) and file_size(path) == size for path, size in sizes.items())
 
 
 def _digest_files(outcome: Outcome) -> str:
-    """Return what tells the files of an output from others: a digest of their times of writing."""
+    """Return a digest of the times at which the files of an output were written."""
     paths = [outcome.path_of(name) for name in outcome.parts]
     prepare(paths)
     readers = [open_reader(path) for path in paths]
@@ -194,7 +197,7 @@ class _RankProcess:
         self._longest = 0.0
 
     def run(self) -> RanksResult:
-        """Do tasks until none is left, then complete the output or wait for who does."""
+        """Do tasks until none is left, then complete the output or wait for its completion."""
         names = self._markers.list_names()
         if _FAILED in names and not self._member.list_others(names):
             self._markers.remove([_FAILED])
@@ -216,7 +219,7 @@ class _RankProcess:
         try:
             opened = place.open(planned.plan, layouts, memory=job.memory)
         except OutputError:
-            # Others may have done all tasks since, and given the files their names.
+            # Other processes may have done all tasks and renamed the files in the meantime.
             self._note_done(self._look())
             if len(self._seen) == len(self._batches):
                 return
@@ -242,7 +245,7 @@ class _RankProcess:
             begun = parse_json(self._markers.read(_BEGUN))
             found = self._run.find() if begun else None
             if begun and found is None and self._has_records():
-                return None  # a process has completed it, and ended before it could say so
+                return None  # a process has completed the output, and ended before writing a marker
             if found is not None and begun.get("tasks") == found.digest():
                 self._batches = cut_batches(found.tasks, int(begun["size"]))
                 return found
@@ -252,7 +255,7 @@ class _RankProcess:
                 time.sleep(_POLL)
 
     def _has_records(self) -> bool:
-        """Whether a process was completing the output, and all files are there."""
+        """Whether a process had begun to complete the output, and all files exist."""
         return self._markers.read(_RECORDS) is not None and _is_complete(self._run.planned.outcome)
 
     def _lead(self) -> None:
@@ -263,7 +266,7 @@ class _RankProcess:
                 f"{self._run.planned.outcome.path}: the journal that was just written is missing",
                 hint="check whether another program removes files there",
             )
-        # What others have done under other numbers is in the journal now.
+        # The journal now has the records of batches that were numbered differently.
         names = self._markers.list_names()
         begin = f"{CLAIM}{_BEGIN}-"
         old = [name for name in names if name.startswith((DONE, CLAIM, _RECORDS))]
@@ -305,13 +308,13 @@ class _RankProcess:
             time.sleep(_POLL)
 
     def _take_over(self, number: int, names: Sequence[str]) -> bool:
-        """Claim a batch whose process has ended, or takes so long that it may never end."""
+        """Claim a batch whose process has ended, or is so slow that it may never end."""
         claims = self._member.list_claims(_key(number), names)
         if not claims:
             return False
         if self._member.is_void(claims[-1]):
             if self._markers.read(f"{DONE}{_key(number)}") is not None:
-                return False  # it was done since the names were listed
+                return False  # it was done after the names were listed
             taken = self._member.claim(_key(number), names)
             self._count(lost=taken)
             return taken
@@ -324,7 +327,7 @@ class _RankProcess:
         return taken
 
     def _note_done(self, names: Sequence[str]) -> None:
-        """Report the bytes of batches that others have done."""
+        """Report the progress of batches that other processes have done."""
         for name in names:
             if name.startswith(DONE):
                 number = int(name.removeprefix(DONE))
@@ -341,8 +344,7 @@ class _RankProcess:
         try:
             result = do_batch(self._run.planned, place, job, number, keys)
         except OutputError:
-            # A process that is slow can find that others have done its tasks, and completed the
-            # output.
+            # If this process is slow, others may have done its tasks and completed the output.
             names = self._markers.list_names()
             if f"{DONE}{_key(number)}" in names or _has_published(names):
                 return
@@ -357,14 +359,14 @@ class _RankProcess:
             uploads_of(rest.path).delete([rest.path])
 
     def _end(self) -> bool:
-        """Complete the output, or wait until another process has; return whether this one did."""
+        """Complete the output and return True, or return False when another process has."""
         while True:
             names = self._look()
             if _has_published(names):
                 return False
             if self._member.claim(_END, names):
                 found = self._run.find()
-                # A process that has ended meanwhile may have completed it.
+                # A process that has ended in the meantime may have completed it.
                 if found is not None or not self._has_records():
                     self._finish(found)
                 self._markers.put(f"{_PUBLISHED}{_digest_files(self._run.planned.outcome)}", b"")
@@ -372,17 +374,17 @@ class _RankProcess:
             time.sleep(_POLL)
 
     def _finish(self, found: FoundRun | None) -> None:
-        """Complete the output; others find the records of all tasks in a marker before it is."""
+        """Write the records of all tasks to a marker, for other processes; complete the output."""
         kept = () if found is None else found.records
         done = read_done(self._markers).values()
         records = [*kept, *chain.from_iterable(each.records for each in done)]
         self._markers.put(_RECORDS, format_done(records, None))
         made = [*self._run.finish()]
-        if len(made) != len(records):  # what was lost was done again
+        if len(made) != len(records):  # lost tasks were done again
             self._markers.put(_RECORDS, format_done(made, None))
 
     def note_failure(self, error: Exception) -> None:
-        """Have others stop if they would fail in the same way."""
+        """Write a marker that stops the other processes, if they would fail in the same way."""
         if not isinstance(error, OutputError | FormatError | OSError):
             entry = {"rank": self._member.identity.rank, "error": str(error)}
             self._markers.create(_FAILED, format_json(entry))

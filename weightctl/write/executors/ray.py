@@ -1,4 +1,4 @@
-"""An executor of the workers of a Ray cluster."""
+"""An executor that runs calls on the workers of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["RayExecutor", "start"]
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 
-# Where Ray looks for the token that a cluster may ask for: two variables, and a file.
+# The variables and the file in which Ray looks for a token, which a cluster may require.
 _AUTH_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _AUTH_FILE = "~/.ray/auth_token"
-# What Ray reads when it is imported: it reports usage, and hides graphics processors, by default.
+# Settings that Ray reads when it is imported. By default, it reports usage and hides GPUs.
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 def start(address: str) -> RayExecutor:
     """Return an executor of the cluster at `address`, such as "//host:10001".
 
-    Without an address it is the cluster that RAY_ADDRESS names, or a new one on this machine. A
-    connection that this process has already is used, and not ended.
+    If the address is empty, the cluster is that of RAY_ADDRESS, or a new one on this machine. An
+    existing connection of this process is used, and not closed.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if address and _has_token():
-        # `ray start` asks for a token where there is one; Ray's client does not send it by itself.
+        # If a token exists, `ray start` requires it, but Ray's client only sends it with this mode.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
@@ -67,10 +67,10 @@ def _has_token() -> bool:
 
 
 class RayExecutor(Executor):
-    """Runs calls on the workers of a Ray cluster; each takes one of its CPUs.
+    """Runs calls on the workers of a Ray cluster; each call takes one CPU.
 
-    A call whose worker ends raises `WorkerLostError`. `shutdown` closes the connection if
-    `is_ours`.
+    If a worker ends during a call, the call raises `WorkerLostError`. `shutdown` closes the
+    connection if `is_ours` is set.
     """
 
     def __init__(self, ray: Any, *, is_ours: bool) -> None:
@@ -82,7 +82,7 @@ class RayExecutor(Executor):
     def submit(
         self, fn: Callable[_Given, _Made], /, *args: _Given.args, **kwargs: _Given.kwargs
     ) -> Future[_Made]:
-        """Have a worker call a function; the future has its result or its error."""
+        """Call a function on a worker; the future gets its result or its error."""
         found: Future[_Made] = Future()
         found.set_running_or_notify_cancel()
         call = self._running[found] = self._answer.remote(fn, args, kwargs)
@@ -96,7 +96,7 @@ class RayExecutor(Executor):
         self._running.pop(found, None)
         error = done.exception()
         if error is not None:
-            # Errors of the call are results; what Ray raises is about the worker or its machine.
+            # Errors of the call are returned as results; Ray's errors concern the worker.
             text = str(error).partition("\n")[0]
             found.set_exception(WorkerLostError(f"{type(error).__name__}: {text}"))
             return
@@ -107,7 +107,7 @@ class RayExecutor(Executor):
             found.set_exception(made)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster; calls that have not ended are dropped with `cancel_futures`."""
+        """Leave the cluster; with `cancel_futures`, drop calls that have not ended."""
         calls = list(self._running.values())
         if cancel_futures:
             for call in calls:
@@ -121,7 +121,7 @@ class RayExecutor(Executor):
 def _answer(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[bool, Any]:
-    """Return whether a call has a result, and the result or the error."""
+    """Run a call; return True and its result, or False and its error."""
     try:
         return True, fn(*args, **kwargs)
     except Exception as error:  # noqa: BLE001

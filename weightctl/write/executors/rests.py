@@ -1,4 +1,4 @@
-"""Bytes of parts of uploads that workers could not complete, in objects beside the output."""
+"""Objects next to the output with bytes of upload parts that workers could not complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Rest", "RestRange", "format_rest", "parse_rest", "uploads_of"]
 
 
 class RestRange(NamedTuple):
-    """Bytes of an output file from `offset` on; the object of a `Rest` has them from `start` on."""
+    """A range of an output file, at `offset`; its bytes start at `start` in a `Rest`'s object."""
 
     file: int
     offset: int
@@ -27,24 +27,24 @@ class RestRange(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """An object with what a batch has left of parts that it could not complete."""
+    """An object with the bytes of the parts that a batch could not complete."""
 
     path: str
     ranges: tuple[RestRange, ...]
 
     def list_held(self) -> Iterator[tuple[int, int, ByteRange]]:
-        """Yield the file, the offset there, and the bytes of each range."""
+        """Yield the file number, the offset in the file, and the bytes of each range."""
         for file, offset, start, nbytes in self.ranges:
             yield file, offset, _RestBytes(self.path, start, nbytes)
 
 
 def format_rest(rest: Rest) -> dict[str, Any]:
-    """Return the entry of a journal for the bytes that a worker has left."""
+    """Return the journal entry of a rest."""
     return {"rest": rest.path, "ranges": [list(each) for each in rest.ranges]}
 
 
 def parse_rest(entry: Mapping[str, Any]) -> Rest | None:
-    """Return what an entry of a journal says that a worker has left; None for another entry."""
+    """Return the rest in a journal entry; None if it is another entry."""
     path, ranges = entry.get("rest"), entry.get("ranges")
     if not isinstance(path, str) or not is_list(ranges):
         return None
@@ -57,7 +57,7 @@ def parse_rest(entry: Mapping[str, Any]) -> Rest | None:
 
 
 class _RestBytes:
-    """Bytes of an object, requested when they are read."""
+    """A range of an object's bytes, which is requested on demand."""
 
     def __init__(self, path: str, start: int, nbytes: int) -> None:
         self._path = path
@@ -68,17 +68,17 @@ class _RestBytes:
         return self._nbytes
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Read bytes."""
+        """Request bytes of the range."""
         nbytes = min(nbytes, self._nbytes - start)
         return uploads_of(self._path).read(self._path, self._start + start, nbytes)
 
     def part(self, start: int, stop: int) -> _RestBytes:
-        """Return a part of the bytes."""
+        """Return a part of the range."""
         return _RestBytes(self._path, self._start + start, stop - start)
 
 
 def uploads_of(path: str) -> Uploads:
-    """Return what writes the objects of a URL's store."""
+    """Return the interface that writes objects of a URL's store."""
     store = store_of(path)
     if store is None:
         raise OutputError(f"{path} is not a URL", hint="use the URL of an object store")

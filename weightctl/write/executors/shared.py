@@ -1,4 +1,4 @@
-"""Outputs that several processes write, each with the same command."""
+"""Writes outputs with several processes, each of which runs the same command."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def write_shared(
     finish: Callable[[], list[Record]],
     progress: Callable[[int], object] | None,
 ) -> RanksResult:
-    """Do a share of the work on an output; return when it is complete.
+    """Do a part of the work on an output, and return when it is complete.
 
-    `hold` locks the output while its files are created, and `finish` gives them their names.
+    `hold` locks the output while its files are created, and `finish` gives them their final names.
     """
     identify = bind(identify_run, plan, outcome)
 
@@ -76,4 +76,4 @@ def write_shared(
 
 
 class _DiscardedError(Exception):
-    """Ends the hold on an output whose files are not needed."""
+    """Raised to leave the hold on an output whose files are not needed."""

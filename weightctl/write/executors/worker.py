@@ -1,7 +1,7 @@
-"""What a worker does: it plans the conversion from the headers, and runs batches of its tasks.
+"""Runs batches of tasks in a worker, which makes the plan from the headers.
 
-The files are those of the run that sends the batches. Only names, numbers and records go between
-the two; bytes of tensors do not.
+The files are those of the run that sends the batches. Only names, numbers and records are exchanged
+between the two, and no bytes of tensors.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
     "run_batch",
 ]
 
-# Bytes of work that a worker takes at a time.
+# The default number of bytes of work that a worker takes at a time.
 DEFAULT_TASK = 2 << 30
-# Arguments that do not change what is written.
+# Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
 _ALWAYS_PATHS = {"imatrix", "out", "path", "source"}
@@ -63,11 +63,11 @@ class BatchWork(Protocol):
         ...
 
     def measure(self, task: Any, /) -> KeyedTask:
-        """Return a key by which workers find the task, its bytes and its expected time."""
+        """Return the key by which workers find a task, its bytes, and its expected time."""
         ...
 
     def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
-        """Return the tasks with these keys, which are the next to be done."""
+        """Return the tasks with these keys, which will be done next."""
         ...
 
     def do(self, task: Any, files: Any, report: Any, /) -> list[Record]:
@@ -76,7 +76,7 @@ class BatchWork(Protocol):
 
 
 class PlannedWork(NamedTuple):
-    """A plan, its outcome, the work on it, and the digest of what its codecs write here."""
+    """A plan, its outcome, its work, and the digest of this machine's results of its codecs."""
 
     plan: Plan | ShardPlan
     outcome: Outcome
@@ -85,7 +85,7 @@ class PlannedWork(NamedTuple):
 
 
 class PlannedOutput(Protocol):
-    """What `gathering` returns, and `convert` and `shard` for a dry run."""
+    """The result of `gathering`, and of `convert` and `shard` in a dry run."""
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Return the work that writes the output."""
@@ -102,7 +102,8 @@ class PlanRequest(NamedTuple):
     def of(cls, function: Callable[..., PlannedOutput], given: Mapping[str, Any]) -> Self | None:
         """Return the request with absolute paths; None if the source is not a path.
 
-        `given` are all arguments of the function; those that do not change the plan are left out.
+        `given` has all arguments of the function. Arguments that do not change the plan are left
+        out.
         """
         if not isinstance(given.get("source", ""), str | os.PathLike):
             return None
@@ -120,17 +121,18 @@ class PlanRequest(NamedTuple):
         return cls(function, arguments)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
-        """Plan from the headers of the source; raises what planning raises."""
+        """Make the plan from the headers of the source; raises the errors of planning."""
         planned = self.function(**self.arguments)
         return planned.make_work(threads=threads, memory=memory)
 
 
 class Job(NamedTuple):
-    """What all workers of a run need to know.
+    """The data that all workers of a run need.
 
-    `place` is where they write. `version` and `codecs` are those of the run:
-    a worker with others would write other bytes. Where all workers are local,
-    the run itself waits for the disk.
+    `place` is the place that they write to. `version` is weightctl's version and `codecs` the
+    digest of the codecs' results, both on the machine that started the run: a worker with other
+    values would write other bytes. If `is_local` is set, all workers are on this machine, and the
+    run itself waits for the disk.
     """
 
     token: str
@@ -145,7 +147,7 @@ class Job(NamedTuple):
 
 
 class BatchResult(NamedTuple):
-    """The records of a batch, what it has sent to a store, and the seconds that it took."""
+    """The records of a batch, the parts that it has sent to a store, and its time in seconds."""
 
     records: list[Record]
     delivered: Delivered
@@ -158,18 +160,18 @@ class _Prepared(NamedTuple):
     place: OpenPlace
 
 
-# The plan of the job that this process works on; planning can take many seconds.
+# The plan of the job that this process works on, which is reused: planning can take many seconds.
 _PREPARED: list[_Prepared] = []
 _LOCK = Lock()
 
 
 def run_batch(job: Job, number: int, keys: Sequence[Any]) -> BatchResult:
-    """Carry out tasks of a job, the batch with a number.
+    """Carry out batch `number` of a job, the tasks with these keys.
 
-    Their bytes are on the disk then, in this machine's memory, or in the store. Raises the errors
-    of the work, and `ConversionError` if this worker would write other bytes.
+    Afterwards, its bytes are on the disk, or in the store, or, on this machine, in the page cache.
+    Raises the errors of the work, and `ConversionError` if this worker would write other bytes.
     """
-    # An executor of threads runs several batches at a time; they share the work.
+    # An executor of threads runs several batches at a time; they share the plan.
     with _LOCK:
         _, planned, place = _prepare(job)
         return do_batch(planned, place, job, number, keys)
@@ -178,7 +180,7 @@ def run_batch(job: Job, number: int, keys: Sequence[Any]) -> BatchResult:
 def do_batch(
     planned: PlannedWork, place: OpenPlace, job: Job, number: int, keys: Sequence[Any]
 ) -> BatchResult:
-    """Carry out the batch with a number, in files that are open; errors are those of the work."""
+    """Carry out batch `number` in open files; raises the errors of the work."""
     started = time.monotonic()
     tasks = planned.work.assign(keys)
     records: list[Record] = []
@@ -202,7 +204,7 @@ def do_batch(
 
 
 def release(job: Job) -> None:
-    """Close the files of a job that this process has worked on."""
+    """Close the files that this process has opened for a job."""
     with _LOCK:
         if _PREPARED and _PREPARED[0].token == job.token:
             _close_prepared()
@@ -249,7 +251,7 @@ def _refuse_other(job: Job, planned: PlannedWork) -> None:
 
 
 def digest_codecs(plan: Plan) -> str:
-    """Return the SHA-256 of what this machine's codecs make of fixed values, for a plan's types."""
+    """Return the SHA-256 of fixed values that this machine's codecs encode in a plan's types."""
     converted = [item for item in plan.items if not item.is_copy]
     if not converted:
         return ""

@@ -1,1 +1,1 @@
-"""Outputs in object stores."""
+"""Writes outputs to object stores."""

@@ -1,4 +1,4 @@
-"""The journal of a run whose output is in an object store, where nothing can be appended to."""
+"""The journal of a run with output in an object store, where objects cannot be appended to."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PUBLISHING", "ObjectJournal"]
 
-# The line by which a run begins to publish.
+# The line that records that a run has begun to publish.
 PUBLISHING = b'{"publishing": true}'
-# Records are written this often, in seconds; those of workers, whose tasks are long, at once.
+# Records are written at this interval in seconds. Those of workers, whose tasks are long, are
+# written immediately.
 _FLUSH_AFTER = 3.0
 
 
 class ObjectJournal:
-    """A journal of several objects; each is written once and has further lines.
+    """A journal that consists of several objects, each of which has further lines.
 
-    With `is_immediate`, records are written when they are added.
+    If `is_immediate` is set, records are written when they are added.
     """
 
     def __init__(self, uploads: Uploads, prefix: str, objects: Sequence[str]) -> None:
@@ -47,7 +48,7 @@ class ObjectJournal:
             self._lines += map(format_line, entries)
 
     def begin(self, purpose: Purpose) -> None:
-        """Write the first object, unless another run has."""
+        """Write the first object, unless an earlier run has written it."""
         with self._lock:
             if not self._begun:
                 self._begun = True
@@ -55,9 +56,9 @@ class ObjectJournal:
             self.flush()
 
     def begin_publishing(self, purpose: Purpose) -> None:
-        """Write that objects get visible now, in an object that is a journal by itself.
+        """Record that the run begins to publish, in an object that is a valid journal by itself.
 
-        It is removed last, so that a run which is stopped meanwhile is still known.
+        This object is removed last, so that a run which is stopped in the meantime is detected.
         """
         self.flush()
         self._begun = True
@@ -65,14 +66,14 @@ class ObjectJournal:
         self.flush()
 
     def add(self, records: Iterable[Record]) -> None:
-        """Add records, and write them at times; raises `OutputError`."""
+        """Add records, and write them at intervals; raises `OutputError` if that fails."""
         with self._lock:
             self._lines += map(format_record, records)
         if self.is_immediate or time.monotonic() - self._flushed > _FLUSH_AFTER:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added; raises `OutputError`."""
+        """Write all added lines; raises `OutputError` if that fails."""
         with self._lock:
             if self._begun and self._lines:
                 number = int(self._objects[-1].removeprefix(self._prefix)) if self._objects else 0
@@ -83,12 +84,15 @@ class ObjectJournal:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Write what was added, as far as the store can be reached."""
+        """Write all added lines, and ignore errors of the store."""
         with suppress(OutputError):
             self.flush()
 
     def remove(self) -> None:
-        """Remove all objects; what is left meanwhile is a journal. Raises `OutputError`."""
+        """Remove all objects, in an order that leaves a valid journal until the end.
+
+        Raises `OutputError` if that fails.
+        """
         # The first object and the one of `begin_publishing` have the purpose of the run.
         self._uploads.delete([*self._objects[1:-1], *self._objects[:1], *self._objects[-1:]])
         self._objects, self._begun = [], False

@@ -1,7 +1,7 @@
-"""The parts that an object is uploaded in: bytes that are sent, and ranges the store copies.
+"""Divides objects into parts for uploading: parts that are sent, and parts that the store copies.
 
-Bytes that an object of the same store has already are copied by the store itself. Only the bytes
-between such ranges, and those that make a part long enough, are sent.
+If the same store already has bytes in another object, the store copies them. Only the bytes between
+such ranges, and bytes that are needed to make a part long enough, are sent.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectPart", "cut_object", "list_copies", "list_gaps"]
 
-# A store copies this within seconds; a part of many times this would look like a stalled request.
+# The largest part that is copied. A store copies it within seconds; with a much larger part, the
+# request would seem to be stalled.
 _LARGEST_COPY = 64 << 20
-# Shorter ranges are sent: a request for each would take longer.
+# Shorter ranges are sent, since requests to copy them would take longer.
 _SHORTEST_COPY = 1 << 20
-# Shards whose bytes in the source follow one another for less than this are sent as a whole.
+# Shards whose contiguous ranges in the source are shorter than this are sent as a whole.
 _LEAST_RUN = 1 << 16
-# A large object has this many parts at most that are copied.
+# The largest number of copied parts of an object.
 _MOST_COPIES = 4_000
 
 
 class ObjectPart(NamedTuple):
-    """A part of an object, from `start` to `stop`, and the range that the store copies for it."""
+    """A part of an object, from `start` to `stop`.
+
+    `source` is the range of another object that the store copies; None if the part is sent.
+    """
 
     start: int
     stop: int
@@ -44,7 +48,7 @@ class ObjectPart(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """Bytes of an object, from `start`, that a range of another object has."""
+    """Bytes of an object, at `start`, that are equal to a range of another object."""
 
     start: int
     source: FileRange
@@ -57,9 +61,9 @@ class _Copy(NamedTuple):
 def list_copies(
     plan: Plan | ShardPlan, layouts: Sequence[Layout], uploads: Uploads
 ) -> list[list[tuple[int, FileRange]]]:
-    """Return, for each file, where it has bytes that the store can copy: offset and range.
+    """Return, for each file, the offsets and source ranges of bytes that the store can copy.
 
-    Ranges that follow one another in the source as in the file are one.
+    Ranges that are adjacent in the source and in the file are merged.
     """
     return [
         [(each.start, each.source) for each in _merge(_list_copies(plan, number, layout, uploads))]
@@ -70,7 +74,7 @@ def list_copies(
 def _list_copies(
     plan: Plan | ShardPlan, number: int, layout: Layout, uploads: Uploads
 ) -> Iterator[_Copy]:
-    if layout.between is not None:  # a checksum needs the bytes
+    if layout.between is not None:  # computing checksums needs the bytes
         return
     pieces = _list_pieces(plan, number)
     for made, offset in zip(layout.tensors, layout.offsets, strict=True):
@@ -87,7 +91,7 @@ def _list_copies(
 
 
 def _list_pieces(plan: Plan | ShardPlan, number: int) -> dict[str, tuple[SourceShard, ...]]:
-    """Return what the tensors of a file, that have bytes of the source as they are, consist of."""
+    """Return the shards of the source in each tensor of a file whose bytes are unchanged."""
     if isinstance(plan, Plan):
         return {
             item.info.name: (SourceShard(item.source.name, ()),)
@@ -121,8 +125,9 @@ def cut_object(
 ) -> list[ObjectPart]:
     """Return the parts of an object of `nbytes`, in order.
 
-    Parts that are sent have `size` bytes or fewer, and all but the last have `least` or more:
-    ranges that are too short are sent, and a copy gives up its first bytes to a part before it.
+    Parts that are sent have about `size` bytes at most, and all parts except the last have at least
+    `least` bytes. Therefore short ranges are sent, and a part before a copied range may take the
+    range's first bytes.
     """
     shortest = max(least, min(_SHORTEST_COPY, size))
     parts: list[ObjectPart] = []
@@ -130,13 +135,13 @@ def cut_object(
     largest = max(_LARGEST_COPY, -(-nbytes // _MOST_COPIES))
     for start, source in copies:
         stop = start + source.nbytes
-        # What is sent before it must be long enough to be a part.
+        # The bytes before it must be enough for a part.
         begin = start if start == position else max(start, position + least)
         if stop - begin < shortest:
             continue
         parts += _cut_sent(position, begin, size, least)
         for at in range(begin, stop, largest):
-            # The rest of a very long range may be too short for a part.
+            # The remaining bytes of a long range may be too few for a part.
             end = min(at + largest, stop)
             if stop - end < least:
                 end = stop
@@ -148,7 +153,7 @@ def cut_object(
 
 
 def _cut_sent(start: int, stop: int, size: int, least: int) -> Iterator[ObjectPart]:
-    """Yield the parts of bytes that are sent; the last one is long enough too."""
+    """Yield the parts of a range that is sent; a short rest is added to the last part."""
     while start < stop:
         end = min(start + size, stop)
         if 0 < stop - end < least:
@@ -158,7 +163,7 @@ def _cut_sent(start: int, stop: int, size: int, least: int) -> Iterator[ObjectPa
 
 
 def list_gaps(layout: Layout) -> list[tuple[int, int]]:
-    """Return the ranges of a file that stay zero: what neither header nor tensors fill."""
+    """Return the ranges of a file that are zero, since neither header nor tensors fill them."""
     if layout.between is not None:
         return []
     gaps: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""What a stopped run has left in an object store: uploads, and the journal that names them."""
+"""Finds the uploads that a stopped run has left in an object store, and their journal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["StoppedUpload", "find_stopped_upload"]
 
 _JOURNAL = re.compile(rf"\.weightctl-[0-9a-f]{{8}}\.partial{JOURNAL_PART}")
-# A run whose journal is this many seconds old has ended.
+# If a journal was not written for this number of seconds, its run counts as ended.
 _ENDED_AFTER = 900.0
 
 
 class BegunUpload(NamedTuple):
-    """An upload in a journal: its id, the bytes of its parts, and the URL of its object."""
+    """An upload in a journal: its id, the size of its parts, and the URL of its object."""
 
     id: str
     part: int
@@ -44,12 +44,13 @@ class BegunUpload(NamedTuple):
 
 
 class StoppedUpload(NamedTuple):
-    """What a stopped run has left: its token, its records, and uploads by the number of a file.
+    """The state of a stopped run: its token, its records, and its uploads by file number.
 
-    `objects` are the URLs of its journal. `published` is the second, by the store's clock, when the
-    run began to publish; 0 if it had not. `rests` are bytes of parts that its workers could not
-    complete, and `shared` what processes have done that shared the run; the journal does not have
-    it, but `markers` do.
+    If no run can be continued, the token is new, and `lost` is the reason if there was a run.
+    `objects` are the URLs of the journal. `published` is the time, in seconds by the store's clock,
+    at which the run began to publish; 0 if it had not begun. `rests` are bytes of parts that its
+    workers could not complete. `shared` are batches of processes that shared the run; they are not
+    in the journal, but in the `markers`.
     """
 
     token: str
@@ -66,7 +67,10 @@ class StoppedUpload(NamedTuple):
 def find_stopped_upload(
     path: str, uploads: Uploads, identify: Callable[[], Purpose] | None, *, clear: bool = True
 ) -> StoppedUpload:
-    """Return what a stopped run has left for one with this plan and input."""
+    """Return the state of a stopped run with the same plan and input.
+
+    If `clear` is set, the uploads and journals of other runs that have ended are removed.
+    """
     lost = ""
     for token, objects in _list_journals(path, uploads).items():
         contents = {each: uploads.read(each) for each in sorted(objects)}
@@ -74,7 +78,7 @@ def find_stopped_upload(
         newest = max(each.written for each in objects.values())
         has_ended = time.time() - newest > _ENDED_AFTER
         if found is None:
-            # What is left of a journal that could not be removed.
+            # These objects are left from a journal that could not be removed completely.
             if clear and has_ended:
                 uploads.delete(list(objects))
             continue
@@ -102,7 +106,7 @@ def find_stopped_upload(
 
 
 def _list_journals(path: str, uploads: Uploads) -> dict[str, dict[str, StoredObject]]:
-    """Return the objects of journals for an output, by token and URL."""
+    """Return the objects of an output's journals, by token and URL."""
     found: dict[str, dict[str, StoredObject]] = {}
     for url, stored in uploads.list_objects(f"{path}.weightctl-").items():
         if _JOURNAL.fullmatch(url.removeprefix(path)):

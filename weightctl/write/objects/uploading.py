@@ -1,7 +1,7 @@
-"""Outputs in object stores: objects appear when all of them are complete.
+"""Writes outputs to object stores, where the objects appear when all of them are complete.
 
-Files are uploaded in parts, which the store keeps when a run is stopped. A journal of small objects
-beside the output names the uploads, so that a run with the same plan and input continues them.
+Files are uploaded in parts, which the store keeps if a run is stopped. A journal of small objects
+next to the output lists the uploads, so that a run with the same plan and input continues them.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _REQUESTS = 8
 
 
 class UploadRun:
-    """The uploads of a run; the objects get visible when all of them are complete.
+    """The uploads of a run; the objects become visible when all of them are complete.
 
-    `kept` are records of a stopped run; `lost` says why there are none although there was a run.
-    After an error the uploads are ended, unless the run is marked as `is_resumable`.
+    `kept` are the records of a stopped run. `lost` is the reason if there was a stopped run that
+    cannot be continued. After an error, the uploads are aborted, unless `is_resumable` is set.
     """
 
-    # Only a commit can be proposed.
+    # Only commits can have pull requests.
     pull_request = ""
 
     def __init__(
@@ -95,7 +95,7 @@ class UploadRun:
         self._journal = ObjectJournal(uploads, f"{name}{JOURNAL}-", stopped.objects)
 
     def open_files(self) -> list[UploadWriter]:
-        """Begin or continue the uploads, with the headers; raises `OutputError`."""
+        """Begin or continue the uploads, and write the headers; raises `OutputError`."""
         parts = self._outcome.parts
         with ThreadPoolExecutor(_REQUESTS) as pool:
             opened = list(pool.map(self._open, count(), parts.keys(), parts.values()))
@@ -113,7 +113,8 @@ class UploadRun:
             for number, (upload, size) in begun.items()
         )
         if begun and self._identify is not None:
-            # Before the first part is sent, so that a run that is killed leaves no unknown parts.
+            # The journal is written before the first part is sent, so that it lists all uploads if
+            # the run is killed.
             self._journal.begin(self._identify())
         for file, layout in zip(self.files, self._outcome.parts.values(), strict=True):
             file.begin_copies()
@@ -130,12 +131,12 @@ class UploadRun:
                 self.files[number].hold([(offset, held)])
 
     def place(self) -> ObjectUploads:
-        """Return where workers write."""
+        """Return the place that workers write to."""
         ids = [file.upload for file in self.files]
         return _describe_place(self._outcome, self._uploads, self._stopped.token, ids)
 
     def accept(self, delivered: Delivered) -> None:
-        """Take what a worker has sent; its records are to be added after this."""
+        """Add the parts that a worker has sent; the caller adds its records afterwards."""
         self._journal.is_immediate = True
         for number, parts in delivered.parts.items():
             self.files[number].add_sent(parts)
@@ -150,7 +151,7 @@ class UploadRun:
             layout.nbytes, self._copies[number], size=size, least=_least(self._uploads, layout)
         )
         upload, parts = self._find_upload(number, path, size)
-        # Of an object without an upload, only what workers have left is kept.
+        # Small objects have no upload, so only the rests of workers are kept.
         is_kept = bool(upload) or layout.nbytes <= size
         is_published = not is_kept and self._has_published(path, layout.nbytes)
         if is_published:
@@ -171,27 +172,27 @@ class UploadRun:
         return writer, is_kept or writer.is_published
 
     def _has_published(self, path: str, nbytes: int) -> bool:
-        """Whether the stopped run has made an object visible: it is whole, and not an older one."""
+        """Whether the stopped run has published an object: it has the right size, and is new."""
         began = self._stopped.published
         found = self._uploads.list_objects(path).get(path) if began else None
-        # Stores tell whole seconds.
+        # The times of stores are in whole seconds.
         return found is not None and found.nbytes == nbytes and found.written >= int(began)
 
     def _find_upload(
         self, number: int, path: str, size: int
     ) -> tuple[str, Mapping[int, UploadedPart]]:
-        """Return the upload of a stopped run, and its parts; empty if it cannot be continued."""
+        """Return the id and the parts of a stopped run's upload; empty if it cannot continue."""
         begun = self._stopped.uploads.get(number)
         if begun is None or begun.part != size:
             return "", {}
         parts = self._uploads.list_parts(path, begun.id)
         if parts is not None:
             return begun.id, parts
-        self._uploads.abort(path, begun.id)  # a completion that has stopped half way may leave more
+        self._uploads.abort(path, begun.id)  # an interrupted completion may have left an object
         return "", {}
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> ObjectJournal:
-        """Begin or continue the journal; `records` are in the one that is continued."""
+        """Begin or continue the journal; `records` are ignored, since the journal has them."""
         del records
         self._journal.begin(purpose)
         if self._markers is not None:
@@ -199,7 +200,7 @@ class UploadRun:
         return self._journal
 
     def add_shared(self) -> None:
-        """Add to the journal what processes have done that shared the run."""
+        """Add the finished batches of processes that shared the run to the journal."""
         rests = filter(None, (done.rest for done in self._stopped.shared))
         self._journal.add_lines(map(format_rest, rests))
         for done in self._stopped.shared:
@@ -222,25 +223,25 @@ class UploadRun:
         source.refuse_change()
 
     def publish(self, *, force: bool) -> None:
-        """Make all objects visible; what lists the others comes last.
+        """Make all objects visible; the index or manifest comes last.
 
-        Raises `OutputError`; the same command then continues.
+        Raises `OutputError` if that fails; running the same command again then continues.
         """
         for file in self.files:
             file.finish()
         if any(self._copies):
-            # Some stores ignore the condition of a copy that the source is the same.
+            # Some stores ignore the condition that the source of a copy is unchanged.
             self._source.refuse_change()
         outcome = self._outcome
         last = {MANIFEST, *([outcome.index[0]] if outcome.index else ())}
         old = outcome.list_objects_to_remove() if force else []
-        # From here on, objects that exist are those of this run.
+        # From now on, existing objects may be those of this run.
         if self._identify is not None:
             self._journal.begin_publishing(self._identify())
             self.is_resumable = True
         with defer_signals():
             if force:
-                # Readers must not take new parts for those of an old index.
+                # An old index must not refer to new parts.
                 lists = [outcome.path_of(name) for name in last & self._small.keys()]
                 self._uploads.delete(lists)
             self._publish(
@@ -249,7 +250,7 @@ class UploadRun:
             self._publish([name for name in self._small if name in last], force=force)
             self._is_named = True
             self._uploads.delete(old)
-            # The output is complete, whether or not the journal can be removed.
+            # The output is complete, even if the journal cannot be removed.
             with suppress(OutputError):
                 self._journal.remove()
                 self._remove_rests()
@@ -269,7 +270,7 @@ class UploadRun:
             list(pool.map(publish, items))
 
     def discard(self) -> None:
-        """End all uploads, and remove the journal."""
+        """Abort all uploads, and remove the journal."""
         with defer_signals():
             if self._is_named:
                 return
@@ -289,7 +290,7 @@ class UploadRun:
             self._uploads.delete([*self._uploads.list_objects(self._rest)])
 
     def _remove_earlier_markers(self) -> None:
-        """Remove the markers of outputs that this one replaces; those of this run are in use."""
+        """Remove the markers of replaced outputs, but not those of this run, which are in use."""
         path, token = self._outcome.path, ""
         if self._is_shared and self._identify is not None:
             token = ranks_token(self._identify())
@@ -314,10 +315,10 @@ def hold_upload(
     memory: int,
     is_shared: bool = False,
 ) -> Generator[UploadRun, None, None]:
-    """Begin or continue the uploads of an output; `memory` is the limit for parts in memory.
+    """Begin or continue the uploads of an output; `memory` is the limit of parts in memory.
 
-    Uploads of runs that have ended, and cannot be continued, are removed. Raises `OutputError` if
-    the output is refused.
+    Uploads of ended runs that cannot be continued are removed. Raises `OutputError` if the output
+    cannot or must not be written.
     """
     uploads = uploads_of(outcome.path)
     refresh(outcome.path)
@@ -345,7 +346,7 @@ def find_kept_uploads(outcome: Outcome, identify: Callable[[], Purpose]) -> tupl
 def find_shared_uploads(
     outcome: Outcome, identify: Callable[[], Purpose]
 ) -> tuple[ObjectUploads, tuple[Record, ...]] | None:
-    """Return the uploads and the records in the journal of a run that processes share."""
+    """Return the uploads and the records of a shared run's journal; None if there is none."""
     uploads = uploads_of(outcome.path)
     found = find_stopped_upload(outcome.path, uploads, identify, clear=False)
     if found.markers is None:
@@ -358,7 +359,7 @@ def find_shared_uploads(
 def _describe_place(
     outcome: Outcome, uploads: Uploads, token: str, ids: Sequence[str]
 ) -> ObjectUploads:
-    """Return where workers write: the uploads with these ids, by file."""
+    """Return the place that workers write to: the uploads with these ids, by file."""
     layouts = outcome.parts.values()
     return ObjectUploads(
         tuple(map(outcome.path_of, outcome.parts)),
@@ -370,5 +371,5 @@ def _describe_place(
 
 
 def _least(uploads: Uploads, layout: Layout) -> int:
-    """Return the least bytes of each part of an object but the last."""
+    """Return the smallest size of an object's parts, except the last one."""
     return max(uploads.least_part, -(-2 * layout.nbytes // uploads.most_parts))

@@ -23,10 +23,10 @@ __all__ = ["check"]
 
 
 def check(request: Request) -> Result:
-    """Check every floating-point value and every block of a checkpoint.
+    """Check every floating-point value and every quantized block of a checkpoint.
 
     Problems are NaN and infinite values, damaged block scales, matrices that are all zero or
-    constant, and rows that were lost. Zero rows of unused tokens are only noted.
+    constant, and zero rows. Zero rows of unused tokens are notes.
     """
     weights = request.subject.weights
     header = header_of(weights)
@@ -72,7 +72,7 @@ def check(request: Request) -> Result:
 
 
 def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
-    """Yield a problem for each of the first findings, and one that counts the others."""
+    """Yield the first findings of each kind as problems, and a problem that counts the others."""
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.kind] = counts.get(finding.kind, 0) + 1
@@ -85,7 +85,7 @@ def _list_problems(findings: list[Finding]) -> Iterator[Problem]:
 
 
 def _is_repeated(header: Header, info: TensorInfo) -> bool:
-    """Whether a tensor is larger than its file, which stores the same elements for many indices."""
+    """Whether a tensor has a stride of 0, so that many indices share the same stored elements."""
     strides = header.extents[info.name].strides
     return strides is not None and any(
         stride == 0 and size > 1 for stride, size in zip(strides, info.shape, strict=False)

@@ -1,4 +1,4 @@
-"""Faults of an unusual tensor: how many values and scales are wrong, where, and swapped bytes."""
+"""Finds the faults of an unusual tensor: wrong values, wrong block scales, and swapped bytes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = [
 NONFINITE = "not finite"
 _F64 = ENCODINGS["F64"]
 _PLAIN = {"F64", "F32", "BF16", "F16"}
-# The number of values that is enough to measure how magnitudes spread.
+# The largest and the smallest number of values from which the spread of magnitudes is measured.
 _SAMPLE, _LEAST = 1 << 14, 64
-# Most weights of a tensor span at most this many powers of two. The span is larger if bytes of a
-# significand are read as exponents.
+# The magnitudes of most weights span fewer powers of two than the first number. They span more than
+# the second one if bytes of a significand are read as exponents.
 _USUAL, _WIDE = 8.0, 14.0
 # The percentiles that bound most values.
 _MOST = (10, 90)
@@ -48,14 +48,20 @@ _MOST = (10, 90)
 
 @dataclasses.dataclass(slots=True)
 class Occurrences:
-    """The number of occurrences of a fault, with the element and the value of the first."""
+    """The number of occurrences of a fault, and the index and the value of the first one.
+
+    `first` is an index into the flattened tensor, -1 if there is no occurrence.
+    """
 
     count: int = 0
     first: int = -1
     value: float = 0.0
 
     def add(self, start: int, step: int, wrong: NDArray[np.bool_], values: NDArray[Any]) -> None:
-        """Count the `wrong` values; each covers `step` elements, the first from `start`."""
+        """Count the values for which `wrong` is true.
+
+        Value i is that of the `step` elements from `start + i * step` on.
+        """
         count = int(np.count_nonzero(wrong))
         if count and not self.count:
             index = int(wrong.argmax())
@@ -65,7 +71,11 @@ class Occurrences:
 
 @dataclasses.dataclass(slots=True)
 class ScaleFault:
-    """One kind of wrong scales: the field of the block, and what is wrong with it."""
+    """One kind of wrong block scales in a tensor.
+
+    `field` is the scale's field in the block, `text` says what is wrong, and `usual` is the power
+    of two of the median scale. `is_wrong` returns for each scale whether it has the fault.
+    """
 
     field: BlockScale
     text: str
@@ -89,7 +99,7 @@ def find_nonfinite(tensor: ReadableTensor, memory: Memory) -> tuple[Occurrences,
 def find_bad_scales(
     tensor: ReadableTensor, memory: Memory
 ) -> tuple[list[ScaleFault], list[ScaleSpread]]:
-    """Return the faults of a tensor's block scales, and the distribution of the scales."""
+    """Return the faults of a tensor's block scales, and the distribution of each field's scales."""
     info = tensor.info
     fields = info.encoding.scales
     spreads = [ScaleSpread(each) for each in fields]
@@ -109,7 +119,7 @@ def find_bad_scales(
 
 
 def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
-    """Return the kinds of faults to look for in scales of this distribution."""
+    """Return the kinds of faults that scales with this distribution may have."""
     each, usual = spread.field, spread.usual
     form, greatest, least = form_of(each), spread.greatest, spread.least
     kinds: list[ScaleFault] = []
@@ -147,7 +157,7 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
 
 
 def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
-    """Return which values are nonzero, below `least`, and not next to another such value."""
+    """Return whether each value is isolated: nonzero, below `least`, and its neighbors are not."""
     small = values < least
     beside = np.zeros_like(small)
     beside[1:] |= small[:-1]
@@ -157,7 +167,7 @@ def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
 
 
 def has_swapped_bytes(tensor: ReadableTensor) -> bool:
-    """Whether unquantized values have usual weight sizes only if their bytes are reversed."""
+    """Whether full-precision values have plausible magnitudes only with their bytes reversed."""
     info = tensor.info
     encoding = info.encoding
     if encoding.name not in _PLAIN or info.size < _LEAST:
@@ -170,7 +180,7 @@ def has_swapped_bytes(tensor: ReadableTensor) -> bool:
 
 
 def _measure_spread(raw: U8, encoding: Encoding) -> float:
-    """Return the range that the magnitudes of most values span, in powers of two."""
+    """Return the range of the magnitudes of most values (10th to 90th percentile), in log2."""
     with np.errstate(all="ignore"):  # misread bits may be NaN
         numbers = transcode(raw.reshape(1, -1), encoding, _F64).raw.reshape(-1).view(np.float64)
     sizes = np.abs(numbers[np.isfinite(numbers) & (numbers != 0)])

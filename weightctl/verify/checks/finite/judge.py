@@ -1,4 +1,4 @@
-"""Decides from a survey of a tensor what is wrong with it, and which rows of zeros are healthy."""
+"""Finds the faults of a tensor from its survey, and zero rows that are not of unused tokens."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Judge"]
 
 
-# Tensors that are computed or that start at zero, and that training does not change: masks, bases
-# of Fourier transforms, optimizer state of rows without a gradient, biases of experts.
+# Names of tensors that may have any values: they are computed, or start at zero and may stay so.
+# Examples are masks, bases of Fourier transforms, optimizer state, and biases of experts.
 _MADE = re.compile(
     r"mask|basis|filter|buffer|window|stft|(inv|rope)_freq|freqs|position_ids|sinusoid|"
     r"optimizer|exp_avg|momentum|bias(es)?$|bias_\w+$",
     re.IGNORECASE,
 )
-# The half of a low-rank adapter that is zero before training, and the segment embeddings of models
-# that do not use segments.
+# Names of tensors that may be all zeros: the half of a low-rank adapter that is zero before
+# training, and the segment embeddings of models that do not use segments.
 _MAY_BE_ZERO = re.compile(
     r"lora_(B|up|embedding_B)\b|\.lora_b$|token_type(s|_embeddings)\b", re.IGNORECASE
 )
@@ -54,7 +54,7 @@ _TABLE = re.compile(
     r"emb|token_type|wte|wpe|lm_head|(^|\.)output\.weight$|shared\.weight|decoder\.weight$|cls\.pred"
 )
 _POSITIONS = re.compile(r"pos|wpe|type", re.IGNORECASE)
-# Tokens that a vocabulary reserves for later use.
+# Texts of tokens that a vocabulary reserves for later use.
 _RESERVED = re.compile(
     r"unused|reserved|extra_id|extra_token|placeholder|dummy|madeupword|\[PAD|<pad|special_token",
     re.IGNORECASE,
@@ -65,7 +65,7 @@ _FIRST = 2
 
 
 def _is_made(name: str) -> bool:
-    """Whether a tensor is computed, not trained, judging by its name: it may have any values."""
+    """Whether a tensor of this name is computed, not trained, so that it may have any values."""
     return _MADE.search(name) is not None
 
 
@@ -75,26 +75,29 @@ def _may_be_zero(name: str) -> bool:
 
 
 def _is_table(name: str) -> bool:
-    """Whether a tensor has a row for each token, position or segment type, judging by its name."""
+    """Whether a tensor of this name has a row for each token, position or segment type."""
     return _TABLE.search(name) is not None
 
 
 class EmptyRows(NamedTuple):
-    """Ranges [first, stop) of rows that are all zeros: `unused` rows and `lost` rows."""
+    """Ranges [start, stop) of zero rows: those of unused tokens, and those that were lost."""
 
     unused: list[tuple[int, int]]
     lost: list[tuple[int, int]]
 
 
 class UsedTokens:
-    """The tokens of a checkpoint that are in use; the tokenizer is read on first use."""
+    """Knows which tokens of a checkpoint are in use; reads the tokenizer on first use."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._read: dict[int, Tokenizer | None] = {}
 
     def split_unused(self, info: TensorInfo, runs: Sequence[tuple[int, int]]) -> EmptyRows:
-        """Split ranges of zero rows of a table into unused rows and lost rows."""
+        """Split ranges of zero rows of an embedding table into unused rows and lost rows.
+
+        Without a tokenizer, rows at the end and padding rows at the beginning count as unused.
+        """
         rows = info.shape[0]
         is_of_tokens = _POSITIONS.search(info.name) is None
         tokenizer = self._find_tokenizer(rows) if is_of_tokens else None
@@ -129,7 +132,7 @@ def _load_tokenizer(subject: Subject, rows: int) -> Tokenizer | None:
         directory = os.path.dirname(files[0])
         kind = str(config(files).get("model_type", ""))
         found = from_directory(directory or ".", rows, kind)
-    # If there are more tokens than rows, the rows are not those of the tokens.
+    # If there are more tokens than rows, the rows are not those of the tokenizer's tokens.
     return found if found is not None and len(found.tokens) <= rows else None
 
 
@@ -144,9 +147,9 @@ def _is_used(tokenizer: Tokenizer, row: int) -> bool:
 
 _MOST_ROWS = 5
 _MOST_IDLE = 4
-# The square of such a value overflows float32, and so does any product of two of them.
+# Products of two values of this size are close to overflowing float32.
 _ABSURD = 1e18
-# A matrix of fewer values may be constant by chance.
+# A matrix with fewer values may be constant by chance.
 _LEAST_MATRIX = 32
 
 
@@ -171,7 +174,7 @@ _SWAPPED = Explanation(
 
 
 class Finding(NamedTuple):
-    """A fault of a tensor; findings with the same `kind` have the same fault."""
+    """A fault of the tensor `name`; findings of the same `kind` are the same fault."""
 
     name: str
     kind: str
@@ -180,7 +183,7 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """Finds the faults of tensors: from a quick survey, then a closer look at unusual ones.
+    """Finds the faults of tensors from their surveys, reading unusual tensors again.
 
     `notes` describe tensors that are unusual but not wrong.
     """
@@ -194,7 +197,7 @@ class Judge:
 
     @property
     def notes(self) -> list[str]:
-        """The notes on unusual tensors so far; only the first of many similar ones are named."""
+        """The notes on unusual tensors so far, which name only the first of many."""
         idle = join_names(self._idle, _MOST_IDLE)
         which = "is all zeros and has" if len(self._idle) == 1 else "are all zeros and have"
         notes = [f"{idle} {which} no effect, which is usual for such tensors"] if self._idle else []
@@ -208,7 +211,7 @@ class Judge:
             damaged = list(self._judge_scales(tensor))
         if survey.has_nonfinite:
             text = self._find_nonfinite(tensor)
-            # The values that a wrong scale makes wrong are not a second problem.
+            # If a wrong scale makes values NaN or infinite, both are reported as one finding.
             cause = next((each.cause for each in damaged if each.kind == NONFINITE), None)
             if cause is None and has_swapped_bytes(tensor):
                 cause = _SWAPPED
@@ -236,7 +239,7 @@ class Judge:
         nan, infinite = find_nonfinite(tensor, self._memory)
         kinds = [("NaN", nan), ("infinite", infinite)]
         if _is_made(info.name):
-            kinds = kinds[:1]  # masks are made of infinities
+            kinds = kinds[:1]  # masks have infinite values on purpose
         sentences = [
             f"{found.count:,} of {info.size:,} values {_say_are(found.count)} {kind}, the "
             f"first {_say_place(info, found.first)}"
@@ -295,9 +298,9 @@ class Judge:
 
 
 def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
-    """Return the stored names of norm gains, which block all signal where they are zero.
+    """Return the stored names of norm gains, whose values must not all be zero.
 
-    Gains that are stored minus one are left out.
+    A gain of zero removes the signal. Gains that are stored minus 1 are left out.
     """
     if checkpoint is None:
         return frozenset()
@@ -345,7 +348,7 @@ def _say_run(info: TensorInfo, start: int, stop: int) -> str:
 
 
 def _say_row(info: TensorInfo, number: int) -> str:
-    """Return the row's number; in a stack of matrices, the matrix's index and the row's."""
+    """Return a row's number as text; in a stack of matrices, [matrix, row]."""
     if len(info.shape) == 2:
         return str(number)
     return str(list(divmod(number, info.shape[1])))

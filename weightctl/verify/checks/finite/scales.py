@@ -1,4 +1,4 @@
-"""Scales in quantized blocks: where they are stored, and which a healthy tensor cannot have."""
+"""Reads the scales of quantized blocks, and finds those that a healthy tensor cannot have."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ Codes = NDArray[Any]
 
 
 class ScaleForm(NamedTuple):
-    """The number format of a scale; its bits are read as an unsigned integer `kind` of NumPy.
+    """The number format of a scale, whose bits are read as unsigned integers.
 
-    Without the `sign` bits, the integers sort in the order of the magnitudes, and integers from
-    `limit` on are not finite. `as_float32` converts them to values.
+    `kind` is the NumPy dtype of the integers. Without the bits in the mask `sign`, they sort in the
+    order of the magnitudes, and integers of at least `limit` are not finite. `as_float32` converts
+    the integers to values.
     """
 
     kind: str
@@ -63,9 +64,10 @@ def _read_e4m3(codes: Codes) -> F32:
 _FORMS = {
     "f16": ScaleForm("<u2", 0x8000, 0x7C00, _read_half),
     "f32": ScaleForm("<u4", 0x8000_0000, 0x7F80_0000, _read_single),
-    # 255 is NaN in the standard. From 253 on, the largest value of a block overflows float32.
+    # 255 is NaN in the OCP Microscaling standard. With 253 or more, the largest value of a block
+    # overflows float32.
     "e8m0": ScaleForm("u1", 0, 0xFD, _read_power_of_two),
-    # No decoder reads its highest bit as a sign.
+    # Decoders ignore the highest bit: the format is unsigned.
     "ue4m3": ScaleForm("u1", 0x80, 0x7F, _read_e4m3),
 }
 
@@ -76,7 +78,7 @@ def form_of(scale: BlockScale) -> ScaleForm:
 
 
 def read_codes(scale: BlockScale, raw: U8, size: int) -> Codes:
-    """Return a scale of blocks of `size` bytes as integers [blocks, width]."""
+    """Return one scale field of raw blocks of `size` bytes, as integers [blocks, width]."""
     words = 4 if scale.in_nibbles else scale.width
     kind: np.dtype[Any] = np.dtype({
         "names": ["field"], "formats": [(form_of(scale).kind, (words,))],
@@ -89,9 +91,9 @@ def read_codes(scale: BlockScale, raw: U8, size: int) -> Codes:
     return np.bitwise_or.reduce(highest, axis=1, keepdims=True)
 
 
-# A scale is an outlier if it is this many powers of two from the next one. In real models, in any
-# encoding, neighbours above the median are at most 3 apart; a flipped exponent bit moves a scale by
-# up to 16.
+# A scale is an outlier if it is this many powers of two from the next scale in order of size. In
+# real models, in any encoding, the gaps above the median are at most 3; a flipped exponent bit
+# moves a scale by up to 16.
 _TOO_FAR_ABOVE = 6
 _TOO_FAR_BELOW = 8
 # More outliers than this are a property of the tensor, not damage.
@@ -107,7 +109,7 @@ _BIAS = 127
 class Extremes:
     """The largest and the smallest scale of a block field, and a sample of the scales.
 
-    It is cheap to compute; `are_usual` tells whether a closer look is needed.
+    These are cheap to compute. If they are not `are_usual`, a `ScaleSpread` is needed.
     """
 
     def __init__(self, field: BlockScale) -> None:
@@ -123,7 +125,7 @@ class Extremes:
         magnitudes = clear_signs(self.field, codes)
         self._greatest = max(self._greatest, int(magnitudes.max()))
         step = len(codes) // _SAMPLED + 1
-        # Copied, since a view would keep the whole array in memory.
+        # The sample is copied, since a view would keep the whole array in memory.
         self._samples.append(magnitudes[::step].reshape(-1).copy())
         if self.field.is_positive and int(codes.max()) > self._form.sign:
             self._has_negative = True  # a negative zero does not count
@@ -132,7 +134,7 @@ class Extremes:
         self._least = min(self._least, int(magnitudes.min()) + 1)
 
     def join(self, other: Extremes) -> None:
-        """Add the scales that another record has collected."""
+        """Add the scales that another instance has collected."""
         self._greatest = max(self._greatest, other._greatest)
         self._least = min(self._least, other._least)
         self._has_negative |= other._has_negative
@@ -145,7 +147,7 @@ class Extremes:
 
     @property
     def are_usual(self) -> bool:
-        """Whether the scales are so ordinary that a closer look cannot find a problem."""
+        """Whether the scales are so ordinary that `ScaleSpread` cannot find a problem."""
         form = self._form
         if self._greatest >= form.limit or self._has_negative:
             return False
@@ -157,7 +159,7 @@ class Extremes:
         greatest, least = np.log2(form.as_float32(extremes))
         if not codes.size:
             return bool(greatest - least < _TOO_FAR_ABOVE)
-        # Sorted, since the mean of the two middle integers may not be a valid code.
+        # The median is taken from sorted codes, since a mean of two codes may not be a valid code.
         usual = np.log2(form.as_float32(np.sort(codes)[codes.size // 2 :][:1]))[0]
         # The sample only gives an estimate, so the margin is one power of two smaller.
         is_small = bool(usual - least >= _TOO_FAR_BELOW - 1 or 2.0**usual < 2 * _COARSE)
@@ -166,7 +168,7 @@ class Extremes:
 
 
 class ScaleSpread:
-    """A histogram of a block field's scales by power of two, over a tensor."""
+    """A histogram, by power of two, of all scales that a tensor has in a block field."""
 
     def __init__(self, field: BlockScale) -> None:
         self.field = field
@@ -191,12 +193,12 @@ class ScaleSpread:
 
     @property
     def has_few_negative(self) -> bool:
-        """Whether some scales are negative, but too few to be a property of the encoder."""
+        """Whether some scales are negative, but too few to be written so by an encoder."""
         return 0 < self.negative <= max(1, self.count * _FEW)
 
     @property
     def greatest(self) -> float:
-        """The power of two from which scales are implausibly large; infinite if none are."""
+        """The power of two from which on scales are implausibly large; infinite if none are."""
         used, middle = self._used, self._middle
         for lower, upper in pairwise(used):
             if lower >= middle and upper - lower >= _TOO_FAR_ABOVE and self._are_few(upper, inf):
@@ -221,7 +223,7 @@ class ScaleSpread:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether most scales are float16 values so small that few of their bits are left."""
+        """Whether the median scale is a float16 value so small that it has few significant bits."""
         is_half = form_of(self.field).kind == "<u2" and not self.field.is_added
         return is_half and 0 < self.usual < _COARSE
 
@@ -240,7 +242,7 @@ class ScaleSpread:
 
 
 def clear_signs(scale: BlockScale, codes: Codes) -> Codes:
-    """Return the integers of a scale without their sign bits."""
+    """Return the integers of a scale field without their sign bits."""
     magnitudes: Codes = codes & codes.dtype.type(
         ~form_of(scale).sign & ((1 << 8 * codes.itemsize) - 1)
     )

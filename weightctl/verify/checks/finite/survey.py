@@ -46,18 +46,19 @@ __all__ = [
 # Floating-point values of any width.
 Numbers = NDArray[Any]
 
-# The number of values to read at once: they fit in the cache, and the interpreter costs little.
+# The number of values to read at once: few enough for the cache, and enough to make the cost of the
+# interpreter small.
 _MOST = 1 << 19
 # The number of elements in a thread's unit of work.
 _STRETCH = 1 << 24
-# A shorter row may be zero by chance, or belong to a filter instead of a neuron.
+# Shorter rows are not examined: they may be zero by chance, or be rows of a filter.
 _LEAST_ROW = 32
 # The encoding of the real and the imaginary part of each complex encoding.
 _HALVES = {"C32": "F16", "C64": "F32", "C128": "F64"}
 
 
 class Stretch(NamedTuple):
-    """A range of elements [start, stop) of a tensor; it consists of whole rows and blocks."""
+    """A range of elements, [start, stop), of a tensor, which consists of whole rows and blocks."""
 
     name: str
     start: int
@@ -65,9 +66,10 @@ class Stretch(NamedTuple):
 
 
 class RowRun(NamedTuple):
-    """Consecutive rows of a tensor: the first element's index, and bytes [rows, bytes per row].
+    """Consecutive rows of a tensor.
 
-    A tensor whose rows are not examined has a single row here.
+    `start` is the index of the first element, and `raw` the bytes, [rows, bytes per row]. If the
+    rows of a tensor are not examined, all elements are in one row.
     """
 
     start: int
@@ -80,10 +82,10 @@ def is_numbers(encoding: Encoding) -> bool:
 
 
 def _row_length(info: TensorInfo) -> int:
-    """Return the number of elements in a row of a matrix or a stack of matrices; else 0.
+    """Return the number of elements in a row of a matrix or a stack of matrices; otherwise 0.
 
-    It is also 0 for convolution kernels (a short last dimension, or a dimension of 1), for rows
-    that are too long to read at once, and for rows that end inside a block.
+    It is also 0 if rows are not examined: in convolution kernels (a short last dimension, or a
+    dimension of 1), if rows are too long to read at once, and if rows end inside a block.
     """
     is_matrix = len(info.shape) in {2, 3} and min(info.shape) > 1
     is_whole = info.row % info.encoding.block == 0
@@ -91,7 +93,7 @@ def _row_length(info: TensorInfo) -> int:
 
 
 def _cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
-    """Yield the stretches of a tensor; each is a unit of work for a thread."""
+    """Yield the stretches of a tensor; a thread surveys one stretch at a time."""
     unit = _row_length(info) or info.encoding.block
     step = max(_STRETCH // unit, 1) * unit
     for start in range(0, info.size, step):
@@ -99,9 +101,9 @@ def _cut_stretches(info: TensorInfo) -> Iterator[Stretch]:
 
 
 def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> Iterator[RowRun]:
-    """Yield the rows of a range of elements; each `RowRun` is valid until the next is read.
+    """Yield the rows of a range of elements, a few at a time.
 
-    Raises `FormatError` if a file cannot be read.
+    Each `RowRun` is valid until the next is read. Raises `FormatError` if a file cannot be read.
     """
     info = tensor.info
     encoding = info.encoding
@@ -116,14 +118,14 @@ def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> 
 
 
 def can_decode(encoding: Encoding) -> bool:
-    """Whether weightctl can decode the values of an encoding, and quickly."""
+    """Whether weightctl can decode the values of an encoding."""
     return encoding.quantization is None or encoding.codec != ""
 
 
 def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
-    """Decode rows [rows, bytes] into values [rows, columns], valid until the next call.
+    """Decode rows, [rows, bytes], into values, [rows, columns].
 
-    A complex value becomes two columns.
+    A complex value becomes two columns. The result is valid until the next call.
     """
     plain = ENCODINGS[_HALVES.get(encoding.name, encoding.name)]
     if plain.name in {"F32", "F64"}:
@@ -137,7 +139,7 @@ def decode_rows(raw: U8, encoding: Encoding, memory: Memory) -> Numbers:
     return made.view(np.float32)
 
 
-# The number of ranges of zero rows that are kept; further ones are only counted.
+# The number of ranges of zero rows that are kept. Rows of further ranges are only counted.
 _MOST_RUNS = 1000
 # For longer vectors, BLAS would start threads of its own.
 _COLUMNS = 8192
@@ -147,10 +149,11 @@ _COLUMNS = 8192
 class Survey:
     """A survey of consecutive rows of a tensor.
 
-    `rows` is the number of rows examined, and `zeros` the number of zero rows; `zero_runs` are
-    their ranges [first, stop). `constant` is the value that all elements have, or None if they
-    differ. `extremes` has an entry for each scale field of the blocks. `greatest` is the largest
-    magnitude in unusual rows.
+    `row` is the number of elements in a row, 0 if rows are not examined, and `numbers` the number
+    of elements so far. `rows` is the number of rows examined, and `zeros` the number of zero rows;
+    `zero_runs` are their ranges [start, stop). `constant` is the value that all elements have, or
+    None if they differ. `extremes` has an entry for each scale field of the blocks. `greatest` is
+    the largest finite magnitude in rows with zeros only, non-finite values or an overflow.
     """
 
     row: int
@@ -169,7 +172,7 @@ class Survey:
         return cls(_row_length(info), tuple(map(Extremes, info.encoding.scales)))
 
     def join(self, other: Survey) -> None:
-        """Add the survey of the rows that follow."""
+        """Add the survey of the next rows."""
         self.add_constant(other.constant)
         self.numbers += other.numbers
         self.rows += other.rows
@@ -182,7 +185,7 @@ class Survey:
             own.join(others)
 
     def add_constant(self, constant: float | None) -> None:
-        """Add rows whose elements are all `constant`, or None if they differ."""
+        """Add elements that are all equal to `constant`; None means that they differ."""
         if not self.numbers:
             self.constant = constant
         elif constant != self.constant:
@@ -195,7 +198,7 @@ class Survey:
             self.zero_runs.append((start, stop))
 
     def add(self, first: int, zeros: NDArray[np.bool_]) -> None:
-        """Add rows from row `first` on; `zeros` marks the zero rows."""
+        """Add consecutive rows, the first with index `first`; `zeros` is true for zero rows."""
         self.rows += zeros.size
         found = np.flatnonzero(zeros)
         if not found.size:
@@ -209,7 +212,7 @@ class Survey:
 
 
 def _survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
-    """Return the survey of consecutive rows of a tensor."""
+    """Survey consecutive rows of a tensor."""
     found = Survey.of(info)
     encoding = info.encoding
     fields = encoding.scales
@@ -254,7 +257,8 @@ def _look_at_values(found: Survey, start: int, numbers: Numbers) -> None:
 def _look_at_blocks(found: Survey, run: RowRun, encoding: Encoding, memory: Memory) -> None:
     """Survey rows of blocks, whose values are finite if their scales are finite.
 
-    Only rows that start with zeros, and matrices that start out constant, are decoded as a whole.
+    The first block of each row is decoded. All rows are decoded if these blocks have only one
+    value; otherwise, only rows whose first block is zero are.
     """
     heads = decode_rows(np.ascontiguousarray(run.raw[:, : encoding.size]), encoding, memory)
     first = heads[0, 0]
@@ -292,9 +296,10 @@ def survey_tensors(
     """Return the survey of each tensor by name, or the reason why it cannot be read.
 
     `progress` is called with the fraction that is done, by one thread at a time. Each thread uses a
-    few megabytes. With `workers`, they do the work; the source is that of the checked weights.
+    few megabytes of memory. If `workers` is not None, workers survey the tensors; `source` must
+    then be that of the request's checkpoint.
     """
-    # In file order, which disks read fastest.
+    # Tensors are read in file order, which is fastest on disks.
     extents = source.header.extents
     in_order = sorted(infos, key=lambda info: extents[info.name][:2])
     stretches = [stretch for info in in_order for stretch in _cut_stretches(info)]

@@ -1,4 +1,4 @@
-"""The check `forward`: the model runs, and predicts a text better than chance."""
+"""The check `forward`: the model runs, and its predictions are plausible."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ __all__ = ["check", "require_prompt"]
 
 _COMPARE = "weightctl.verify.checks.forward.comparison:compare"
 _NO_TORCH = "running a model needs torch, which is not installed: pip install 'weightctl[verify]'"
-# The typical magnitude of a position grows by far less than this from one layer to the next, even
-# if the embeddings are tiny. A few positions may grow by more; they are ignored.
+# The median magnitude of the positions grows by far less than this factor from one layer to the
+# next, even if the embeddings are tiny. It ignores the few positions that grow by more.
 _MOST_GROWTH = 1e4
 
 
 def check(request: Request) -> Result:
-    """Run a model on a text, alone or beside its reference.
+    """Run a model on a text, and compare it with its reference, if there is one.
 
-    If the family is unknown, each matrix is run by itself. Problems are outputs of layers and
-    logits that no working model has, and a perplexity above the limit. The check is skipped if the
-    tensors do not form a model; the check `names` reports the details.
+    If the family is unknown, each matrix is run by itself. It is a problem if a layer's output or
+    the logits are not those of a working model, or if a figure is above its limit. The check is
+    skipped if the tensors do not form a model; the check `names` reports the details.
     """
     found = _run(request)
     figures = found.figures
@@ -80,7 +80,7 @@ def _run(request: Request) -> Result:
 def require_prompt(request: Request) -> None:
     """Raise `ConversionError` if the model cannot run on the requested text or tokens.
 
-    This is an error of the request, not a problem of the checkpoint.
+    Such an error is about the request, and not a problem of the checkpoint.
     """
     is_given = request.tokens is not None or request.text is not None
     if is_given and request.subject.checkpoint is not None:
@@ -89,7 +89,7 @@ def require_prompt(request: Request) -> None:
 
 
 def _explain_skip(request: Request) -> str:
-    """Return the reason why nothing can run; empty if something can."""
+    """Return the reason why neither the model nor its matrices can run; empty if they can."""
     subject = request.subject
     if find_spec("torch") is None:
         return _NO_TORCH
@@ -106,7 +106,11 @@ def _explain_skip(request: Request) -> str:
 
 
 class _Pass(NamedTuple):
-    """A run through the layers: the last output, and the size of each part's output."""
+    """The result of running the layers.
+
+    `x` is the last layer's output, and `figures` has the size of each part's output. `is_whole`
+    says whether all layers ran.
+    """
 
     x: F32
     figures: list[Activation]
@@ -126,7 +130,7 @@ def _run_alone(request: Request, running: Running) -> Result:
         is_alone = request.reference is None and request.tokens is None and request.text is None
         ending = run_output(running, passed.x, given, must_make_sense=is_alone)
         figures += ending.figures
-        # The output is not to blame for values that an earlier part has ruined.
+        # If an earlier part is faulty, the output is faulty as a consequence.
         problems += ending.problems if is_sound else []
         problems += check_perplexity(
             request, given, ending.perplexity, has_logits=running.has_logits
@@ -178,7 +182,7 @@ def _run_parts(
 
 @contextmanager
 def _name_errors(part: str) -> Generator[None]:
-    """Add the name of the model's part to errors of the engine."""
+    """Add the name of a part of the model to engine errors in this context."""
     try:
         yield
     except EngineError as error:

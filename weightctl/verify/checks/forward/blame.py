@@ -1,4 +1,4 @@
-"""Finds the tensors or config keys that make parts of the model differ from the reference."""
+"""Finds the tensors and config keys that cause parts of a model to differ from the reference."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["Blame", "Faults"]
 
 
-# With more tensors than this, the whole block is a different one. Otherwise each is tried by
-# itself.
+# If more tensors than this differ, they are not tried separately: the whole layer is different.
 _MOST_APART = 4
 
 
 class Blame:
-    """Finds the cause of differing parts, by trying which correction removes the difference.
+    """Finds the cause of differing parts, by trying which corrections remove the difference.
 
-    `found` are the differences between the configs.
+    `found` are the differences between the configs of the two models.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Blame:
     def of_config(self, part: ComparedPart) -> Explanation | None:
         """Return the config difference that explains a part; None if correcting it does not help.
 
-        The config is to blame if the part matches with the reference's values in it.
+        The config is the cause if the part matches once the config has the reference's values.
         """
         running = self._corrected
         if running is None or not _Trial(part, running, self._lend_tensors(part, running)).is_well(
@@ -76,9 +75,10 @@ class Blame:
     def of_tensors(
         self, part: ComparedPart, first: Sequence[str] = (), *, is_searched: bool = True
     ) -> list[Pair]:
-        """Return the fewest tensors that must be replaced for a part to match; possibly none.
+        """Return a small set of tensors whose replacement makes a part match the reference.
 
-        Tensors whose names are in `first` are tried first, the others only if `is_searched`.
+        The weights named in `first` are tried first, and the others only if `is_searched` is set.
+        Return none if no replacement helps.
         """
         running = self._corrected or self._running
         trial = _Trial(part, running, self._lend_tensors(part, running))
@@ -90,14 +90,17 @@ class Blame:
             return []
         off = [group for group in groups.values() if any(map(self._is_off, group))]
         if not (off and self._is_well_without(trial, off)):
-            # A tensor within the limit may still have an effect.
+            # Tensors within their limits may still have an effect together.
             off = list(groups.values())
             if not self._is_well_without(trial, off):
                 return []
         return self._find_guilty(self._find_needed(trial, off))
 
     def _find_needed(self, trial: _Trial, groups: Sequence[list[Pair]]) -> Sequence[list[Pair]]:
-        """Return the groups of tensors that must be replaced for a part to match."""
+        """Return the groups of tensors that remain after removing those that need no replacement.
+
+        If there are more than four groups, all of them are returned.
+        """
         if len(groups) > _MOST_APART:
             return groups
         for group in groups:
@@ -107,18 +110,18 @@ class Blame:
         return groups
 
     def _find_guilty(self, groups: Sequence[Sequence[Pair]]) -> list[Pair]:
-        """Return the tensors of some groups that differ: perhaps a single expert of a layer.
+        """Return the tensors of some groups that differ by more than their encodings explain.
 
-        All tensors are returned if each is within the error of its encoding, but together they are
-        not.
+        In a group of experts, this may be a single one. If none differs that much by itself, all
+        tensors are returned.
         """
         pairs = [pair for group in groups for pair in group]
         return [pair for pair in pairs if len(pairs) > 1 and self._is_off(pair)] or pairs
 
     def _is_off(self, pair: Pair) -> bool:
-        """Whether a tensor differs by more than its encodings explain, and computes other values.
+        """Whether a tensor differs by more than its encodings explain, and changes the results.
 
-        The result is kept; the check `values` may have stored it before.
+        The answer is cached in the pairing, where the check `values` may already have stored it.
         """
         within = self._pairing.within
         if pair.module not in within:
@@ -129,7 +132,7 @@ class Blame:
         return trial.is_well(self._stand_ins([pair for group in groups for pair in group]))
 
     def _list_pairs(self, part: ComparedPart, running: Running) -> dict[str, list[Pair]]:
-        """Return the pairs of a part by name; the experts of a layer share an entry."""
+        """Return the pairs of a part, grouped by the weight's name; experts are in one group."""
         modules = set(running.weights_of(part.name))
         groups: dict[str, list[Pair]] = {}
         for pair in self._pairing.pairs:
@@ -152,7 +155,7 @@ class Blame:
         return made
 
     def _lend_tensors(self, part: ComparedPart, running: Running) -> dict[str, ReadableTensor]:
-        """Return the reference's tensors that only a corrected config requires."""
+        """Return the reference's tensors for weights that only the corrected config requires."""
         own, other = self._running.checkpoint, self._pairing.reference
         if other is None:
             return {}
@@ -168,14 +171,17 @@ class Blame:
 def _convert_for(
     model: RecognizedModel, names: TensorNames, tensor: ReadableTensor, other: RecognizedModel
 ) -> ReadableTensor:
-    """Return a tensor of another model as the modules of a model compute with it."""
+    """Return a tensor of the model `other` in the form that the modules of `model` use."""
     form = module_form(names, other.convention)
     wanted = module_form(names, model.convention)
     return convert_form(names, tensor, other.config, form, wanted)
 
 
 class _Trial(NamedTuple):
-    """A part of a model to run again; it may use the `lent` tensors of the reference."""
+    """A part of a model to run again with replaced tensors.
+
+    `lent` are tensors of the reference that the part needs and the checkpoint does not have.
+    """
 
     part: ComparedPart
     running: Running
@@ -186,14 +192,14 @@ class _Trial(NamedTuple):
         try:
             return self.part.is_well(self.running, self.lent | replaced)
         except EngineError:
-            # With shapes unlike the model's, it cannot run at all.
+            # The part cannot run with tensors of other shapes.
             return False
 
 
 def _find_output_tied(
     own: RecognizedModel, other: RecognizedModel | None
 ) -> Iterator[ConfigDifference]:
-    """Yield a difference if only the reference has an output apart from the embedding."""
+    """Yield a difference if the output is tied here, and not in the reference."""
     is_tied, was_tied = (getattr(each and each.config, "tied", None) for each in (own, other))
     if is_tied and was_tied is False:
         cause = Explanation(
@@ -217,7 +223,10 @@ def _build_with_config(
 
 
 def _is_within(pair: Pair, pairing: Pairing) -> bool:
-    """Whether a tensor matches the reference's, or computes the same."""
+    """Whether a tensor matches the reference's, or differs without changing the results.
+
+    A tensor that cannot be measured counts as matching.
+    """
     try:
         if is_within(pair, measure_pair(pair)):
             return True
@@ -226,15 +235,15 @@ def _is_within(pair: Pair, pairing: Pairing) -> bool:
         return True
 
 
-# The number of layers for which tensors to blame are searched; for further layers only those found
-# before are tried.
+# Faulty tensors are searched for in this number of layers. In further layers, only the weights that
+# were faulty before are tried.
 _MOST_SEARCHED = 4
-# With more tensors of one cause than this, the whole layer is the problem.
+# If more tensors than this have one cause, they are reported as one problem of the layer.
 _FEW = 4
 
 
 class _Fault(NamedTuple):
-    """A tensor that is to blame for a difference, or a layer if no tensor is found."""
+    """A problem of a part: `where` is a faulty tensor, or the part itself if none was found."""
 
     part: ComparedPart
     where: str
@@ -243,12 +252,12 @@ class _Fault(NamedTuple):
 
     @property
     def is_of_part(self) -> bool:
-        """Whether the whole part is the problem."""
+        """Whether the problem is reported at the part itself."""
         return self.where == self.part.name
 
 
 class Faults:
-    """The layers that differ by more than their encodings explain, with their causes."""
+    """Collects the parts that differ by more than their encodings explain, with their causes."""
 
     def __init__(self, blame: Blame, pairing: Pairing) -> None:
         self._blame, self._pairing = blame, pairing
@@ -257,7 +266,7 @@ class Faults:
         self._before: list[str] = []
 
     def add(self, part: ComparedPart) -> None:
-        """Find out what is to blame for a layer's difference."""
+        """Find the cause of a part's difference, and keep it."""
         distance, cause = _say_distance(part), self._blame.of_config(part)
         guilty = [] if cause is not None else self._find_guilty(part)
         if not guilty:
@@ -282,9 +291,9 @@ class Faults:
         return guilty
 
     def problems(self) -> Sequence[Problem]:
-        """Return the problems in the order of the layers; similar ones are joined.
+        """Return the problems in the order of the layers, with similar problems joined.
 
-        Tensors are counted as in the check `values`: a few with one cause are listed one by one.
+        As in the check `values`, a few tensors with the same cause are listed one by one.
         """
         made: list[Problem] = []
         for same in group_alike(self._faults, _kind_of):
@@ -308,7 +317,7 @@ def _say_distance(part: ComparedPart) -> str:
 
 
 def _name_all(pairs: Sequence[Pair]) -> str:
-    """Return the names of several tensors; empty for a single one."""
+    """Join the names of several tensors; empty for a single tensor."""
     names = [f"`{pair.name}`" for pair in pairs]
     if len(names) > _FEW:
         return join_names(names, _FEW)
@@ -316,14 +325,14 @@ def _name_all(pairs: Sequence[Pair]) -> str:
 
 
 def _say_remedy(names: str) -> str:
-    """Return a sentence on the tensors that are to blame; without names, it is on one tensor."""
+    """Say that a part matches if the tensors `names` are replaced; empty names mean one tensor."""
     if not names:
         return "it matches if this tensor is replaced by that of the reference"
     return f"it matches if {names} are replaced by those of the reference"
 
 
 def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
-    """Return the properties by which faults are joined into one problem."""
+    """Return the key by which faults are joined into one problem."""
     kind = _name_kind(fault.part) if fault.is_of_part else fault.where
     return "" if fault.cause else kind, fault.cause, isfinite(fault.part.found.all)
 

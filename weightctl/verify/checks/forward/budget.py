@@ -32,23 +32,25 @@ __all__ = ["Degraded", "degrade"]
 
 # The number of values to encode at once, in whole rows.
 _RUN = 1 << 20
-# Types with at least this many bits round values; their error is negligible beside that of blocks.
+# Encodings with at least this many bits round each value; their error is negligible compared with
+# that of quantized blocks.
 _PLAIN = 16
-# If a larger fraction of the blocks differs, the tensors were quantized separately.
+# If more than this fraction of the blocks differ, the two tensors were quantized separately.
 _MOST_CHANGED = 0.5
 
 
 def degrade(
     pair: Pair, subject: RecognizedModel, reference: RecognizedModel
 ) -> ReadableTensor | None:
-    """Return the reference's tensor with the largest error that the encodings explain.
+    """Return the reference's tensor with the errors that the encodings of both sides cause.
 
-    The tensor is in the reference's naming convention. None if the checkpoint's tensor should be
-    equal to it, or if encodings cannot explain the difference, for example of shapes.
+    The result is in the form of the reference's modules. Return None if the encodings explain no
+    difference, so that both tensors should be equal, or if the tensors cannot be compared, for
+    example because their shapes differ.
     """
     if pair.names is None:
         return None
-    # A tied output only exists in the pair.
+    # The output of a tied model is only in the pair, not among the model's tensors.
     own = subject.tensors.get(pair.module, pair.tensor)
     other = reference.tensors.get(pair.module, pair.reference)
     sides = (
@@ -62,7 +64,7 @@ def degrade(
     step = Degraded(*sides, is_repeated=is_alike)
     if not step.costs:
         return None
-    # Blocks follow the rows of the side with fewer bits.
+    # The convention is that of the side with fewer bits, since its blocks must not be split.
     convention = (subject if pair.bits <= pair.reference_bits else reference).convention
     try:
         turned = convert_convention(pair.names, own, subject, convention)
@@ -78,11 +80,11 @@ def degrade(
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """Adds the encoding errors of two tensors to the values of the first.
+    """A step that adds the encoding errors of two tensors to the values of the first.
 
-    The first tensor's encoding is `stored`, the second's is `other`; both have the same shape. With
-    `is_repeated`, both have the same encoding but different blocks: their common source is unknown,
-    and random errors of the usual size are added.
+    `stored` describes the first tensor's encoding and `other` the second's; both tensors have the
+    same shape. `is_repeated` is set if both have the same encoding but different blocks. The values
+    that both were encoded from are then unknown, and random errors of the typical size are added.
     """
 
     stored: PairSide
@@ -91,7 +93,7 @@ class Degraded:
 
     @property
     def costs(self) -> bool:
-        """Whether the encodings change any values."""
+        """Whether one of the encodings has an error that counts."""
         return _is_worth_counting(self.stored, self.other) or _is_worth_counting(
             self.other, self.stored
         )
@@ -110,7 +112,7 @@ class Degraded:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the rows that contain the range, and add the encoding errors."""
+        """Read the values of the range as float32, with the encoding errors added."""
         made = np.frombuffer(buffer, np.float32)
         shape = inputs[0].info.shape
         row = shape[-1] if shape else 1
@@ -144,7 +146,7 @@ class Degraded:
 
 
 def _is_worth_counting(side: PairSide, beside: PairSide) -> bool:
-    """Whether the error of one encoding is significant beside the error of the other."""
+    """Whether the error of `side` is significant compared with the error of `beside`."""
     return not side.keeps_all and not (side.bits >= _PLAIN > beside.bits)
 
 
@@ -163,7 +165,7 @@ def _add_noise(rows: F32, noise: float, seed: int) -> F32:
 
 
 def _is_otherwise_quantized(pair: Pair) -> bool:
-    """Whether most blocks of two tensors with the same encoding differ."""
+    """Whether two tensors have different encodings, or most of their blocks differ."""
     one, other = pair.tensor.info, pair.reference.info
     if one.encoding != other.encoding or one.nbytes != other.nbytes:
         return True

@@ -37,9 +37,9 @@ __all__ = ["compare"]
 def compare(request: Request) -> Result:
     """Run a model and its reference, both of known families, layer by layer on the same tokens.
 
-    Problems are differing config values, layers that differ by more than the encodings explain,
-    each with the tensor to blame if one is found, and values above the limits. The check is skipped
-    if either model cannot run, or if they have no layers in common.
+    Problems are config values that differ, layers that differ by more than the encodings explain,
+    with the faulty tensor if it is found, and figures above their limits. The check is skipped if
+    one of the models cannot run, or if they have layers of different sizes or numbers.
     """
     own = request.subject.checkpoint
     other = None if request.reference is None else request.reference.checkpoint
@@ -87,7 +87,7 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     if request.tokens is not None or not given.is_text:
         return
     if request.reference is None or request.reference.encoder is None:
-        return  # the text was cut by the model's own
+        return  # the text was encoded with the checkpoint's own tokenizer
     try:
         own = make_prompt(request, request.subject)
     except TokenizerError as error:
@@ -110,7 +110,7 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
 
 
 class _Comparison:
-    """Runs two models in parallel and collects what differs."""
+    """Runs two models part by part, and collects their differences."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class _Comparison:
         self._walk, self._faults = walk, faults
         self._layers: list[LayerDivergence] = []
         self._beyond: list[ComparedPart] = []
-        # A cause that explains all tensors is not repeated for each layer.
+        # If one cause already explains all tensors, it is not reported for each layer.
         self._judges = not request.compare and not request.pairing.is_of_other_models
 
     def result(self, problems: list[Problem]) -> Result:
-        """Run the models, and return all differences that were found."""
+        """Run the models, and return `problems` together with those that were found."""
         request, walk = self._request, self._walk
         last = request.last_layer(walk.reference.layers)
         if request.layers is None:

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matrices"]
 
-# The number of values to read at once: 32 MiB as float32.
+# The number of values to read at once, which is 32 MiB in float32.
 _MOST = 8 * 2**20
 _SEED = 8
 _SHOWN = 4
-# A smaller last dimension is the width of a kernel or similar, not matrix columns.
+# In a tensor of more than two dimensions, a smaller last dimension is the width of a kernel or
+# similar, and not the number of a matrix's columns.
 _LEAST_COLUMNS = 32
-# No matrix of a healthy model maps a unit vector to a longer vector than this.
+# A matrix of a healthy model maps a unit vector to a vector shorter than this.
 _ABSURD = 1e8
 
 
@@ -52,7 +53,7 @@ class _Rows(NamedTuple):
 
     @property
     def info(self) -> TensorInfo:
-        """The description of the rows as a matrix."""
+        """The tensor's info, with the shape of the rows as a matrix."""
         return self.tensor.info._replace(shape=(self.rows, self.columns))
 
     @property
@@ -61,18 +62,19 @@ class _Rows(NamedTuple):
         return self.tensor.origin
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Read a range of the rows."""
+        """Read bytes of the rows; `start` is relative to the first of them."""
         row = self.info.encoding.nbytes((1, self.columns))
         self.tensor.read_into(self.start * row + start, buffer)
 
     def file_range(self) -> None:
-        """Return None, since the rows are only a part of what the file stores."""
+        """Return None: the rows are not a stored tensor, so they have no file range."""
 
 
 def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
     """Run each matrix of a checkpoint; report those with non-finite or far too large outputs.
 
-    One matrix is in memory at a time; of a large one, as many rows as `at_once` values make.
+    One matrix is in memory at a time. A large matrix is read in ranges of rows with at most
+    `at_once` values.
     """
     session = InferenceSession([request.device])
     tree = request.subject.weights
@@ -103,12 +105,12 @@ def check_matrices(request: Request, *, at_once: int = _MOST) -> Result:
 
 def _is_matrix(info: TensorInfo) -> bool:
     is_matrix = len(info.shape) > 1 and bool(info.size) and info.encoding.is_real
-    # Optimizer state is among the buffers.
+    # Buffers, which include optimizer state, are not matrices of the model.
     return is_matrix and not is_buffer(info)
 
 
 def _count_columns(shape: tuple[int, ...]) -> int:
-    """Return the number of inputs; stacked matrices count as separate ones."""
+    """Return the number of columns of a tensor as a matrix; stacked matrices are concatenated."""
     if len(shape) == 2 or shape[-1] >= _LEAST_COLUMNS:
         return shape[-1]
     return prod(shape[1:])
@@ -125,7 +127,10 @@ def _judge_gain(gain: float) -> str:
 def _measure_gain(
     session: InferenceSession, request: Request, tensor: ReadableTensor, at_once: int
 ) -> tuple[float, float]:
-    """Return the length of a matrix's output for a unit vector, and the usual length."""
+    """Return the length of a matrix's output for a random unit vector, and the usual length.
+
+    The usual length is that for independent values with the same root mean square.
+    """
     columns = _count_columns(tensor.info.shape)
     vector = np.random.default_rng(_SEED).standard_normal(columns).astype(np.float32)
     vector /= np.float32(np.linalg.norm(vector))
@@ -147,7 +152,7 @@ def _cut_rows(tensor: ReadableTensor, columns: int, at_once: int) -> Iterator[_R
 def _multiply(
     session: InferenceSession, request: Request, part: _Rows, vector: F32
 ) -> tuple[F32, float]:
-    """Return the product of some rows with a vector, and the sum of the squares of the rows."""
+    """Return the product of some rows with a vector, and the sum of the rows' squared values."""
     info = part.info
     name, encoding = info.name, info.encoding
     dtype = DType.float32 if encoding.dtype is None else encoding.dtype

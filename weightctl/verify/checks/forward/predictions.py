@@ -48,16 +48,18 @@ __all__ = [
 
 # The number of values to convert to float64 at once.
 _RUN = 1 << 20
-# Upper bounds in nats, three for each factor of ten; divergences below the first are rounding.
+# The upper bounds of the histogram in nats, three for each factor of ten. Divergences below the
+# first bound are rounding.
 _BOUNDS = tuple(float(f"{10 ** (third / 3):.2g}") for third in range(-18, 4))
 
 
 class Agreement:
     """The divergences of two models' predictions at the same positions, added in batches.
 
-    `divergences` is the Kullback-Leibler divergence from the reference's distribution to the other,
-    in nats, float64, for each position; infinite if either side has logits that are not finite.
-    `agreed` is the number of positions where both models predict the same most likely token.
+    `divergences` has the Kullback-Leibler divergence from the reference's distribution to the
+    other at each position, float64, in nats. It is infinite where either model has logits that are
+    NaN or positive infinite. `agreed` is the number of positions where both models predict the same
+    most likely token.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ def _measure_divergences(reference: F32, logits: F32) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
         expected, other = compute_log_probabilities(reference), compute_log_probabilities(logits)
         terms = np.exp(expected) * (expected - other)
-        # A token that has probability zero in both models is not a difference.
+        # A token with probability zero in the reference does not add to the divergence.
         terms[(expected == -np.inf) & (reference == -np.inf)] = 0
         found: F64 = terms.sum(axis=-1)
     # Rounding makes the divergence of equal distributions slightly negative.
@@ -91,7 +93,10 @@ def _measure_divergences(reference: F32, logits: F32) -> F64:
 
 
 def summarize(numbers: F64) -> Divergence:
-    """Return the figures of some divergences; they are infinite if one of the divergences is."""
+    """Return the mean, 99th percentile, maximum and histogram of divergences.
+
+    Figures may be infinite if a divergence is. They are None if there are no divergences.
+    """
     histogram = count_by_bound(numbers)
     if not numbers.size:
         return Divergence(layers=(), histogram=histogram)
@@ -110,9 +115,10 @@ def summarize(numbers: F64) -> Divergence:
 def count_by_bound(
     numbers: F64, bounds: Sequence[float] = _BOUNDS
 ) -> tuple[tuple[float, int], ...]:
-    """Return for each bound how many values are below it, and not below the previous bound.
+    """Return each upper bound with the number of values between the previous bound and it.
 
-    The last bound is infinite, and is only present if values are above all others.
+    A value that equals a bound counts for the next bound. If there are values beyond the last
+    bound, an infinite bound is appended.
     """
     edges = [-np.inf, *bounds, np.inf]
     places = np.searchsorted(edges, numbers, side="right") - 1
@@ -122,9 +128,10 @@ def count_by_bound(
 
 
 def find_least_cosine(reference: F32, states: F32) -> float:
-    """Return the smallest cosine between vectors at the same positions, [positions, hidden].
+    """Return the smallest cosine between states at the same positions, [positions, hidden].
 
-    1 without positions; 0 if a vector is zero or not finite on one side only.
+    The cosine of equal vectors is 1, and of other vectors that are zero or not finite 0. If there
+    are no positions, the result is 1.
     """
     a, b = reference.astype(np.float64), states.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -136,9 +143,9 @@ def find_least_cosine(reference: F32, states: F32) -> float:
 
 
 class Predictions(NamedTuple):
-    """The divergence of two models' predictions, and how well the first predicts the text.
+    """The divergence of two models' predictions, and the figures of the first model's output.
 
-    Perplexities are None if there is nothing to predict, if the tokens are not text, and if logits
+    Perplexities are None if there is nothing to predict, if the tokens are not text, or if losses
     are not finite.
     """
 
@@ -151,10 +158,11 @@ class Predictions(NamedTuple):
 def predict(
     subject: Running, reference: Running, own: F32, wanted: F32, given: Prompt
 ) -> Predictions:
-    """Return the predictions of both models from the outputs of their last layers.
+    """Compare the predictions of both models, computed from the outputs of their last layers.
 
-    `own` and `wanted` are [windows, positions, hidden]. Positions without a token are ignored, and
-    so are tokens that only one of the models has.
+    `own` and `wanted` are these outputs of the checkpoint and of the reference, [windows,
+    positions, hidden]. Positions without a token are ignored, and so are tokens that only one of
+    the models has.
     """
     own, wanted, targets = own[given.mask], wanted[given.mask], list_targets(given)
     known = min(subject.vocabulary, reference.vocabulary)
@@ -162,7 +170,7 @@ def predict(
     lost: list[F64] = []
     other_lost: list[F64] = []
     last: tuple[NextToken, ...] = ()
-    # The memory limit for the logits of both models.
+    # Half as many positions as usual, since the logits of both models are in memory.
     step = max(1, count_positions(max(subject.vocabulary, reference.vocabulary)) // 2)
     for start in range(0, len(own), step):
         logits = subject.end(own[None, start : start + step])[0, :, :known]

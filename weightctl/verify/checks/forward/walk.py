@@ -1,4 +1,4 @@
-"""Runs two models part by part on the same tokens, and measures how far each part is off."""
+"""Runs two models part by part on the same tokens, and measures the error of each part."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ __all__ = [
 # The largest error of a part, as a multiple of the error that its encodings explain. On real
 # models, different encoders of one encoding stay within 1.5; small faults begin at 5.
 _FACTOR = 3.0
-# Rounding of float32 sums in another order: relative to a position's length, and to what is added.
+# The rounding error of float32 sums in another order: relative to the length of a position's
+# vector, and relative to the length of the vector that a part adds.
 _OF_LENGTH, _ROUNDING = 3e-6, 2e-5
 _LEAST = 1e-30
 
 
 class Share(NamedTuple):
-    """The root mean square over positions of the difference, relative to what a part adds.
+    """The error of a part's output, as a root mean square over positions.
 
-    All positions have the same weight, however large their values are. `beyond` is the same for the
-    difference that float32 rounding does not explain.
+    At each position, the length of the difference is divided by the length of the vector that the
+    part adds, so that all positions have the same weight. `all` is the whole error, and `beyond`
+    the error that float32 rounding does not explain.
     """
 
     all: float
@@ -54,10 +56,10 @@ class Share(NamedTuple):
 
 
 def measure_share(found: F32, wanted: F32, added: F32) -> Share:
-    """Return the error of `found` against `wanted`, relative to `added`; all [positions, n].
+    """Return the error of `found` against `wanted`, relative to `added`; all are [positions, n].
 
     Positions where `wanted` or `added` is not finite are ignored. The error is infinite if `found`
-    is not finite at another position.
+    is not finite at one of the other positions.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         error, size, length = (
@@ -77,7 +79,7 @@ def is_beyond(found: Share, expected: Share) -> bool:
 
 
 def _center(logits: F32) -> F32:
-    """Return logits minus their mean, which has no effect on predictions."""
+    """Return logits minus the mean of their position, which does not change predictions."""
     with np.errstate(over="ignore", invalid="ignore"):
         made: F32 = logits - logits.mean(axis=-1, keepdims=True)
     return made
@@ -97,18 +99,18 @@ def _average(shares: F64) -> float:
 
 _EMBEDDING, _OUTPUT = "embedding.weight", "output.weight"
 
-# The output is as wide as the vocabulary; this many positions are enough to measure its error.
+# The error of the output is measured at this many positions, since each has a whole vocabulary of
+# logits.
 _MOST_SPOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPart:
-    """A part of the checkpoint, compared on the same input as the reference's part.
+    """A part of the checkpoint, compared with the reference's part on the same input.
 
-    `found` is the error of its output against the output of the reference's part. `expected` is the
-    error that the reference's part would have with the encoding errors of the checkpoint.
-    `recompute` returns the error of a model's part with some weights replaced; the model is the
-    checkpoint's, or a corrected one.
+    `found` is the error of the part's output against the output of the reference's part. `expected`
+    is the error of the reference's part with the encoding errors added to its weights. `recompute`
+    runs this part of a given model with some weights replaced, and returns its error.
     """
 
     name: str
@@ -118,20 +120,20 @@ class ComparedPart:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the part differs by more than its encodings explain."""
+        """Whether the part differs by more than its encodings and rounding explain."""
         return is_beyond(self.found, self.expected)
 
     def is_well(self, running: Running, replaced: Replaced) -> bool:
-        """Whether a model's part matches if some weights are replaced."""
+        """Whether this part of the model `running` matches with some weights replaced."""
         return not is_beyond(self.recompute(running, replaced), self.expected)
 
 
 class Walk:
-    """Runs two models in step on the tokens of a prompt, starting with the embeddings.
+    """Runs two models part by part on the tokens of a prompt, starting with the embeddings.
 
-    `own` is the output of the checkpoint's last part, computed from its own previous output;
-    `wanted` is the reference's: float32[windows, positions, hidden]. `activations` are those of the
-    checkpoint so far.
+    `own` is the output of the last part that the checkpoint ran, computed from its own previous
+    output; `wanted` is that of the reference. Both are float32[windows, positions, hidden].
+    `activations` are the figures of the checkpoint's parts so far.
     """
 
     def __init__(
@@ -158,7 +160,10 @@ class Walk:
         return self._compare_part(EMBEDDING, found, recompute)
 
     def layer(self, number: int) -> ComparedPart:
-        """Run a layer of both models, and compare the outputs."""
+        """Run a layer of both models, and compare the outputs for the reference's input.
+
+        Layers must be run in order. The checkpoint's layer also runs on its own previous output.
+        """
         given = self.wanted
         wanted = self.reference.layer(number, given, self._beside.beside)
         added = _subtract(wanted, given)

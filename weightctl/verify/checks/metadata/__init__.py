@@ -46,7 +46,7 @@ _COMPARISONS: tuple[Callable[[Findings, TokenizerPair], None], ...] = (
     compare_flags,
     compare_chat_templates,
 )
-# A text with contents that rules treat differently: numbers, spaces, punctuation, several scripts.
+# A text with numbers, spaces, punctuation and several scripts, for which tokenizers have rules.
 _PROBE = (
     f"{TEXT}\n\n  12345 6,789.01\t'tis don't WE'LL x_y=z; ÉCOLE e\u0301 naïve ﬁn 东京 Привет 🙂\n "
 )
@@ -55,15 +55,15 @@ _PROBE = (
 def check(request: Request) -> Result:
     """Compare a checkpoint's metadata with its tensors, and with the metadata of a reference.
 
-    The two may have different naming conventions; each is read as the model that it describes.
-    Differences that conversions always cause, or that only affect tools, are notes.
+    The checkpoints may have different naming conventions: what their metadata state about the model
+    is compared. Differences that conversions always cause, or that only affect tools, are notes.
     """
     request.tell("comparing metadata", 0)
     own = describe(request.subject)
     if own is None:
         return Result(skipped="there is no config.json and no GGUF metadata")
     checkpoint = request.subject.checkpoint
-    # A comparison lists differences, and does not judge one checkpoint by itself.
+    # If differences are only listed, the checkpoint is not judged by itself.
     found = Findings()
     if not request.compare:
         find_contradictions(found, own, checkpoint)
@@ -106,7 +106,7 @@ def _compare(
         compare_configs(made, one, two)
     compare_other_keys(made, own, other, known)
     _compare_tokenizers(made, subject, reference, own, other)
-    # A key that contradicts its own checkpoint is reported once.
+    # A key that contradicts its own checkpoint is already reported, and not repeated.
     found.problems += [problem for problem in made.problems if problem.where not in named]
     found.notes += made.notes
 
@@ -132,7 +132,10 @@ def _compare_tokenizers(
 
 
 def _pair_tokenizers(found: Findings, own: Description, other: Description) -> TokenizerPair | None:
-    """Return both tokenizers, read in the same way; None, with a note or problem, on failure."""
+    """Return both tokenizers, read in the same way; None if they cannot be compared.
+
+    If at least one checkpoint has a tokenizer, None comes with a note or problem in `found`.
+    """
     if own.tokenizer is not None and other.tokenizer is not None:
         return TokenizerPair(own, other, own.tokenizer, other.tokenizer)
     if not own.refusal and not other.refusal:
@@ -140,7 +143,7 @@ def _pair_tokenizers(found: Findings, own: Description, other: Description) -> T
             text = "there is no tokenizer, and the reference has one"
             if own.is_gguf:
                 found.add(own.where, text)
-            else:  # programs may be given the tokenizer of another directory
+            else:  # a program may take the tokenizer from another directory
                 found.notes.append(f"{own.where}: {text}")
         elif own.tokenizer is not None:
             found.notes.append("the tokenizer was not compared: the reference has none")
@@ -155,7 +158,10 @@ def _pair_tokenizers(found: Findings, own: Description, other: Description) -> T
 def _judge_parts(
     found: Findings, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
 ) -> None:
-    """Add a problem if other rules of tokenizer.json encode or decode a text differently."""
+    """Add a problem if the two tokenizers encode or decode a test text differently, else a note.
+
+    `parts` are the parts of tokenizer.json that differ.
+    """
     text = f"tokenizer.json differs from the reference in {', '.join(parts)}"
     try:
         encoders = subject.encoder, reference.encoder
@@ -173,7 +179,7 @@ def _judge_parts(
 
 
 def _try_encoder(encoder: Encoder) -> tuple[object, ...]:
-    """Return the ids that an encoder makes of a text, and the texts of its tokens."""
+    """Return an encoder's ids for the test text, the texts of these tokens, and added tokens."""
     ids = encoder.ids(_PROBE)
     shown = [encoder.text(token) for token in dict.fromkeys(ids)]
     return ids, shown, encoder.first, encoder.last

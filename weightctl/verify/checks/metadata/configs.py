@@ -1,4 +1,4 @@
-"""Comparison of two configs, by field, and by key for keys without a field."""
+"""Compares two configs: the fields of a known family, and the other keys one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_configs", "compare_other_keys"]
 
-# Parts of config.json keys that concern training or tools, or whose meaning is compared elsewhere.
+# Keys of config.json that contain one of these texts are not compared here: they concern training
+# or tools, or are compared elsewhere.
 _NOT_OF_THE_MODEL = (
     "dropout", "initializer", "_token_id", "id2label", "label2id", "loss_coef", "quantization",
     "pretraining_tp", "version", "use_cache", "output_", "return_dict", "torchscript", "gradient",
@@ -28,7 +29,7 @@ _DEEPEST = 8
 
 
 def compare_configs(found: Findings, own: RecognizedModel, other: RecognizedModel) -> None:
-    """Compare the configs of two models of one family, in any naming conventions."""
+    """Compare the configs of two models of one family, also across naming conventions."""
     found.problems += [each.problem for each in find_differences(own, other, with_context=True)]
     if note := note_lost_window(own, other):
         found.notes.append(note)
@@ -39,8 +40,8 @@ def compare_other_keys(
 ) -> None:
     """Compare the numeric values of config keys that are not fields of a known family.
 
-    Both configs have the same naming convention. If the family is known, differences are notes,
-    since the effect of such keys is unknown.
+    Nothing is compared if the naming conventions differ. If the family is known, differences are
+    notes, since weightctl does not use these keys.
     """
     if own.convention != other.convention:
         return

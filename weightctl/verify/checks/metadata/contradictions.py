@@ -1,4 +1,4 @@
-"""Metadata that contradicts the checkpoint itself."""
+"""Finds metadata that contradicts other metadata or the tensors of the same checkpoint."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ __all__ = ["check_file_type", "find_contradictions"]
 
 
 _KEY = "general.file_type"
-# Tools may keep some matrices in another type, but they convert most.
+# Tools may use another type for some matrices, but convert more than this fraction of the values.
 _MOSTLY = 0.5
 
 
 def check_file_type(found: Findings, header: Header, reference: Header | None) -> None:
     """Compare `general.file_type` with the tensors, and with a reference of the same encodings.
 
-    It is a problem if no tensor has the encoding that it names. If only a few have, a tool may have
-    chosen other types: a problem if a reference differs, else a note.
+    It is a problem if no matrix has the usual encoding of the file type, or if the reference has
+    the same encodings and another file type. If most values have other encodings, which a tool may
+    have chosen, it is a problem if there is a reference, and otherwise a note.
     """
     number = read_file_type(header.metadata)
     if number is None:
@@ -66,7 +67,7 @@ def check_file_type(found: Findings, header: Header, reference: Header | None) -
 
 
 def _count_values(header: Header, kind: FileType) -> Counter[str]:
-    """Return the number of values in each encoding, for matrices that can have the usual one.
+    """Count the values in each encoding, in matrices that can have the file type's usual encoding.
 
     Matrices whose rows do not divide into its blocks get a fallback encoding, and are not counted.
     """
@@ -94,18 +95,18 @@ def _show_file_type(number: int) -> str:
 
 _TYPES, _TOKENS = f"{TOKENIZER_KEYS}token_type", f"{TOKENIZER_KEYS}tokens"
 _EOS = f"{TOKENIZER_KEYS}eos_token_id"
-# The values by which tools mark an absent id, in various integer types.
+# The values that tools store in place of an absent id: -1 in various integer types.
 _NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
-# Ids that generation needs. Padding ids may be beyond the vocabulary of the training.
+# Ids that generation needs. Other ids, as for padding, may be outside the vocabulary.
 _NEEDED = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
 
 
 def find_contradictions(
     found: Findings, description: Description, checkpoint: RecognizedModel | None
 ) -> None:
-    """Add the faults of a tokenizer or a config that need no reference to detect.
+    """Add the faults of a tokenizer or a config that can be detected without a reference.
 
-    Only what no working model has is a problem.
+    Faults that also occur in working models are notes.
     """
     if description.is_gguf:
         _check_ids_of_gguf(found, description)
@@ -161,7 +162,7 @@ def _find_beyond(content: Any, rows: int) -> Iterator[int]:
 
 
 def _check_types(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
-    """Find a vocabulary without token types, where special tokens are ordinary text."""
+    """Add a problem if no token has a type, so that special tokens are read as ordinary text."""
     kinds = {*tokenizer.types}
     if not kinds <= {0, int(TokenType.NORMAL)}:
         return
@@ -181,7 +182,10 @@ def _check_types(found: Findings, description: Description, tokenizer: Tokenizer
 
 
 def _check_end(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
-    """Find a generative model without an end token for which llama.cpp picks an ordinary one."""
+    """Add a problem if the model has no end token, and llama.cpp's default is not a special token.
+
+    Encoders do not need an end token.
+    """
     architecture = description.metadata.get(ARCHITECTURE)
     is_encoder = architecture is None or "bert" in str(architecture.content)
     stated = description.metadata.get(_EOS)
@@ -198,7 +202,7 @@ def _check_end(found: Findings, description: Description, tokenizer: Tokenizer) 
 
 
 def _check_context(found: Findings, checkpoint: RecognizedModel) -> None:
-    """Find a context length that is shorter than the one that RoPE scaling extends."""
+    """Add a problem if the context is shorter than the original context of RoPE scaling."""
     scaling = getattr(checkpoint.config, "rope_scaling", None)
     context = checkpoint.config.context
     if scaling is not None and context < scaling.original_context:

@@ -1,4 +1,4 @@
-"""The tokenizer and the config of a checkpoint, and results of comparing two of them."""
+"""Reads the tokenizer and the config of a checkpoint, and describes differences in text."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _FILES = {word: f"{name}_token" for name, word in WORDS.items()}
 class Description:
     """The metadata of a checkpoint, in its own naming convention.
 
-    `where` is the GGUF file, or the directory of config.json. `tokenizer` is None if there is none,
-    or if it cannot be read; `refusal` gives the reason then. `metadata` are GGUF's keys. `files`
-    are the tokenizer files of a directory, and `config` and `generation` are the contents of
-    config.json and generation_config.json.
+    `where` is the GGUF file, or the directory of config.json. `tokenizer` is None if the checkpoint
+    has none, or if it cannot be read; `refusal` then gives the reason. `metadata` has the keys of a
+    GGUF file. For a directory, `files` are its tokenizer files, and `config` and `generation` are
+    the contents of config.json and generation_config.json.
     """
 
     convention: NamingConvention
@@ -75,7 +75,10 @@ class Description:
 
     @cached_property
     def raw(self) -> Tokenizer | None:
-        """The literal content of tokenizer.json, for tokenizers that GGUF cannot represent."""
+        """The literal content of tokenizer.json, which may be more than GGUF can represent.
+
+        None if the file does not exist or cannot be read.
+        """
         try:
             return None if self.files is None else read_raw(self.files)
         except TokenizerError:
@@ -88,16 +91,16 @@ class Description:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part of config.json that describes the language model."""
+        """The values of config.json, including those nested in `text_config`."""
         nested = self.config.get("text_config")
         return {**nested, **self.config} if is_object(nested) else self.config
 
     def token_key(self, word: str) -> str:
-        """Return the key that states a special token; `word` is GGUF's word for the token."""
+        """Return the key that states a special token; `word` is GGUF's word for it, as in `eos`."""
         return f"{TOKENIZER_KEYS}{word}{_ID}" if self.is_gguf else _FILES.get(word, word)
 
     def place(self, key: str) -> str:
-        """Return the place that states a tokenizer key: GGUF's key, or a file's name."""
+        """Return where a tokenizer key is stated: GGUF's key, or the path of the tokenizer file."""
         if self.is_gguf:
             return f"{TOKENIZER_KEYS}{key}"
         names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -106,7 +109,7 @@ class Description:
 
 
 def describe(subject: Subject) -> Description | None:
-    """Return the metadata of a checkpoint; None without a config."""
+    """Return the metadata of a checkpoint; None if it has neither GGUF keys nor config.json."""
     metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
     if ARCHITECTURE in metadata or _TOKENS in metadata:
         return _describe_metadata(metadata, files[0] if files else subject.path)
@@ -118,7 +121,8 @@ def describe(subject: Subject) -> Description | None:
 
 def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Description:
     count = count_tokens(metadata)
-    # An id out of bounds is reported as a problem of its own, and does not hide others.
+    # Ids outside the vocabulary are left out: they are reported separately, and would prevent
+    # reading the tokenizer.
     sound = {
         key: value
         for key, value in metadata.items()
@@ -136,7 +140,7 @@ def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Des
 
 
 def count_tokens(metadata: Mapping[str, MetadataValue]) -> int:
-    """Return the number of tokens in GGUF metadata; 0 without a list of them."""
+    """Return the number of tokens in GGUF metadata; 0 if there is no list of tokens."""
     tokens = metadata.get(_TOKENS)
     return len(tokens.content) if tokens is not None and is_sequence(tokens.content) else 0
 
@@ -186,10 +190,10 @@ def is_id(content: Any) -> bool:
 
 
 def read_raw(files: TokenizerFiles) -> Tokenizer | None:
-    """Return the literal content of a tokenizer.json: tokens by id, types of added tokens, merges.
+    """Return the literal content of tokenizer.json: tokens by id, types of added tokens, merges.
 
-    None without the file, or if its model has no vocabulary. Raises `TokenizerError` for added
-    tokens without an id or text, and for ids beyond any vocabulary.
+    Return None if the file or its `model` is missing. Raises `TokenizerError` if an added token
+    lacks an id or a text, or if an id is larger than `MAX_TOKENS`.
     """
     document = files.tokenizer
     model: Any = None if document is None else document.get("model")
@@ -220,7 +224,7 @@ def read_raw(files: TokenizerFiles) -> Tokenizer | None:
 
 
 def _read_vocabulary(vocabulary: Any) -> tuple[dict[int, str], Mapping[int, float] | None]:
-    """Return the texts of a model's tokens by id, and their scores if it has some."""
+    """Return the tokens' texts by id, and their scores by id; None if there are no scores."""
     if is_object(vocabulary):
         return {
             token: text
@@ -240,14 +244,17 @@ def _join_merge(merge: Any) -> str:
     return " ".join(map(str, merge)) if is_list(merge) else str(merge)
 
 
-# The number of examples of one kind of difference that a line has room for.
+# The number of examples that a message gives for one kind of difference.
 _MOST_EXAMPLES = 3
 _LONGEST = 60
 
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """Two descriptions to compare, and their tokenizers, both read in the same way."""
+    """Two descriptions to compare, and their tokenizers, which were read in the same way.
+
+    `own` and `tokenizer` are those of the checkpoint, `other` and `reference` of the reference.
+    """
 
     own: Description
     other: Description
@@ -256,24 +263,24 @@ class TokenizerPair:
 
     @property
     def is_across(self) -> bool:
-        """Whether the two have different naming conventions."""
+        """Whether the two checkpoints have different naming conventions."""
         return self.own.convention != self.other.convention
 
 
 def state_differences(examples: Iterable[str], count: int) -> str:
-    """Return text with some examples, and the number of further differences of the same kind."""
+    """Join examples of differences; `count` is the number of all differences of this kind."""
     shown = "; ".join(examples)
     more = say_more(count - _MOST_EXAMPLES)
     return f"{shown}; {more}" if more else shown
 
 
 def first_examples(places: Sequence[int]) -> Sequence[int]:
-    """Return the places to show as examples."""
+    """Return the first places, up to the number of examples that a message gives."""
     return places[:_MOST_EXAMPLES]
 
 
 def show_token(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's id and text: 305 `a`."""
+    """Return a token's id and text, as in: 305 `a`."""
     if not 0 <= token < len(tokenizer.tokens):
         return f"{token}, which is outside the vocabulary of {len(tokenizer.tokens):,}"
     return f"{token} {quote(tokenizer.tokens[token])}"

@@ -1,4 +1,4 @@
-"""Comparison of two tokenizers' special tokens, flags, rules for texts and chat templates."""
+"""Compares two tokenizers' special tokens, flags, pre-tokenizers and chat templates."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 
-# The ids that llama.cpp uses if a file states none, by `tokenizer.ggml.model` (src/llama-vocab.cpp,
-# `llama_vocab::impl::load`).
+# The ids that llama.cpp uses if a file does not state them, by `tokenizer.ggml.model`
+# (src/llama-vocab.cpp, `llama_vocab::impl::load`).
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
-# The same for `tokenizer.ggml.FLAG`.
+# The values that llama.cpp uses if a file does not state a flag, `tokenizer.ggml.FLAG`.
 _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "llama": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": True},
     "gpt2": {"add_eos_token": False, "add_space_prefix": False},
@@ -51,13 +51,13 @@ _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
 }
 _END_WORDS = ("eos", "eot", "eom")
-# Special tokens that config.json states beside the tokenizer files, and that generation uses.
+# Special tokens that config.json states in addition to the tokenizer files. Generation uses them.
 _CONFIG_IDS = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def compare_special(found: Findings, pair: TokenizerPair) -> None:
     """Compare the ids of special tokens, and which of them end generation."""
-    # Tokens that only GGUF has a key for are compared as ends of generation.
+    # Across naming conventions, tokens for which only GGUF has a key are not compared by key.
     words = (*WORDS.values(), *(() if pair.is_across else pair.reference.special))
     for word in dict.fromkeys((*words, *pair.tokenizer.special)):
         if word in words or not pair.is_across:
@@ -85,7 +85,7 @@ def _compare_word(found: Findings, pair: TokenizerPair, word: str) -> None:
     taken = _find_default(pair.own, own, word)
     if taken == wanted:
         return
-    if pair.is_across and word not in {"bos", "eos"}:  # other tools leave these out
+    if pair.is_across and word not in {"bos", "eos"}:  # converters often leave out other tokens
         found.notes.append(f"`{where}` is missing, and is {there}")
         return
     instead = "" if taken is None else f" (llama.cpp uses {show_token(own, taken)} instead)"
@@ -93,7 +93,7 @@ def _compare_word(found: Findings, pair: TokenizerPair, word: str) -> None:
 
 
 def _find_default(description: Description, tokenizer: Tokenizer, word: str) -> int | None:
-    """Return the id that llama.cpp uses for a special token that a GGUF file does not state."""
+    """Return llama.cpp's default id of a special token; None if it has none, or without GGUF."""
     return DEFAULTS.get(tokenizer.model, {}).get(word) if description.is_gguf else None
 
 
@@ -115,9 +115,9 @@ def _compare_config_id(found: Findings, pair: TokenizerPair, key: str) -> None:
 def _compare_ends(found: Findings, pair: TokenizerPair) -> None:
     """Compare which tokens end generation.
 
-    If the model lacks an end token of the reference, it does not stop there: a problem. An
-    additional end token is a problem if both have transformers configs; otherwise llama.cpp may add
-    it itself.
+    It is a problem if the checkpoint lacks an end token of the reference, since generation does not
+    stop there. An additional end token is a problem if both checkpoints have transformers configs;
+    otherwise it is a note, since llama.cpp may add it itself.
     """
     own, other = _list_ends(pair.own, pair.tokenizer), _list_ends(pair.other, pair.reference)
     where = f"{TOKENIZER_KEYS}eos_token_id" if pair.own.is_gguf else "eos_token_id"
@@ -141,7 +141,7 @@ def _compare_ends(found: Findings, pair: TokenizerPair) -> None:
 
 
 def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
-    """Return the ids that a checkpoint states as ends of generation."""
+    """Return the ids of the tokens that a checkpoint states to end generation."""
     if not description.is_gguf:
         return read_ends(description)
     if tokenizer.ends:
@@ -152,7 +152,7 @@ def _list_ends(description: Description, tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def _list_implied_ends(description: Description, tokenizer: Tokenizer) -> set[int]:
-    """Return the tokens that end generation in llama.cpp although the file does not state them."""
+    """Return the tokens at which llama.cpp ends generation by itself; none without GGUF."""
     if not description.is_gguf:
         return set()
     return set(stops(tokenizer))
@@ -163,7 +163,7 @@ def _show_ends(tokenizer: Tokenizer, ends: Iterable[int]) -> str:
 
 
 def compare_flags(found: Findings, pair: TokenizerPair) -> None:
-    """Compare the flags for what is added to texts, such as `add_bos_token`."""
+    """Compare the flags that add tokens or a space to texts, such as `add_bos_token`."""
     own, other = pair.tokenizer, pair.reference
     for flag in dict.fromkeys((*own.flags, *other.flags)):
         value, wanted = _read_flag(own, flag), _read_flag(other, flag)
@@ -201,7 +201,7 @@ _MOST_NAMED = 3
 
 
 def compare_pre_tokenizers(found: Findings, pair: TokenizerPair) -> None:
-    """Compare the rules that split a text before its tokens are looked up."""
+    """Compare how a text is normalized and split before its tokens are looked up."""
     own, other = pair.tokenizer, pair.reference
     if own.model == other.model == "gpt2" and not _cuts_alike(own, other):
         found.add(
@@ -225,7 +225,7 @@ def compare_pre_tokenizers(found: Findings, pair: TokenizerPair) -> None:
 
 
 def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
-    """Whether llama.cpp treats two names of rules in the same way."""
+    """Whether llama.cpp has the same rules for the pre-tokenizers of both tokenizers."""
     names = [each.pre or DEFAULT for each in (own, other)]
     if names[0] == names[1]:
         return True
@@ -258,7 +258,7 @@ def _name_template(pair: TokenizerPair, name: str) -> str:
 
 
 def _split_lines(template: str) -> list[str]:
-    # Jinja ignores a line break at the very end.
+    # Jinja ignores one line break at the end of a template.
     return template.removesuffix("\n").split("\n")
 
 
@@ -276,7 +276,7 @@ def _show_first_line(own: list[str], other: list[str]) -> str:
 
 
 def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
-    """Return a line from shortly before the difference, if it is too long to show whole."""
+    """Return the line at `place`, cut to start shortly before the first difference to `rest`."""
     line = lines[place]
     other = rest[place] if place < len(rest) else ""
     pairs = enumerate(zip(line, other, strict=False))
@@ -286,7 +286,11 @@ def _show_around(lines: list[str], place: int, rest: list[str]) -> str:
 
 
 def compare_stated_parts(pair: TokenizerPair) -> list[str]:
-    """Return the parts of two tokenizer.json that differ: rules, and the flags of added tokens."""
+    """Return the names of the parts in which two tokenizer.json files differ.
+
+    These are `normalizer` and so on, and the flags of added tokens. None are returned if one of the
+    files is missing.
+    """
     own, other = (
         None if each.files is None else each.files.tokenizer for each in (pair.own, pair.other)
     )

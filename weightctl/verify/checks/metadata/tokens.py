@@ -1,4 +1,4 @@
-"""Comparison of the vocabularies of two tokenizers: texts, types, scores and merges."""
+"""Compares the vocabularies of two tokenizers: texts, types, scores and merges."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]
 
-# llama.cpp merges the pair with the highest score, so that only the order matters.
+# llama.cpp merges the pair with the highest score, so only the order of the scores matters.
 _BY_ORDER = "llama"
 _SCORED = {_BY_ORDER, "t5", "Unigram"}
 _MERGED = {"gpt2", "BPE"}
-# The types that are ordinary text in encoding. The other types differ in how tokens are shown, and
-# in whether text may contain them; tools that write GGUF do not agree on these.
+# The types that are ordinary text in encoding. Other types differ in how tokens are shown, and in
+# whether text may contain them; tools that write GGUF use them differently.
 _ORDINARY = {int(TokenType.NORMAL), 0}
 _BYTE, _UNUSED = int(TokenType.BYTE), int(TokenType.UNUSED)
 # The rounding of float32, in which GGUF stores scores.
@@ -36,7 +36,7 @@ _ROUNDING = 1e-6
 
 
 def compare_tokens(found: Findings, pair: TokenizerPair) -> None:
-    """Compare the text of each token id; ids that only pad the vocabulary are ignored."""
+    """Compare the texts of tokens by id; tokens that only pad the vocabulary are ignored."""
     own, other = pair.tokenizer, pair.reference
     where = pair.own.place("tokens")
     if own.tokens != other.tokens:
@@ -89,7 +89,10 @@ def _is_padding(tokenizer: Tokenizer, place: int) -> bool:
 
 
 def compare_types(found: Findings, pair: TokenizerPair) -> None:
-    """Compare the types of the tokens that both vocabularies have."""
+    """Compare the types of the tokens that have the same id and text in both vocabularies.
+
+    If a checkpoint is in GGUF, types that do not change the encoding of texts are notes.
+    """
     own, other = pair.tokenizer, pair.reference
     if own.types == other.types:
         return
@@ -123,7 +126,10 @@ def _name_type(kind: int) -> str:
 
 
 def compare_scores(found: Findings, pair: TokenizerPair) -> None:
-    """Compare token scores, if the tokenizer uses them: the order, or each score for unigrams."""
+    """Compare token scores, if the tokenizer uses them.
+
+    For a `llama` tokenizer, only the order of the scores is compared; for others, each score.
+    """
     own, other = pair.tokenizer, pair.reference
     if own.model not in _SCORED or own.scores == other.scores:
         return
@@ -157,7 +163,7 @@ def _is_close(score: float, wanted: float) -> bool:
 
 
 def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) -> Sequence[int]:
-    """Return the places whose scores differ; none if all scores rank the tokens in the same way."""
+    """Return `places`, whose scores differ; none if both rank all tokens in the same way."""
     if not places or own.scores is None or other.scores is None:
         return []
     count = min(len(own.tokens), len(other.tokens))
@@ -175,7 +181,7 @@ def _find_out_of_order(own: Tokenizer, other: Tokenizer, places: Sequence[int]) 
 
 
 def compare_merges(found: Findings, pair: TokenizerPair) -> None:
-    """Compare the merges of byte-level BPE, and their order."""
+    """Compare the merges of byte-level BPE, including their order."""
     own, other = pair.tokenizer.merges or (), pair.reference.merges or ()
     if pair.tokenizer.model not in _MERGED or own == other:
         return

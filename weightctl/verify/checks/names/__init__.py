@@ -1,4 +1,4 @@
-"""The check `names`: the tensors are those that the architecture and the config ask for."""
+"""The check `names`: the tensors are those that the family and the config require."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
 _FEW_EXAMPLES = 2
-# The fraction of the tensors that have the expected names, if a checkpoint was not renamed as a
+# If fewer than this fraction of the expected tensors exist, the checkpoint may be renamed as a
 # whole.
 _COMMON = 0.5
 
 
 def check(request: Request) -> Result:
-    """Compare the names and shapes of a checkpoint with what its config asks for.
+    """Compare the names and shapes of a checkpoint's tensors with those that its config requires.
 
-    A model of an unknown family is skipped, since its tensors cannot be derived from the config.
+    If the family is unknown, the check is skipped, since the config does not determine the tensors.
     """
     subject = request.subject
     if not header_of(subject.stored).tensors:
@@ -91,7 +91,10 @@ def _make_figures(checkpoint: RecognizedModel, fit: Fit) -> NamesFigures:
 
 
 def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> Problem | None:
-    """Return the one problem of a rank's file or of a renamed checkpoint; None for others."""
+    """Return a single problem if this is one rank's file or a renamed checkpoint; otherwise None.
+
+    Such a checkpoint would otherwise have a problem for nearly every tensor.
+    """
     subject, mismatch = request.subject, request.mismatch
     if not fit.misshaped and not fit.missing:
         return None
@@ -119,7 +122,7 @@ def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> P
 
 
 def _note_unused(checkpoint: RecognizedModel) -> list[str]:
-    """Return a note on the tensors that the model does not use."""
+    """Return a note on tensors of training heads, if there are any."""
     names = checkpoint.beside
     if not names:
         return []
@@ -132,16 +135,19 @@ def _config_beside(file: str) -> str:
 
 
 def _has_bad_config(subject: Subject, refusal: WeightctlError) -> bool:
-    """Whether there is a config.json that cannot be read."""
+    """Whether a config.json exists and states a known family, but was refused.
+
+    `refusal` is the error of recognizing the model.
+    """
     files = header_of(subject.stored).files
     path = _config_beside(files[0]) if files else ""
     return exists(path) and not isinstance(refusal, UnknownArchitectureError)
 
 
 def _lacks_config(subject: Subject) -> bool:
-    """Whether the path is a directory whose format requires a config.json, and it is missing.
+    """Whether the path is a directory that should have a config.json, but does not.
 
-    A file by itself does not require one.
+    A path to a single file does not require one.
     """
     header = header_of(subject.stored)
     if header.format not in _WITH_CONFIG or not is_directory(subject.path):
@@ -187,7 +193,10 @@ def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
 
 
 def _split_message(message: str, file: str) -> tuple[str, str, str]:
-    """Return the file and the key that an error is about, and the rest of its message."""
+    """Split an error message into the file and the key that it is about, and the remaining text.
+
+    The key is empty if the message does not begin with one.
+    """
     for path in (file, _config_beside(file)):
         text = message.removeprefix(f"{path}: ")
         if text != message:
@@ -197,9 +206,9 @@ def _split_message(message: str, file: str) -> tuple[str, str, str]:
 
 
 def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the problems; those that differ only in layer and expert numbers are joined.
+    """Join problems that differ only in layer and expert numbers.
 
-    If more than `MOST_NAMED` remain, the last one gives the number of those left out.
+    If more than `MOST_NAMED` remain, the last one counts those that are left out.
     """
     made: list[Problem] = []
     for same in group_alike(problems, _kind_of):
@@ -208,7 +217,7 @@ def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _kind_of(problem: Problem) -> tuple[str, str, Explanation | None]:
-    """Return the properties by which problems of several layers are joined."""
+    """Return the key by which problems of several layers are joined: the text without numbers."""
     return mask_numbers(problem.where), mask_numbers(problem.text), problem.cause
 
 

@@ -1,4 +1,4 @@
-"""The fit of a checkpoint's tensors to its config, and config values that would fit."""
+"""Compares a checkpoint's tensors with its config, and finds config values that would fit."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ __all__ = [
 
 
 class Wanted(NamedTuple):
-    """A missing tensor that the config asks for; `name` is its name in the checkpoint's convention.
+    """A tensor that the config requires and that is missing.
 
-    `shape` is the shape of its weight.
+    `name` is its name in the checkpoint's naming convention, and `shape` its expected shape in
+    weightctl's modules.
     """
 
     name: str
@@ -53,9 +54,10 @@ class Wanted(NamedTuple):
 
 
 class Misfit(NamedTuple):
-    """A tensor of an unexpected shape or type; `name` is the stored tensor's.
+    """A tensor of an unexpected shape or type.
 
-    `info` describes the tensor, or its part of a stored tensor. `shape` is the expected shape.
+    `name` is the name of the stored tensor, and `info` describes the tensor, or the range of the
+    stored tensor that it is. `shape` is the expected shape.
     """
 
     name: str
@@ -66,10 +68,11 @@ class Misfit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The tensors that a checkpoint lacks, has in addition, or has with other shapes or types.
+    """The differences between the tensors of a checkpoint and those that its config requires.
 
-    `expected` is the number of tensors that the config asks for, as our modules count them.
-    `padded` are stored tensors that have additional rows after those of all tokens.
+    `expected` is the number of required tensors, counted in weightctl's modules. `misshaped` have
+    other shapes, and `no_numbers` encodings that are not for weights. `padded` are stored tensors
+    with more rows than the vocabulary has tokens.
     """
 
     expected: int
@@ -81,13 +84,13 @@ class Fit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the checkpoint has exactly the tensors that the config requires."""
         is_wrong = self.missing or self.misshaped or self.no_numbers or self.unexpected
         return not is_wrong and not self.padded
 
 
 def measure_fit(checkpoint: RecognizedModel) -> Fit:
-    """Compare a checkpoint with what its config asks for; no tensor is read."""
+    """Compare a checkpoint's names, shapes and types with those that its config requires."""
     missing: dict[str, Wanted] = {}
     misshaped: list[Misfit] = []
     no_numbers: list[Misfit] = []
@@ -124,21 +127,21 @@ def _list_padded(checkpoint: RecognizedModel) -> Iterator[TensorInfo]:
                 yield stored
 
 
-# Shapes of most tensors are enough, and a file may have any number of other shapes.
+# Values are tried from this number of the most frequent shapes; a file may have many others.
 _MOST_SHAPES = 12
 _MOST_HEADS = 512
-# Each try looks at every tensor once; this many take about a second.
+# Trying a value looks at every tensor once. This number of looks takes about a second.
 _MOST_LOOKS = 200_000
 _MOST_NAMED = 4
-# The fields that give counts and sizes.
+# The fields that are counts and sizes, whose values may be corrected.
 FIELDS = ("layers", "heads", "kv_heads", "head_dim", "hidden", "intermediate", "vocabulary",
            "experts", "expert_intermediate", "context", "token_types")  # fmt: skip
 
 
 class Correction(NamedTuple):
-    """A config key as the checkpoint spells it, its value, and the values that fit the tensors.
+    """A config key, as the checkpoint spells it, and the values that would fit the tensors.
 
-    `found` is None if the key is not stated.
+    `found` is the value that the checkpoint states, None if the key is missing.
     """
 
     key: str
@@ -160,7 +163,10 @@ class Correction(NamedTuple):
 
 
 def explain_misfit(fitting: list[Correction]) -> Explanation | None:
-    """Return the likely cause, given the corrections that would each make the config fit."""
+    """Return the likely cause, a wrong config key; None if there is no correction.
+
+    Each of the corrections would by itself make the config fit.
+    """
     if not fitting:
         return None
     return Explanation("config", "; or ".join(each.text for each in fitting))
@@ -173,11 +179,12 @@ def find_corrections(
     now_fits: Fit | None,
     fields: Iterable[str] = FIELDS,
 ) -> list[Correction]:
-    """Return the values of single keys with which the config would fit the tensors.
+    """Return corrections: values of a single key with which the config would fit the tensors.
 
     `document` is the content of config.json; None for GGUF, whose metadata is in the tree.
-    `now_fits` is the fit of the current config, None if it is rejected; faults that no value
-    affects may remain. `fields` are the fields whose keys are tried.
+    `now_fits` is the fit of the current config, None if that config is rejected. If it is given, a
+    corrected config may keep faults that do not depend on the key. `fields` are the fields whose
+    keys are tried.
     """
     count = len(header_of(weights).tensors)
     left = _MOST_LOOKS // max(count, 1)
@@ -196,7 +203,7 @@ def find_corrections(
 
 
 def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | None:
-    """Return the family that a checkpoint states; its config may be invalid."""
+    """Return the family that a checkpoint states, even if its config is invalid."""
     from weightctl.families import FAMILIES
 
     if ARCHITECTURE in header_of(weights).metadata:
@@ -223,7 +230,7 @@ def _read_value(
 
 
 def _list_candidates(field: str, weights: Checkpoint) -> Iterator[int]:
-    """Yield the possible values of a field, judging by names and shapes."""
+    """Yield the possible values of a field, derived from the tensors' names and shapes."""
     infos = header_of(weights).tensors.values()
     if field == "layers":
         yield from _list_layers(weights)
@@ -251,7 +258,7 @@ def _list_layers(weights: Checkpoint) -> Iterator[int]:
 def _try_value(
     weights: Checkpoint, document: Mapping[str, Any] | None, name: str, value: int
 ) -> Fit | None:
-    """Return the fit with another value; None if the config is rejected with it."""
+    """Return the fit with another value of the key `name`; None if that config is rejected."""
     config = None if document is None else {**document, name: value}
     if config is None:
         kind = (
@@ -267,7 +274,10 @@ def _try_value(
 
 
 def _is_better(fit: Fit, before: Fit | None) -> bool:
-    """Whether all shapes fit, and no more tensors are missing or unexpected than before."""
+    """Whether all shapes fit, and fewer faults remain than before.
+
+    If the config was rejected before, all faults must be gone.
+    """
     if before is None:
         return fit.is_whole
     if fit.misshaped or len(fit.padded) > len(before.padded):

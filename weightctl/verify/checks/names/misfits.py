@@ -1,4 +1,4 @@
-"""Problems with tensors that do not fit the config, and their likely causes."""
+"""Reports tensors that do not fit the config, and their likely causes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["check_tied", "list_misfits", "note_tying"]
 
 
 def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
-    """Return a problem if a separate output differs from the embedding it should be tied to."""
+    """Return a problem if a stored output differs from the embedding that it is tied to."""
     if EMBEDDING_WEIGHT not in checkpoint.tensors:
         return []
     try:
@@ -49,7 +49,7 @@ def _blame_forgotten_output(checkpoint: RecognizedModel) -> Explanation:
 
 
 def note_tying(checkpoint: RecognizedModel) -> list[str]:
-    """Return notes on an output that is tied to the embedding or equal to it."""
+    """Return a note if the output is tied to the embedding, or equal to it."""
     family, convention = checkpoint.family, checkpoint.convention
     names = (each.name(convention) for each in family.copies(checkpoint.config))
     tied = [name for name in names if name is not None]
@@ -72,7 +72,7 @@ _COUNTS = ("layers", "experts")
 def list_misfits(checkpoint: RecognizedModel, fit: Fit) -> list[Problem]:
     """Return a problem for each tensor that is missing, unexpected, or has a wrong shape or type.
 
-    If a single config value would correct them, the config's problem comes first.
+    If changing a single config value would make the tensors fit, a problem of that key comes first.
     """
     fitting = _find_fitting(checkpoint, fit)
     problems: list[Problem] = []
@@ -164,7 +164,10 @@ def _blame_drop(checkpoint: RecognizedModel) -> Explanation:
 def _report_unexpected(
     checkpoint: RecognizedModel, fit: Fit, fitting: list[Correction]
 ) -> Iterator[Problem]:
-    """Yield tensors that are not part of the model, and identify biases that other layers lack."""
+    """Yield a problem for each tensor that is not part of the model.
+
+    For an unexpected bias, the cause is a missing bias of the first layer, or a config key.
+    """
     stored = header_of(checkpoint.tree).tensors
     for name in fit.unexpected:
         cause = explain_misfit(fitting)
@@ -184,7 +187,7 @@ def _report_unexpected(
 
 
 def _find_denial(checkpoint: RecognizedModel, name: str) -> str:
-    """Return the key that states that a bias does not exist; empty if none does."""
+    """Return the config key that says whether the bias `name` exists; empty if there is none."""
     plain, convention = checkpoint.family.plain, checkpoint.convention
     kind = mask_numbers(plain(name))
     for line in checkpoint.family.names:

@@ -1,4 +1,4 @@
-"""Comparison of the token counts of the tokenizer, the config and the embedding."""
+"""Compares the token counts of the tokenizer, the config and the embedding."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _show_error(error: TokenizerError) -> str:
 
 
 def _check_rows(found: Findings, checkpoint: RecognizedModel, fit: Fit) -> None:
-    """Add tensors with more rows than tokens; fewer rows are reported as a wrong shape."""
+    """Add a problem for each tensor with more rows than tokens.
+
+    Tensors with fewer rows are reported as misshaped.
+    """
     count = checkpoint.config.vocabulary
     for stored in fit.padded:
         key, rows = find_spelling(checkpoint, "vocabulary").key, stored.shape[0]
@@ -78,7 +81,10 @@ def _check_rows(found: Findings, checkpoint: RecognizedModel, fit: Fit) -> None:
 
 
 def _check_metadata(found: Findings, checkpoint: RecognizedModel) -> None:
-    """Add GGUF token lists whose length is not that of the embedding, as llama.cpp requires."""
+    """Add a problem for each GGUF list of tokens that does not have the length of the others.
+
+    llama.cpp requires that the vocabulary has as many tokens as the embedding has rows.
+    """
     metadata = header_of(checkpoint.tree).metadata
     value = metadata.get(_TOKENS)
     if value is None or not is_sequence(value.content):
@@ -97,9 +103,9 @@ def _check_metadata(found: Findings, checkpoint: RecognizedModel) -> None:
 
 
 def _count_tokens(files: TokenizerFiles, model_type: str) -> tuple[int, int]:
-    """Return the number of tokens of a directory's tokenizer, and the end of the added ids.
+    """Return the number of a tokenizer's own tokens, and the largest id of an added token plus 1.
 
-    Each is 0 if there are no such tokens. Raises `TokenizerError` for damaged files.
+    Each is 0 if there are none of these tokens. Raises `TokenizerError` if a file is damaged.
     """
     document = files.tokenizer
     if document is None:

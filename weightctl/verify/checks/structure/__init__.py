@@ -36,8 +36,8 @@ _FRAMEWORKS = ("pt", "tf", "flax", "mlx", "np")
 def check(request: Request) -> Result:
     """Compare a checkpoint's headers, files and index, and run its format's own reader.
 
-    It is a problem if another reader rejects a file or reads it differently; what is only slow or
-    unused is a note. Raises `FormatError` if a file can no longer be read.
+    It is a problem if the reader rejects a file or reads it differently. Properties that only make
+    a file slow or unusual are notes. Raises `FormatError` if a file can no longer be read.
     """
     source = source_of(request.subject.stored)
     header = source.header
@@ -70,7 +70,7 @@ def check(request: Request) -> Result:
 
 
 def _check_total(header: Header) -> Iterator[Problem]:
-    """Yield a problem if the total size that an index states is wrong."""
+    """Yield a problem if the index states a total size that is not that of the tensors."""
     # A manifest of ranks states the bytes of each tensor, but no total.
     is_index = header.listing is not None and not header.shardings
     stated_size = _read_stated_size(header.listing) if is_index and header.listing else None
@@ -101,7 +101,7 @@ def _read_stated_size(path: str) -> int | None:
 
 
 def _check_encodings(header: Header) -> Iterator[Problem]:
-    """Yield tensors whose encoding cannot be decoded."""
+    """Yield a problem for each unknown encoding, at the first tensor that has it."""
     kinds: dict[str, list[str]] = {}
     for name, info in header.tensors.items():
         if not info.encoding.is_known:
@@ -116,7 +116,7 @@ def _check_encodings(header: Header) -> Iterator[Problem]:
 
 
 def _check_name_lengths(header: Header) -> Iterator[Problem]:
-    """Yield names that are too long for llama.cpp."""
+    """Yield a problem for each tensor name of a GGUF file that is too long for llama.cpp."""
     if header.format != "gguf":
         return
     found = [name for name in header.tensors if len(name.encode()) > _LONGEST_GGUF_NAME]
@@ -137,7 +137,7 @@ def _note_empty(header: Header) -> Iterator[str]:
 
 
 def _note_misaligned(header: Header) -> Iterator[str]:
-    """Yield the number of tensors whose alignment prevents reading them without a copy."""
+    """Yield a note if misaligned tensors of a safetensors file cannot be read without a copy."""
     if header.format != "safetensors":
         return
     crooked = [
@@ -189,7 +189,7 @@ _NOTES: tuple[Callable[[Header], Iterator[str]], ...] = (
 
 
 def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Problem]:
-    """Return a problem for each tensor of a rank whose SHA-256 differs from the manifest's.
+    """Return a problem for each shard whose SHA-256 differs from the one in the manifest.
 
     Raises `FormatError` if a file cannot be read.
     """
@@ -214,12 +214,12 @@ def check_digests(gathered: GatheredSource, request: Request) -> Sequence[Proble
 
 
 def _digest_by_workers(request: Request) -> dict[str, str] | None:
-    """Return the SHA-256 of each tensor of the ranks' files; None if there are no workers."""
+    """Return the SHA-256 of each shard, computed by workers; None if there are no workers."""
     gathered = request.subject.cut
     if request.workers is None or gathered is None:
         return None
     tensors = gathered.shards.header.tensors
-    # In the order of the files, which disks read fastest.
+    # The shards are read in file order, which is fastest on disks.
     names = sorted(tensors, key=lambda name: gathered.shards.header.extents[name][:2])
     made = request.workers.map(
         _digest_units,

@@ -1,8 +1,9 @@
-"""A program that runs another reader in a process of its own, and prints what it reads.
+"""A program that reads files with another library, and prints the tensors that it finds.
 
-`python reader_process.py READER MEMORY FILE...` prints one JSON object per line: `{"missing": why}`
-if the reader is not installed, else for each file `{"begin": number}` and then the tensors, or
-`{"error": message}`. It uses at most MEMORY bytes, not counting mapped files.
+`python reader_process.py READER MEMORY FILE...` prints one JSON object per line. If the library
+READER is not installed, this is `{"missing": why}`. Otherwise the program prints
+`{"begin": number}` for each file, followed by its tensors or by `{"error": message}`. It uses at
+most MEMORY bytes, not counting mapped files.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["READERS", "limit_memory", "main"]
 
-# The limit also counts mapped files, and what a GPU library maps when it is loaded.
+# The limit of address space is larger by this: it also counts mapped files, and the memory that GPU
+# libraries map when they are loaded.
 _LIBRARIES = 16 << 30
 _LONGEST = 300
-# GGUFReader spends as much time on one element of an array as reading hundreds of them takes.
+# Arrays with more elements are read at once: GGUFReader needs as much time for one element as for
+# reading hundreds of them.
 _MANY = 2000
 _STRING, _ARRAY = 8, 9
 # The sizes of GGUF's scalars by type: u8 to f32, bool, then the 64-bit types.
 _SIZES = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | dict.fromkeys((10, 11, 12), 8)
 _DEEPEST = 50
-# torch adds pages of advice to its errors, some of it dangerous.
+# torch adds pages of advice to its errors, some of it dangerous, which is removed by these texts.
 _ERROR, _VERSION = "WeightsUnpickler error:", "In PyTorch 2.6"
 _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", "Please file an")
 
@@ -106,7 +109,7 @@ def _read_torch(path: str) -> dict[str, Any]:
 
 
 def _walk_tensors(content: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in dictionaries and lists, with weightctl's names where these are clear."""
+    """Yield the tensors in nested dictionaries and lists, with keys joined by dots as names."""
     if _is_tensor(content):
         yield name, content
     elif depth < _DEEPEST:
@@ -133,7 +136,10 @@ READERS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def main(reader: str, memory: int, paths: list[str]) -> None:
-    """Print what a reader finds in each file."""
+    """Print the tensors that the library `reader` finds in each file, or its error.
+
+    `memory` is the limit of memory in bytes.
+    """
     limit_memory(memory)
     try:
         import_module(reader)
@@ -147,12 +153,12 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
         except ImportError as error:  # a dependency of the reader is missing
             _print_line(missing=_shorten(error))
             return
-        except Exception as error:  # noqa: BLE001  # whatever it raises is what it says of the file
+        except Exception as error:  # noqa: BLE001  # any exception is the library's error
             _print_line(error=_shorten(error))
 
 
 def limit_memory(memory: int) -> None:
-    """Limit the memory of this process permanently."""
+    """Limit the memory of this process to `memory` bytes, permanently."""
     import resource  # only this process needs it
 
     for limit, most in (
@@ -178,7 +184,7 @@ def _shorten(error: BaseException) -> str:
 
 
 def _print_line(**what: Any) -> None:
-    print(json.dumps(what), flush=True)  # noqa: T201  # this is a program, and whoever runs it reads
+    print(json.dumps(what), flush=True)  # noqa: T201  # the output of this program
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs other programs' readers on the files of a checkpoint, unless a pickle is dangerous."""
+"""Reads the files of a checkpoint with other libraries, unless a pickle is dangerous."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY", "SECONDS", "Answer", "Pickled", "ask_reader", "find_reader", "scan_pickles"]
 
 
-# A stream is read into memory whole.
+# torch reads a file in the format before PyTorch 1.6 into memory as a whole, so larger ones are not
+# tried.
 _LARGEST_STREAM = 1 << 29
 _MOST_NAMED = 3
 
 
 class Pickled(NamedTuple):
-    """The findings in the pickles of a checkpoint.
+    """The problems with the pickles of a checkpoint.
 
-    `reason` is why torch does not read them; empty if it does.
+    `reason` says why the files are not given to torch; it is empty if they are.
     """
 
     problems: tuple[Problem, ...]
@@ -46,9 +47,10 @@ class Pickled(NamedTuple):
 
 
 def scan_pickles(header: Header) -> Pickled:
-    """Scan the pickles of a checkpoint; nothing in them is built or run.
+    """Scan the pickles of a checkpoint without loading them.
 
-    Problems are globals that weights do not need. Raises `FormatError` if a file cannot be read.
+    A file is a problem if its pickle names globals that weights do not need. Raises `FormatError`
+    if a file cannot be read.
     """
     if header.format != "pytorch":
         return Pickled((), "")
@@ -66,7 +68,7 @@ def scan_pickles(header: Header) -> Pickled:
 
 
 def _list_outside(found: Iterable[Scanned]) -> list[str]:
-    """Return the globals of pickles that are not in the allow-list, each once."""
+    """Return the globals of pickles that are not in the allow-list, without duplicates."""
     names: dict[str, None] = {}
     for pickle in found:
         for each in pickle.names.named:
@@ -86,7 +88,7 @@ def _name_outside(outside: list[str]) -> str:
 
 
 def _explain_unread(file: Reader, found: Iterable[Scanned]) -> str:
-    """Return the reason why torch cannot or should not read a file; empty if it can."""
+    """Return the reason why a file is not given to torch; empty if it is."""
     if any(each.is_script for each in found):
         return "not tried, because `weights_only=True` does not load TorchScript"
     if is_zip(file):
@@ -102,7 +104,7 @@ def _explain_unread(file: Reader, found: Iterable[Scanned]) -> str:
 
 
 SECONDS = 60.0
-# The memory that a reader may use beside the files themselves.
+# The memory that a reader may use, in addition to twice the size of the files.
 MEMORY = 4 << 30
 _CHILD = os.path.join(os.path.dirname(__file__), "reader_process.py")
 # The variables that set the threads of numerical libraries; each thread uses memory.
@@ -113,7 +115,7 @@ _CALLED = {
     "gguf": "`gguf.GGUFReader`",
     "torch": "`torch.load(weights_only=True)`",
 }
-# Errors of a reader for valid files that it does not support.
+# Texts of errors that a reader raises for valid files that it does not support.
 _TOO_OLD = (
     "which we cannot handle",
     "is not a valid GGMLQuantizationType",
@@ -126,11 +128,11 @@ _STRANGE = re.compile(r"GLOBAL ([\w.]+)")
 
 
 class Answer(NamedTuple):
-    """The result of another reader: its problems, or why it was not used.
+    """The result of reading a checkpoint with another library.
 
-    `reader` is its name; empty if the format has none. `reason` is empty if it reads all files as
-    weightctl does; else it is one line that gives the file that the reader rejects and why, or why
-    the reader was not used.
+    `reader` is the name of the library, empty if the format has none. `reason` is empty if the
+    library reads all files as weightctl does. Otherwise it is one line that names the rejected file
+    and the reason, or says why the library was not used.
     """
 
     reader: str
@@ -139,7 +141,7 @@ class Answer(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """Notes on a reader that could not judge the files."""
+        """A note if the library could not judge the files; otherwise empty."""
         has_judged = self.problems or not self.reason
         return (
             [] if has_judged else [f"{_CALLED[self.reader]} did not read the files: {self.reason}"]
@@ -147,7 +149,7 @@ class Answer(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file, by its index in the header that describes it."""
+    """A file of a checkpoint: file `number` of a header."""
 
     header: Header
     number: int
@@ -160,9 +162,9 @@ class _File(NamedTuple):
 def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Read a checkpoint's files with the reference reader of its format.
 
-    Several headers must describe separate files. The reader runs in a process of its own, which is
-    stopped after `seconds` and uses at most `memory` bytes beside the size of the files. A crash or
-    an excess of memory there does not affect the caller.
+    Several headers must describe separate files. The reader runs in a separate process, so that its
+    crash or lack of memory does not affect the caller. The process is stopped after `seconds`, and
+    may use `memory` bytes in addition to twice the size of the files.
     """
     reader = find_reader(headers[0])
     if not reader:
@@ -177,19 +179,22 @@ def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY)
 
 
 def find_reader(header: Header) -> str:
-    """Return the name of the reference reader of a checkpoint's format; empty without one."""
+    """Return the name of the library that reads a checkpoint's format; empty if there is none."""
     return _READER_OF.get(header.format, "")
 
 
 def _run_reader(
     reader: str, paths: Sequence[str], seconds: float, memory: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the lines that the process printed, and how it ended if it did not end normally."""
+    """Run a reader on files; return the lines that it printed, and how its process ended.
+
+    The second text is empty if the process ended normally.
+    """
     nbytes = sum(os.path.getsize(path) for path in paths)
     # Without -P, Python could import a file of the working directory in place of the reader.
     command = [sys.executable, "-P", "-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)]
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(  # noqa: S603  # our own script; names of files are data to it
+        process = subprocess.Popen(  # noqa: S603  # our own script, with file names as arguments
             [*command, *map(os.path.abspath, paths)],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -264,7 +269,11 @@ def _join_lines(text: Any) -> str:
 
 
 def _explain_refusal(reader: str, text: str) -> str:
-    """Return why a reader rejects a file; for torch and a pickle, only the essential part."""
+    """Return why a reader rejects a file.
+
+    For a class that torch does not load from a pickle, the text names the class instead of torch's
+    advice.
+    """
     strange = _STRANGE.search(text) if reader == "torch" else None
     if strange is None:
         return text
@@ -284,7 +293,7 @@ def _are_known(header: Header) -> bool:
 
 
 def _find_differences(file: _File, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a reader reads differently: the tensor's name, and the difference."""
+    """Yield the name of each tensor that a reader reads differently, with the difference."""
     header, number = file
     seen: Mapping[str, Any] = line["tensors"]
     ours = {

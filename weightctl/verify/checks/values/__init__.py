@@ -55,9 +55,9 @@ _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 def check(request: Request) -> Result:
     """Compare all tensors with the reference's, in chunks.
 
-    Tensors that differ by more than their encodings explain, or by more than the request's limit,
-    are problems; so are tensors that only one side has. Tensors that differ but compute the same
-    are noted. Tensors of different models are not compared.
+    A tensor is a problem if only one side has it, or if it differs by more than its encodings
+    explain, or by more than the request's limit. Tensors that differ without changing the model's
+    results are notes. If the two models are different, tensors are not compared.
     """
     if why := _explain_skip(request):
         return Result(skipped=why)
@@ -102,14 +102,17 @@ def check(request: Request) -> Result:
 
 
 def _explain_skip(request: Request) -> str:
-    """Return the reason why no tensors can be compared; empty if they can be."""
+    """Return the reason why tensors cannot be compared; empty if they can."""
     if request.reference is None:
         return "there is no reference: --against PATH"
     return explain_unpaired(request.subject, request.reference)
 
 
 def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
-    """Yield the pairs whose shapes or types differ."""
+    """Yield the pairs whose values cannot be compared and that differ, with their problems.
+
+    Either their shapes or encodings differ, or their bytes differ if they are not real numbers.
+    """
     for pair in pairs:
         text = "" if is_comparable(pair) else describe_unlike(pair)
         if text:
@@ -119,7 +122,10 @@ def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
 def _measure(
     request: Request, pairs: Sequence[Pair], wrong: _Wrong, alone: list[Problem]
 ) -> dict[str, TensorError]:
-    """Return the errors of pairs by module; add problems to `wrong` or `alone`."""
+    """Measure pairs, and return their errors by module.
+
+    Problems of differing tensors are added to `wrong`. A missing output is added to `alone`.
+    """
     pairing = request.pairing
     errors: dict[str, TensorError] = {}
     progress = partial(request.tell, "values")
@@ -135,9 +141,11 @@ def _measure(
 
 
 class _Wrong:
-    """The tensors that differ from their references: `problems`, and those that compute the same.
+    """The tensors that differ from their references.
 
-    `has_damage` says whether any of them has values that are not finite.
+    `problems` has the tensors that are problems. `alike` has those whose difference does not change
+    the model's results, with the cause. `has_damage` says whether a tensor has values that are
+    finite on one side only.
     """
 
     def __init__(self, request: Request) -> None:
@@ -148,7 +156,7 @@ class _Wrong:
         self.alike: list[tuple[Pair, Explanation]] = []
 
     def add(self, pair: Pair, found: Measured) -> bool:
-        """Return whether a tensor is a problem; if it differs, keep it with its cause."""
+        """Add a tensor if it differs, with its cause, and return whether it is a problem."""
         request, pairing = self._request, self._request.pairing
         text = describe_fault(pair, found, request.max_rmse)
         if not text:
@@ -156,7 +164,7 @@ class _Wrong:
         self.has_damage |= bool(found.nonfinite)
         cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
         self._unexplained = 0 if cause is not None else self._unexplained + 1
-        # A limit of the request applies to every tensor.
+        # A limit that the request sets applies to these tensors too.
         is_same = cause is not None and CAUSES[cause.name].computes_the_same
         if cause is not None and is_same and request.max_rmse is None:
             pairing.within[pair.module] = True
@@ -166,7 +174,10 @@ class _Wrong:
         return True
 
     def keep_outliers(self, errors: Sequence[TensorError]) -> None:
-        """Keep only problems with a cause, and those of tensors with by far the largest errors."""
+        """Remove problems without a cause, except those of tensors with by far the largest errors.
+
+        `errors` has the errors of all tensors.
+        """
         names = _list_outliers(errors)
         self.problems = [
             (pair, problem)
@@ -178,7 +189,10 @@ class _Wrong:
 def _explain_overall(
     pairing: Pairing, pairs: Sequence[Pair], wrong: _Wrong, errors: Mapping[str, TensorError]
 ) -> Problem | None:
-    """Return a problem that explains all differences, or None; record it as their cause."""
+    """Return a single problem that explains all differences, or None.
+
+    Its cause becomes the cause of all tensors that differ and have none yet.
+    """
     if wrong.has_damage or not wrong.problems or not errors:
         return None
     explained = sum(problem.cause is not None for _, problem in wrong.problems)
@@ -195,7 +209,7 @@ def _explain_overall(
 
 
 def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
-    """Yield a problem for each tensor that one side lacks."""
+    """Yield a problem for each tensor that only one side has."""
     yield from map(_report_missing, pairing.missing)
     for name in pairing.unexpected:
         yield Problem(where=name, text="is not in the reference")
@@ -211,7 +225,7 @@ def _report_missing(name: str) -> Problem:
 
 
 def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
-    """Whether the embedding is used as the output because the reference's output is missing."""
+    """Whether the pair is the output, and the checkpoint has only an embedding in its place."""
     own = pairing.checkpoint
     return pair.module == OUTPUT_WEIGHT and own is not None and OUTPUT_WEIGHT not in own.tensors
 
@@ -251,23 +265,25 @@ def _make_figures(pair: Pair, found: Measured, *, is_problem: bool) -> TensorErr
     )
 
 
-# The least number of matrices that are enough to say something about a whole model.
+# A model needs at least this number of matrices for a statement about all of them.
 _FEWEST = 4
-# The part of the matrices that have to differ, and the part that has to differ by similar amounts.
+# The fraction of the matrices that must differ, the fraction of these that must differ by similar
+# amounts, and the largest factor between similar amounts.
 _MOST, _SIMILAR = 0.9, 0.8
 _SPREAD = 5.0
-# Training changes a matrix by less than this relative RMSE, and by more than the encodings do.
+# Training changes a matrix by less than this relative RMSE (the second value is for quantized
+# models), and by more than this multiple of the encodings' error.
 _TRAINED = 0.5
 _TRAINED_QUANTIZED = 0.1
 _ABOVE_COST = 3.0
-# Matrices without relation differ by more, and their cosine is smaller.
+# Unrelated matrices have a larger relative RMSE than this, and a smaller cosine.
 _UNRELATED, _UNRELATED_COSINE = 0.75, 0.5
 
 
 def _find_explanation(
     errors: Sequence[TensorError], explained: int, *, is_quantized: bool
 ) -> Problem | None:
-    """Return the one problem that explains differences of nearly all tensors, else None.
+    """Return a single problem that explains the differences of nearly all tensors, or None.
 
     `explained` is the number of tensors whose difference already has a cause.
     """
@@ -295,13 +311,13 @@ def _find_explanation(
 
 
 def _list_outliers(errors: Sequence[TensorError]) -> set[str]:
-    """Return the names of tensors that differ by far more than most."""
+    """Return the names of tensors whose relative RMSE is more than 5 times the median."""
     limit = _SPREAD * median(error.relative_rmse for error in errors)
     return {error.name for error in errors if error.relative_rmse > limit}
 
 
 def _list_differences(errors: Sequence[TensorError]) -> list[Problem]:
-    """Return the tensors that have other values than the reference's, largest difference first."""
+    """Return a problem for each tensor that differs from the reference, largest error first."""
     unequal = sorted(list_unequal(errors), key=lambda each: each.relative_rmse, reverse=True)
     return [Problem(where=error.name, text=_describe_difference(error)) for error in unequal]
 

@@ -32,20 +32,24 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_fault", "describe_unlike", "fold_problems", "is_comparable", "note_alike"]
 
-# If only this many runs exceed their limit, they say more than the error of the whole tensor.
+# If at most this fraction of the runs exceed their limit, the runs are described, not the error of
+# the whole tensor.
 _FEW_RUNS = 0.05
 _NOTHING = 1e-5
 _MOST_PARTS = 3
 
 
 def is_comparable(pair: Pair) -> bool:
-    """Whether both tensors have the same shape and numeric values."""
+    """Whether both tensors have the same shape and real numbers that weightctl can decode."""
     mine, theirs = pair.tensor.info, pair.reference.info
     return mine.shape == theirs.shape and _is_of_numbers(mine) and _is_of_numbers(theirs)
 
 
 def describe_unlike(pair: Pair) -> str:
-    """Return how two tensors differ in shape or type; empty if their values can be compared."""
+    """Describe how two tensors that are not comparable differ; empty if they do not.
+
+    If their shapes and encodings are equal, their bytes are compared.
+    """
     mine, theirs = pair.tensor.info, pair.reference.info
     if mine.shape != theirs.shape:
         return f"has shape {list(mine.shape)}, and the reference {list(theirs.shape)}"
@@ -57,7 +61,10 @@ def describe_unlike(pair: Pair) -> str:
 
 
 def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
-    """Return what is wrong with the values of a tensor; empty if nothing is."""
+    """Describe what is wrong with the values of a tensor; empty if they match the reference.
+
+    `most` is the limit of the relative RMSE, None for the limit that follows from the encodings.
+    """
     if found.nonfinite:
         return _describe_nonfinite(pair, found)
     if most is not None:
@@ -99,7 +106,7 @@ def _describe_nonfinite(pair: Pair, found: Measured) -> str:
 
 
 def _is_plain_twice(pair: Pair) -> bool:
-    """Whether both tensors have the same unquantized encoding."""
+    """Whether both tensors have the same encoding in full precision."""
     one, other = pair.sides
     return one == other and one.encoding.block == 1 and one.bits == 8 * one.encoding.size
 
@@ -119,7 +126,7 @@ def _say_times(pair: Pair, found: Measured) -> str:
 
 
 def _name_coarser(pair: Pair) -> str:
-    """Return the name of the encoding with fewer bits."""
+    """Return the name of the encoding with fewer bits; for a scheme, its bits per value."""
     is_own = pair.bits <= pair.reference_bits
     bits, tensor = (pair.bits, pair.tensor) if is_own else (pair.reference_bits, pair.reference)
     encoding = tensor.info.encoding
@@ -133,9 +140,10 @@ def _is_of_numbers(info: TensorInfo) -> bool:
 
 
 def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
-    """Yield problems; those with the same cause are joined, and many without a cause are cut short.
+    """Yield problems, with many problems of the same cause joined into one.
 
-    The order is that of the first problem of each cause.
+    If many problems have no cause, only the first are yielded, and one that counts the others. The
+    order is that of the first problem of each cause.
     """
     for group in group_alike(problems, lambda each: each[1].cause):
         if group[0][1].cause is not None and len(group) > LISTED_APART:
@@ -146,7 +154,7 @@ def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]
 
 
 def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
-    """Yield a note for each cause of differences that do not change what the model computes."""
+    """Yield a note for each cause of differences that do not change the model's results."""
     for group in group_alike(alike, lambda each: each[1]):
         pairs = [pair for pair, _ in group]
         cause = group[0][1]
@@ -161,7 +169,7 @@ def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
 
 
 def _name_problem(pairs: Sequence[Pair]) -> str:
-    """Return the names of the parts of the model that some tensors are, and their layers."""
+    """Return the names, without layer, of the weights in some pairs, and the layers as text."""
     parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
     named = ", ".join(list(parts)[:_MOST_PARTS]) + (", ..." if len(parts) > _MOST_PARTS else "")
     layers = sorted({each.layer for each in pairs if each.layer is not None})

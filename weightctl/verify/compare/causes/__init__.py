@@ -10,16 +10,16 @@ __all__ = ["CAUSES", "Cause", "is_of_both"]
 class Cause(NamedTuple):
     """A mistake that may explain a problem: a sentence about it, and a remedy.
 
-    A cause that changes a tensor's values is detected in a pair of tensors. `detector` is `(pair,
-    pairing, measured) -> Explanation | None`, and may return any of several causes. `guess` is
-    `(pair, pairing) -> Iterator[Guess]`: it makes the mistake in the reference's tensor, and is
-    right if the result equals the checkpoint's tensor. Both are empty for causes that a check
-    detects itself.
+    A cause that changes a tensor's values is searched for in a pair of tensors. `detector` names a
+    function `(pair, pairing, measured) -> Explanation | None`, which may return any of several
+    causes. `guess` names a function `(pair, pairing) -> Iterator[Guess]`, which makes the mistake
+    in the reference's tensor; a guess is right if its result equals the checkpoint's tensor. Both
+    are empty for causes that a check detects itself.
 
-    With a cause that `computes_the_same`, the model works as the reference does. One `of_both` is
-    about both checkpoints as a whole, and comes first in a summary. With one that `takes_another`,
-    a tensor is in the place of another tensor of the model, which a naming convention cannot
-    explain.
+    `computes_the_same` is set if the model gives the same results as the reference. `of_both` is
+    set if the cause is about both checkpoints as a whole; such a cause comes first in a summary.
+    `takes_another` is set if a tensor is in the place of another tensor of the model, which does
+    not depend on the naming convention.
     """
 
     sentence: str
@@ -266,5 +266,5 @@ CAUSES: dict[str, Cause] = {
 
 
 def is_of_both(name: str) -> bool:
-    """Whether a cause is about both checkpoints as a whole; false for unlisted causes."""
+    """Whether the cause is about both checkpoints as a whole; false for names not in `CAUSES`."""
     return name in CAUSES and CAUSES[name].of_both

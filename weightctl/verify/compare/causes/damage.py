@@ -1,4 +1,4 @@
-"""Detects lost values: zeros, damaged scales, one factor for all values, and clipped values."""
+"""Detects damaged values: zeros, wrong scales, one factor for all values, and clipped values."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 __all__ = ["find_clipped", "find_damaged_scale", "find_lost_rows", "find_scaled", "find_zeroed"]
 
 
-# The error that may remain once a factor is undone, as a multiple of the encoding's usual error.
+# The error that may remain after dividing by a factor, as a multiple of the encoding's usual error.
 _REST = 3.0
 _NEAR_ONE = 0.02
-# If a larger fraction of the difference remains once a factor is undone, the factor is not the
-# cause.
+# If a larger fraction of the squared difference remains after dividing by a factor, the factor is
+# not the cause.
 _MOST_LEFT = 0.5
-# The fraction of a difference that float32 sums leave, if an encoding leaves less.
+# The relative error of float32 sums, which applies if the encoding's error is smaller.
 _SUMS_APART = 1e-3
-# If at most this fraction of the difference remains, the factor is the only cause.
+# If less than this fraction of the squared difference remains, the factor is the only cause.
 _OF_FACTOR = 1e-4
-# The number of wrong runs to examine: all values are only read again if one of these runs is zero,
-# or if this fraction of the squares is missing.
+# All values are read again only if one of this number of wrong runs is zero, or if at least this
+# fraction of the reference's squares is missing.
 _LOOKED_AT, _MISSING = 16, 0.1
 _PIECE = 1 << 20
-# Zeros in place of values this small, relative to the others, are not damage.
+# Zeros in place of a run whose squares are at most this fraction of the mean are not damage.
 _NOTHING = 1e-3
 _MOST_NAMED = 5
 
@@ -82,7 +82,8 @@ def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explana
     size = max(float(np.vdot(own, own)), factor**2 * squares)
     if rest < _OF_FACTOR * error or (abs(factor - 1) > _NEAR_ONE and rest < usual**2 * size):
         return Explanation("scale", f"the scale of {where}: {_say_factor(factor)} the right one")
-    # If parts of a block also have scales, one of those is not to blame for the whole block.
+    # A block may also have scales for its parts. If nearly all of its runs are wrong, one of these
+    # cannot be the cause.
     if runs > 1 and len(wrong) >= runs - 1:
         return Explanation("scale", f"a scale of {where}")
     return None
@@ -102,7 +103,7 @@ def _say_factor(factor: float) -> str:
 
 
 def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that all values are the reference's, multiplied by one factor."""
+    """Detect that all values are those of the reference, multiplied by one factor."""
     del pairing
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
@@ -119,7 +120,11 @@ def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | 
 
 
 class _Wiped(NamedTuple):
-    """The rows that are all zeros, those that are partly zeros, and the rest's squared error."""
+    """Rows that were set to zero.
+
+    `whole` are the rows that are entirely zero, `parts` the rows that contain a run of zeros, and
+    `rest` is the squared error of the values that are not zero.
+    """
 
     whole: list[int]
     parts: list[int]
@@ -127,7 +132,10 @@ class _Wiped(NamedTuple):
 
 
 def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that rows of a tensor, or parts of rows, are zeros; None if more is wrong."""
+    """Detect that rows of a tensor, or parts of rows, are zeros.
+
+    Return None if the other values do not match the reference.
+    """
     del pairing
     if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
         return None
@@ -166,9 +174,9 @@ def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
 
 
 def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
-    """Yield some rows of both tensors, [rows, values], preceded by the first row's index.
+    """Yield the rows of both tensors in chunks [rows, values], preceded by the first row's index.
 
-    Rows are counted as in `rows_of_runs`.
+    A row is one index of the first dimension, as in `rows_of_runs`.
     """
     count = pair.tensor.info.shape[0]
     width = pair.tensor.info.size // count
@@ -180,7 +188,10 @@ def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
 
 
 def _find_zeros(own: F32, wanted: F32, least: float) -> NDArray[np.bool_]:
-    """Return which rows have a run of zeros where other values belong."""
+    """Return whether each row has a run of zeros in place of other values.
+
+    `least` is the sum of squares that a run of the reference must exceed.
+    """
     rows, width = own.shape
     runs = [each[:, : width // RUN * RUN].reshape(rows, -1, RUN) for each in (own, wanted)]
     squares = np.square(runs[1], dtype=np.float64).sum(axis=2)
@@ -197,7 +208,7 @@ def _say_rows(whole: Sequence[int], parts: Sequence[int]) -> str:
 
 
 def _name_rows(rows: Sequence[int]) -> str:
-    """Return the names of some rows; consecutive ones are joined: `rows 3-5, 9`."""
+    """Return the numbers of some rows as text, with ranges: `rows 3-5, 9`."""
     spans: list[list[int]] = []
     for row in sorted(rows):
         if spans and row == spans[-1][1] + 1:
@@ -210,16 +221,16 @@ def _name_rows(rows: Sequence[int]) -> str:
     return f"{named} {say_more(left)}" if left else named
 
 
-# The number of values beyond a limit that is enough to measure the limit.
+# The number of values beyond a limit from which the limit is measured.
 _MOST_KEPT = 1 << 16
-# A single value that differs may be damage of any kind.
+# At least this number of values must be clipped: a single one may be any kind of damage.
 _LEAST_CLIPPED = 2
-# A value is beyond all others if it exceeds them by this multiple of the usual encoding error.
+# A value is beyond the tensor's range if it exceeds it by this multiple of the typical error.
 _MARGIN = 4.0
 
 
 def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that all values of the reference beyond a limit are at that limit."""
+    """Detect that all values of the reference beyond a limit are set to that limit."""
     if found.nonfinite or found.own_squares >= found.squares:
         return None
     limits = _find_limits(pair)
@@ -238,7 +249,7 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
 
 
 class _Limits(NamedTuple):
-    """Clips values to a range, in float32."""
+    """A step that clips values to a range, in float32."""
 
     low: float
     high: float
@@ -250,7 +261,7 @@ class _Limits(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the values, and clip them."""
+        """Read the values as float32, and clip them."""
         AsFloat32().read_into(inputs, start, buffer)
         numbers = np.frombuffer(buffer, np.float32)
         np.clip(numbers, np.float32(self.low), np.float32(self.high), out=numbers)
@@ -265,7 +276,7 @@ class _Limits(NamedTuple):
 
 
 def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
-    """Yield values of both tensors, chunk by chunk."""
+    """Yield the values of both tensors, chunk by chunk."""
     block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
     size = pair.tensor.info.size
     for start, stop in pairwise([*range(0, size, _PIECE // block * block), size]):
@@ -273,10 +284,11 @@ def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
 
 
 def _find_limits(pair: Pair) -> _Limits | None:
-    """Return the range of a tensor's values if the reference's exceed it; else None.
+    """Return the range that a tensor's values seem to be clipped to; None if there is none.
 
-    Values of the reference that exceed all of the tensor's values, by more than an encoding
-    explains, were clipped if any were. The limit is the value that the tensor has in their places.
+    If the tensor was clipped, the values of the reference outside the tensor's range, by more than
+    the encodings explain, are the clipped ones. Each limit is the median of the tensor's values in
+    the places of these values.
     """
     low, high = np.inf, -np.inf
     for own, _ in _read_pieces(pair):

@@ -1,4 +1,4 @@
-"""Detects full-precision values that were stored in a coarser encoding before."""
+"""Detects full-precision values that were once stored in an encoding with fewer bits."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ __all__ = [
 ]
 
 
-# Encodings with blocks, and encodings that round each value by itself.
+# The encodings to try: these, which round each value by itself, and encodings with larger blocks.
 _ROUNDED = {"F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _LEAST_BLOCK = 16
 # The size of the sample: values of a row, values in total, and rows.
 _OF_ROW, _MOST_NUMBERS, _MOST_ROWS = 1024, 8192, 64
-# Encoding again loses less than this fraction of the error of other values. For bf16 and Q8_0 it is
-# a third; for noise it is the whole error.
+# If values were quantized before, encoding them again causes less than this fraction of the error
+# that encoding the reference causes: about a third for bf16 and Q8_0. For noise, it causes all of
+# the error.
 _FIXED = 0.5
-# The range of the difference from the reference, as a multiple of the encoding's error.
+# The difference from the reference must be between these multiples of the encoding's error.
 _NEAREST, _FARTHEST = 0.5, 2.0
-# The largest factor between the error of an encoding and its typical error.
+# The largest factor between the error of an encoding and its typical error; encodings outside this
+# range are not tried.
 _UNUSUAL = 8.0
-# The number of tensors that represent all others.
+# The largest number of tensors that are examined for the whole checkpoint.
 _MOST_TENSORS = 48
 
 
@@ -56,7 +58,7 @@ class OnceQuantized(NamedTuple):
 
 
 def find_once_quantized(pairs: Sequence[Pair]) -> OnceQuantized:
-    """Return the former encodings of both sides, judging by some of the tensors."""
+    """Return the former encodings of both sides, from a sample of the matrices."""
     matrices = [pair for pair in pairs if len(pair.tensor.info.shape) > 1]
     looked_at = matrices[:: -(-len(matrices) // _MOST_TENSORS) or 1]
     own = Counter(map(find_former_encoding, looked_at))
@@ -69,9 +71,10 @@ def _name_encodings(found: Counter[str]) -> list[str]:
 
 
 def find_former_encoding(pair: Pair) -> str:
-    """Return the former encoding of a full-precision tensor; empty if there is none.
+    """Return the name of the former encoding of a full-precision tensor; empty if there is none.
 
-    The tensor's difference from the reference must be the error of that encoding.
+    Two conditions must hold: the tensor's difference from the reference is about the error of that
+    encoding, and encoding the tensor again changes it less than that.
     """
     side = pair.sides[0]
     shape = pair.tensor.info.shape
@@ -98,7 +101,7 @@ def find_former_encoding(pair: Pair) -> str:
 
 
 def exchange_sides(pair: Pair) -> Pair:
-    """Return the pair with tensor and reference exchanged."""
+    """Return the pair with the tensor and the reference exchanged."""
     return pair._replace(
         tensor=pair.reference,
         reference=pair.tensor,
@@ -108,7 +111,7 @@ def exchange_sides(pair: Pair) -> Pair:
 
 
 def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
-    """Yield the encodings with fewer bits that can store rows of this width."""
+    """Yield the encodings to try: those with fewer bits that can store rows of `width` values."""
     for encoding in ENCODINGS.values():
         is_meant = encoding.block >= _LEAST_BLOCK or encoding.name in _ROUNDED
         is_made = can_encode(encoding) and not encoding.needs_importance
@@ -119,7 +122,7 @@ def _list_coarser(side: PairSide, width: int) -> Iterator[PairSide]:
 
 
 def _sample_values(tensor: ReadableTensor) -> F32:
-    """Return values of rows from all over a tensor, in whole blocks."""
+    """Return the first values of evenly spaced rows of a tensor, as a flat array."""
     width = tensor.info.shape[-1]
     rows = tensor.info.size // width if width else 0
     count = min(width, _OF_ROW)
@@ -135,7 +138,7 @@ def _measure_lost(side: PairSide, numbers: F32) -> float:
 
 
 def _measure_apart(own: F32, wanted: F32) -> float:
-    """Return the median relative RMSE of the runs, which a single huge value does not change."""
+    """Return the median of the runs' relative RMSEs, which a few huge values do not change."""
     difference = own.astype(np.float64) - wanted
     runs = [
         each[: len(each) // RUN * RUN].reshape(-1, RUN).astype(np.float64)
@@ -150,7 +153,11 @@ _MOST_NAMED = 3
 
 
 def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that a tensor or its reference was quantized once; all such tensors share a cause."""
+    """Detect that a tensor or its reference was once quantized.
+
+    The text lists the former encodings of the whole checkpoint, so that all such tensors have the
+    same cause.
+    """
     if not _may_be(found):
         return None
     view = pairing.seen_in("gguf", pair)
@@ -164,7 +171,7 @@ def find_dequantized(pair: Pair, pairing: Pairing, found: Measured) -> Explanati
 
 
 def _may_be(found: Measured) -> bool:
-    """Whether most values differ slightly from the reference's, as a quick first test."""
+    """Whether most runs differ, but not by more than their size; a quick first test."""
     return found.runs_unequal * 2 > found.runs and found.error < found.squares
 
 

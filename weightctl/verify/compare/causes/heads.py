@@ -1,4 +1,4 @@
-"""Detects attention heads, and inner units of an MLP, in another order."""
+"""Detects attention heads, and hidden units of an MLP, that are in another order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.verify.compare.pairs import Pair, Pairing
 
     Places = tuple[int, ...]
-    # The order of the heads of each kind.
+    # The order of the heads of each kind (query, key, value and output heads).
     Heads = dict[str, Places]
 
 __all__ = ["find_equivalent_heads", "find_equivalent_units", "find_exchanged_heads"]
@@ -35,7 +35,7 @@ _KINDS = {
     "attention.v": (_VALUE,),
     "attention.o": (_OUTPUT,),
     "attention.qkv": (_QUERY, _KEY, _VALUE),
-    # Those that make heads of latent vectors.
+    # Projections from the latent vectors of multi-head latent attention to heads.
     "attention.q_b": (_QUERY,),
     "attention.k_b": (_KEY,),
     "attention.v_b": (_VALUE,),
@@ -47,7 +47,7 @@ _HEADS_ALIKE = Explanation(
 
 
 def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that the heads of a projection are in another order."""
+    """Detect that the attention heads of a projection are in another order."""
     del found
     orders = _find_orders(pair, pairing)
     if orders is None:
@@ -59,7 +59,7 @@ def find_exchanged_heads(pair: Pair, pairing: Pairing, found: Measured) -> Expla
 def find_equivalent_heads(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Detect that the heads of a layer are in the same other order in all projections."""
+    """Detect that all projections of a layer's attention have its heads in the same new order."""
     del found
     before, name, _ = pair.module.partition("attention.")
     if not name or pair.part.rpartition(".")[0] not in _KINDS:
@@ -97,7 +97,10 @@ def _are_alike(pair: Pair, group: list[Pair], pairing: Pairing) -> bool:
 
 
 def _find_orders(pair: Pair, pairing: Pairing) -> Heads | None:
-    """Return the order of each kind of heads; None if the rows are not the reference's."""
+    """Return the order of each kind of heads in a projection.
+
+    Return None if the projection does not have the reference's heads in another order.
+    """
     kinds = _KINDS.get(pair.part.rpartition(".")[0])
     counts = _count_heads(pairing)
     if kinds is None or counts is None:
@@ -113,7 +116,7 @@ def _find_orders(pair: Pair, pairing: Pairing) -> Heads | None:
 
 
 def _split_kinds(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) -> Heads | None:
-    """Return the order of each kind separately; None if heads of different kinds are mixed."""
+    """Split an order of all heads into one for each kind; None if kinds are mixed."""
     found: Heads = {}
     start = 0
     for kind in kinds:
@@ -126,7 +129,7 @@ def _split_kinds(order: Places, kinds: tuple[str, ...], counts: dict[str, int]) 
 
 
 def _find_unmoved(pair: Pair, pairing: Pairing) -> Heads | None:
-    """Return the identity order of heads in the reference's places; None if they are elsewhere."""
+    """Return the identity order of each kind of heads; None if the pair does not match."""
     counts = _count_heads(pairing)
     if counts is None or not is_proven(pair, pairing):
         return None
@@ -146,7 +149,7 @@ def _is_moved(order: Places) -> bool:
     return order != tuple(range(len(order)))
 
 
-# The parts of an MLP, or of an expert, that have the inner units as rows or columns.
+# The tensors of an MLP, or of an expert, that have the hidden units as rows or columns.
 _PART = re.compile(
     r"(?P<mlp>.*\bmlp\.(?:experts\.\d+\.)?)(?P<part>(?:gate|up|gate_up)\.\w+|down\.weight)"
 )
@@ -161,7 +164,7 @@ _UNITS_ALIKE = Explanation(
 def find_equivalent_units(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Detect that an MLP's inner units are in the same other order in all projections."""
+    """Detect that all projections of an MLP have its hidden units in the same new order."""
     del found
     named = _PART.fullmatch(pair.module)
     if named is None:
@@ -179,7 +182,10 @@ def find_equivalent_units(
 
 
 def _find_units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
-    """Return the reference's inner unit at each place of a tensor; None if unknown."""
+    """Return the index of the reference's hidden unit at each place of a tensor.
+
+    Return None if the units are not in another order.
+    """
     if part.startswith(_DOWN):
         view = pairing.seen_in("gguf", pair)
         return None if view is None else find_order(view, pairing, COLUMNS)
@@ -191,7 +197,7 @@ def _find_units(pair: Pair, part: str, pairing: Pairing) -> Places | None:
 
 
 def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
-    """Whether a tensor of an MLP has the inner units in a given order."""
+    """Whether a tensor of an MLP has the hidden units in the order `units`."""
     view = pairing.seen_in("gguf", pair)
     if view is None:
         return False
@@ -202,5 +208,5 @@ def _has_units(pair: Pair, part: str, units: Places, pairing: Pairing) -> bool:
 
 
 def _fuse(units: Places) -> Places:
-    """Return the order of the rows of a tensor that fuses gate and up."""
+    """Return the order of the rows of a fused gate and up projection, from that of the units."""
     return (*units, *(len(units) + unit for unit in units))

@@ -1,4 +1,4 @@
-"""Detects a change of low rank, such as a LoRA adapter makes."""
+"""Detects a difference of low rank, as merging a LoRA adapter causes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["find_low_rank"]
 
-# The rows to examine, from all over a matrix. Half of them determine the directions of the change;
-# the others must not have further ones.
+# The number of evenly spaced rows to examine. Half of them determine the directions of the change;
+# the other half must not have further directions.
 _MOST_ROWS = 1024
 _MOST_RANK = 128
 # A rank is low if it is at most this fraction of the examined rows, and of the columns.
 _LOW = 4
-# A random change in all directions has little of its energy in a few of them.
+# The fraction of the squared difference that a low rank must cover. A random change in all
+# directions has a small fraction of it in a few directions.
 _LEAST_SHARE = 0.8
 # The squares that may remain, as a multiple of the encodings' squared error.
 _REST = 1.5
@@ -37,7 +38,7 @@ _SPREAD = 2
 
 
 class _Fit(NamedTuple):
-    """The rank of a change, and the fraction of its energy that this rank covers."""
+    """The rank of a change, and the fraction of its squares that this rank covers."""
 
     rank: int
     share: float
@@ -67,7 +68,7 @@ def find_low_rank(pair: Pair, pairing: Pairing, found: Measured) -> Explanation 
 
 
 def _sample_rows(pair: Pair) -> tuple[F64, F64]:
-    """Return some rows of both tensors."""
+    """Return evenly spaced rows of both tensors, each as [rows, columns]."""
     count, width = pair.tensor.info.shape
     places = np.unique(np.linspace(0, count - 1, min(count, _MOST_ROWS)).astype(np.int64)).tolist()
     rows = [read_both(pair, row * width, width) for row in places]
@@ -78,7 +79,8 @@ def _sample_rows(pair: Pair) -> tuple[F64, F64]:
 def _fit_rank(change: F64, *, usual: float, most: float) -> _Fit | None:
     """Return the rank of a change, [rows, columns]; None if it is not low.
 
-    `usual` and `most` are sums of squares of every second row that may remain unexplained.
+    `usual` and `most` are the sums of squares that usually and at most remain unexplained in every
+    second row.
     """
     given, others = change[::2], change[1::2]
     size = min(len(others) // _LOW, change.shape[1] // _LOW, _MOST_RANK)
@@ -102,7 +104,10 @@ def _fit_rank(change: F64, *, usual: float, most: float) -> _Fit | None:
 
 
 def _find_directions(rows: F64, size: int) -> F64:
-    """Return the main directions of some rows, [columns, size], the strongest first."""
+    """Return an orthonormal basis of the principal directions of some rows, strongest first.
+
+    The basis has the shape [columns, at most `size`].
+    """
     values, vectors = np.linalg.eigh(rows @ rows.T)
     largest = np.argsort(values)[::-1][:size]
     kept = values[largest] > values[largest[0]] * np.finfo(np.float64).eps * len(rows)
@@ -112,6 +117,6 @@ def _find_directions(rows: F64, size: int) -> F64:
 
 
 def _measure_spread(change: F64) -> float:
-    """Return about how many rows a change affects."""
+    """Return the effective number of rows that a change affects (the participation ratio)."""
     squares = np.vecdot(change, change)
     return float(np.sum(squares) ** 2 / np.sum(np.square(squares)))

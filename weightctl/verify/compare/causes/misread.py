@@ -1,4 +1,4 @@
-"""Detects bits that were read in another byte order, or as another dtype."""
+"""Detects tensors whose bits were read in the wrong byte order, or as the wrong dtype."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _LEAST_DIFFERENT = 0.5
 
 
 def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that the bits of a tensor were read in another byte order, or as another dtype.
+    """Detect that the bits of a tensor were read in the wrong byte order, or as the wrong dtype.
 
-    The tensor's bits are reinterpreted if it still has them. If it was quantized afterwards, the
+    If the tensor still has the bits, they are reinterpreted. If it was quantized afterwards, the
     same mistake is made with the reference's values.
     """
     if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
@@ -52,7 +52,10 @@ def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
 
 
 class _Reading(NamedTuple):
-    """Reads the bits of `held` values as `meant` values, with their bytes swapped or not."""
+    """A step that reads the bits of `held` values as `meant` values.
+
+    `is_swapped` says whether the bytes of each value are reversed.
+    """
 
     held: Encoding
     meant: Encoding
@@ -64,7 +67,7 @@ class _Reading(NamedTuple):
         return _Reading(self.meant, self.held, self.is_swapped)
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and the encoding that the bits are read as."""
+        """Return the shape and the encoding of the result."""
         (info,) = inputs
         if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
             raise ConversionError(f"`{info.name}` is stored as {info.encoding}, not as {self.held}")
@@ -94,12 +97,16 @@ def _list_readings() -> Iterator[_Reading]:
         yield _Reading(held, meant, is_swapped=False)
 
 
-# The readings to try; `held` is the encoding that the bits were mistaken for.
+# The readings to try. `held` is the wrong encoding, which the tensor was read as.
 _READINGS = tuple(_list_readings())
 
 
 def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
-    """Yield the pair with the tensor reinterpreted, and with the reference misread."""
+    """Yield the pair with a reinterpreted tensor, and the pair with a reference misread likewise.
+
+    The first is left out if the tensor does not hold the bits any more, and the second if the
+    reference cannot be misread in this way.
+    """
     own, reference = pair.tensor, pair.reference
     encoding = own.info.encoding
     if encoding == step.held or _may_hold(own, step.held):
@@ -111,7 +118,7 @@ def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
 
 
 def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
-    """Whether a tensor's first float32 values may come from a narrower encoding."""
+    """Whether a float32 tensor's first values can be represented in a narrower encoding."""
     if tensor.info.encoding != _F32:
         return False
     raw = bytearray(min(tensor.info.nbytes, 1 << 12))
@@ -124,7 +131,7 @@ def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
 
 
 def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
-    """Return unquantized values in another encoding."""
+    """Convert raw values from one full-precision encoding to another."""
     with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
         return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
 

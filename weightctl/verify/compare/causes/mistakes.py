@@ -1,4 +1,4 @@
-"""Makes the mistakes of tools in the reference's tensors, to compare the results."""
+"""Makes typical mistakes of tools in the reference's tensors, to compare the results."""
 
 from __future__ import annotations
 
@@ -68,13 +68,16 @@ _OTHERS = (
 
 
 def guess_rope_rows(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with queries or keys in the row orders of both naming conventions."""
+    """Yield the pair with the rows of a query or key projection in the other row orders."""
     for order in _list_orders(pair, pairing):
         yield from _apply(pair, RowOrder(order), _ROPE)
 
 
 def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
-    """Yield the orders that the rows of queries or keys may have by mistake."""
+    """Yield the wrong orders that a query or key projection's rows may have.
+
+    These are the changes from one naming convention's order to the other's, in both directions.
+    """
     which = {"attention.q": "heads", "attention.k": "kv_heads"}.get(pair.part.rpartition(".")[0])
     model = pairing.reference
     config: Any = None if model is None else model.config
@@ -89,7 +92,7 @@ def _list_orders(pair: Pair, pairing: Pairing) -> Iterator[tuple[int, ...]]:
 
 
 def guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the reference of another projection of its layer."""
+    """Yield the pair with the reference's tensor of another projection of the same layer."""
     for one, other, cause in _OTHERS:
         for own, its in ((one, other), (other, one)):
             if own in pair.module:
@@ -100,7 +103,7 @@ def guess_other_projection(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 def _replace_reference(
     pair: Pair, counterpart: Pair | None, pairing: Pairing, cause: Explanation
 ) -> Iterator[Guess]:
-    """Yield the pair with another reference, its rows as they are or in another order."""
+    """Yield the pair with the reference of `counterpart`, with its rows unchanged and reordered."""
     if counterpart is None or counterpart.reference.info.shape != pair.tensor.info.shape:
         return
     made = _with_reference_of(pair, counterpart)
@@ -110,7 +113,7 @@ def _replace_reference(
 
 
 def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the parts of a fused reference in another order."""
+    """Yield the pair with the parts of a fused projection's reference in other orders."""
     shape, model = pair.reference.info.shape, pairing.reference
     if not shape or model is None:
         return
@@ -120,7 +123,7 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         yield from _apply(pair, RowOrder(order), _GATE_AND_UP)
     if pair.part.startswith("attention.qkv."):
         config: Any = model.config
-        # In a family without the field, all parts have the same layout.
+        # In a family without these fields, query, key and value have the same size.
         shared = shape[0] // 3
         if hasattr(config, "kv_heads") and hasattr(config, "head_dim"):
             shared = config.kv_heads * config.head_dim
@@ -140,8 +143,8 @@ def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     del pairing
     if len(pair.reference.info.shape) != 2:
         return
-    # A tensor that is transposed twice is read value by value; transposing the other side is
-    # equivalent.
+    # If the reference is transposed already, transposing the tensor instead is equivalent: a tensor
+    # that is transposed twice would be read value by value.
     if not _is_turned(pair.reference):
         yield from _apply(pair, Transposed(), TRANSPOSED)
     elif not _is_turned(pair.tensor):
@@ -154,7 +157,7 @@ def _is_turned(tensor: ReadableTensor) -> bool:
 
 
 def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with 1 added to the reference of a norm, and with 1 subtracted from it."""
+    """Yield the pair of a norm with 1 subtracted from the reference, and with 1 added to it."""
     del pairing
     # Norms of each head are matrices.
     is_vector = len(pair.reference.info.shape) == 1 or "norm" in pair.part
@@ -168,13 +171,13 @@ def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_copied_embedding(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the output with the embedding as its reference."""
+    """Yield the pair of the output matrix with the embedding as its reference."""
     if pair.module == OUTPUT_WEIGHT:
         yield from _replace_reference(pair, pairing.by_module.get(EMBEDDING_WEIGHT), pairing, _TIED)
 
 
 def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the reference of each other layer."""
+    """Yield the pair with the reference's tensor of each other layer."""
     if pair.layer is None:
         return
     for other in pairing.by_part.get((pair.part, pair.expert), ()):
@@ -184,7 +187,10 @@ def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair without its first and last rows, shifted by one row."""
+    """Yield the pair with the tensor shifted by one row, in either direction.
+
+    The first or last row of each side, which has no counterpart, is left out.
+    """
     del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
@@ -203,7 +209,7 @@ def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _apply(pair: Pair, step: Step, cause: Explanation) -> Iterator[Guess]:
-    """Yield the pair with a step applied to the reference, if that is possible."""
+    """Yield the pair with a step applied to the reference, if the step accepts it."""
     reference: ReadableTensor = pair.reference
     try:
         if isinstance(step, Transposed) and reference.info.encoding.block > 1:
@@ -228,7 +234,7 @@ _GATE, _UP = ".gate.", ".up."
 
 
 def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the rows of gate and up interleaved, and wrongly deinterleaved."""
+    """Yield the pair with the rows of gate and up interleaved, and deinterleaved by mistake."""
     if pair.part.startswith("mlp.gate_up."):
         rows = pair.reference.info.shape[0]
         if rows % 2 == 0:
@@ -251,18 +257,18 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def _list_wrong_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Explanation]]:
-    """Yield the wrong orders of `rows` gate rows followed by as many up rows."""
+    """Yield wrong orders of `rows` gate rows followed by `rows` up rows."""
     yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
     yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART
 
 
 class _RowsOfBoth(NamedTuple):
-    """Rows of two tensors, counted as if the second followed the first."""
+    """A step that selects rows of two tensors, which are numbered as if concatenated."""
 
     order: tuple[int, ...]
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and the encoding that both have."""
+        """Return the shape of the result, and the encoding of both inputs."""
         one, other = inputs
         if one.shape != other.shape or one.encoding != other.encoding or not one.shape:
             raise ConversionError(f"`{one.name}` and `{other.name}` differ in shape or type")
@@ -271,7 +277,7 @@ class _RowsOfBoth(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the rows of both tensors that contain the range, and select those needed."""
+        """Read the selected rows of the range from both tensors."""
         info = inputs[0].info
         count = info.shape[0]
         row = info.nbytes // count
@@ -303,7 +309,7 @@ _EXPERTS_ALIKE = Explanation(
 
 
 def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the reference of each other expert of its layer."""
+    """Yield the pair with the reference's tensor of each other expert of the same layer."""
     if pair.expert is None:
         return
     for other in pairing.by_layer.get((pair.part, pair.layer), ()):
@@ -312,7 +318,7 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
         made = _with_reference_of(pair, other)
         if not is_likely(made, pairing):
             continue
-        # An expert that is also still in its own place was copied, not moved.
+        # If the other expert is in its own place too, it was copied, not moved.
         cause = _ORDER
         if is_proven(other, pairing):
             text = f"expert {pair.expert} is a copy of expert {other.expert}"
@@ -323,7 +329,7 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 def find_equivalent_experts(
     pair: Pair, pairing: Pairing, found: Measured | None
 ) -> Explanation | None:
-    """Detect that a layer's experts and its router's rows are in the same other order."""
+    """Detect that a layer's experts and its router's rows are in the same new order."""
     del found
     if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None
@@ -350,7 +356,11 @@ def _follow_router(layer: int, pairing: Pairing) -> bool:
 
 
 def guess_other_norm(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the reference of each other norm of its layer, and of none."""
+    """Yield the pair of a norm with the reference's tensors of other norms.
+
+    These are norms of the same layer, and norms outside the layers. For a norm outside the layers,
+    they are the norms of all layers.
+    """
     if not _is_norm(pair):
         return
     for other in pairing.pairs:
@@ -379,5 +389,5 @@ def _is_norm(pair: Pair) -> bool:
 
 
 def _name_kind(pair: Pair) -> str:
-    """Return `weight` or `bias`."""
+    """Return the parameter's own name: `weight` or `bias`."""
     return pair.part.rpartition(".")[2]

@@ -42,9 +42,9 @@ __all__ = [
 
 ROWS, COLUMNS = 0, 1
 
-# The number of values that distinguishes a row or column from all others.
+# The number of values by which a row or column is recognized.
 _SIGNATURE = 64
-# Consecutive rows are read together, from this many places.
+# Columns are sampled in this number of bands of consecutive rows.
 _BANDS = 4
 _PIECE = 1 << 20
 # More differing rows than this are not matched, since the time grows with the square of their
@@ -52,28 +52,30 @@ _PIECE = 1 << 20
 _MOST_MATCHED = 1 << 15
 # The number of rows to match first; most of them must have a match.
 _PROBES = 16
-# A row whose error is this multiple of the usual one may be a different row.
+# A row may be a different row if its relative error exceeds this multiple of the typical error, and
+# this minimum.
 _OFF, _LEAST_OFF = 3.0, 1e-3
-# A row matches another if its distance to it is less than this fraction of its distance to the row
-# at its own place.
+# A row was moved if its distance to the nearest row of the reference is less than this fraction of
+# its distance to the reference's row in the same place.
 _NEARER = 0.5
 _AT_ONCE = 512
-# The number of places of an order that are listed.
+# The largest number of entries of an order that a message lists.
 _MOST_LISTED = 8
 _NOUNS = {ROWS: "rows", COLUMNS: "columns"}
 
 
 class _Sides(NamedTuple):
-    """The values that identify rows or columns of both tensors: [places, n]."""
+    """Values by which the rows or columns of both tensors are recognized: [rows or columns, n]."""
 
     own: F32
     reference: F32
 
 
 def find_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
-    """Return the reference's row, or column, at each place of a tensor; proven.
+    """Return the index of the reference's row, or column, at each place of a tensor.
 
-    None if they are in the reference's order, or if no order makes the tensors equal.
+    The order is proven: the reference in this order matches the tensor. Return None if the tensor
+    is in the reference's order, or if no order makes them match.
     """
     key = (pair.module, axis, pair.tensor.origin.steps)
     if key not in pairing.orders:
@@ -82,9 +84,10 @@ def find_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
 
 
 def find_output_order(pair: Pair, pairing: Pairing) -> Places | None:
-    """Return the reference's output at each output of a linear layer; proven, else None.
+    """Return the index of the reference's output at each output of a linear layer.
 
-    `pair` is of a weight, or of a bias, which must be in the order of its weight.
+    `pair` is a pair of weights, or of biases; a bias must be in the same order as its weight.
+    Return None if the order is the reference's, or cannot be proven.
     """
     view = pairing.seen_in("gguf", pair)
     if view is None or len(view.tensor.info.shape) != 1:
@@ -97,13 +100,16 @@ def find_output_order(pair: Pair, pairing: Pairing) -> Places | None:
 
 
 def is_in_order(pair: Pair, pairing: Pairing, axis: int, places: Places) -> bool:
-    """Whether a tensor is its reference with the rows or columns in a given order."""
+    """Whether a tensor matches its reference with the rows or columns in the order `places`."""
     made = _reorder(pair, axis, places)
     return made is not None and is_proven(made, pairing)
 
 
 def find_block_order(places: Places, size: int) -> Places | None:
-    """Return the order of blocks of `size` rows or columns; None if blocks are torn apart."""
+    """Return the order of blocks of `size` rows or columns.
+
+    Return None if `places` does not keep the rows or columns of each block together, in order.
+    """
     if size < 1 or len(places) % size:
         return None
     given = np.asarray(places).reshape(-1, size)
@@ -114,7 +120,7 @@ def find_block_order(places: Places, size: int) -> Places | None:
 
 
 def find_swap(places: Places) -> tuple[int, int] | None:
-    """Return the two places that are swapped; None if more places differ."""
+    """Return the two places that are swapped; None if the order is not a single swap."""
     wrong = [place for place, number in enumerate(places) if place != number]
     return (wrong[0], wrong[1]) if len(wrong) == 2 else None
 
@@ -144,7 +150,7 @@ def _reorder(pair: Pair, axis: int, places: Places) -> Pair | None:
 
 
 class _ColumnOrder(NamedTuple):
-    """Reorders columns of float32 values: each place gets the column that `order` gives for it."""
+    """A step that reorders the columns of a float32 tensor: column i is `order[i]` of the input."""
 
     order: Places
 
@@ -189,7 +195,7 @@ def _search_order(pair: Pair, pairing: Pairing, axis: int) -> Places | None:
 
 
 def _sample_rows(tensor: ReadableTensor) -> F32:
-    """Return values of each row, from all over it."""
+    """Return evenly spaced values of each row, [rows, n]."""
     count, width = tensor.info.shape
     columns = np.unique(np.linspace(0, width - 1, _SIGNATURE).astype(np.int64))
     step = max(_PIECE // width, 1)
@@ -202,7 +208,7 @@ def _sample_rows(tensor: ReadableTensor) -> F32:
 
 
 def _sample_columns(tensor: ReadableTensor) -> F32:
-    """Return values of each column, from rows all over the tensor."""
+    """Return values of each column, from evenly spaced bands of rows, [columns, n]."""
     count, width = tensor.info.shape
     band = min(count, _SIGNATURE // _BANDS)
     starts = dict.fromkeys((count - band) * part // (_BANDS - 1) for part in range(_BANDS))
@@ -211,9 +217,11 @@ def _sample_columns(tensor: ReadableTensor) -> F32:
 
 
 def _match(sides: _Sides, threshold: float) -> Places | None:
-    """Return the reference's row at each place; None if most rows are in place, or match none.
+    """Return the index of the reference's row at each place; None if rows do not seem reordered.
 
-    Rows that differ by at most the threshold are in place.
+    Rows whose relative error is at most the threshold stay in place; the others get the nearest row
+    of the reference. Return None if fewer than two rows or too many rows are left to match, or if
+    most of a sample of them do not have a nearer row in another place.
     """
     apart, lengths = _sum_squares(sides.own - sides.reference), _sum_squares(sides.reference)
     wrong = np.flatnonzero(apart > threshold**2 * lengths)
@@ -231,7 +239,7 @@ def _match(sides: _Sides, threshold: float) -> Places | None:
 
 
 def _find_nearest(own: F32, reference: F32) -> NDArray[np.int64]:
-    """Return the index of the reference's row that is nearest to each row."""
+    """Return the index of the reference's nearest row for each row of `own`."""
     squares = np.vecdot(reference, reference)
     nearest = np.empty(len(own), np.int64)
     for first in range(0, len(own), _AT_ONCE):
@@ -241,7 +249,10 @@ def _find_nearest(own: F32, reference: F32) -> NDArray[np.int64]:
 
 
 def _use_each_once(nearest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an order that uses each index once; equal rows may have the same nearest row."""
+    """Replace repeated indices by unused ones, so that each index occurs once.
+
+    Indices are repeated if several rows have the same nearest row, as equal rows do.
+    """
     _, first = np.unique(nearest, return_index=True)
     is_second = np.ones(len(nearest), bool)
     is_second[first] = False
@@ -257,7 +268,7 @@ def _sum_squares(rows: F32) -> NDArray[np.float64]:
 
 
 def find_permuted(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that the rows or columns of a tensor are rolled, swapped or in another order."""
+    """Detect that the rows or columns are cyclically shifted, swapped or in another order."""
     del found
     own = pairing.checkpoint
     view = pair if own is None else pairing.seen_in(own.convention, pair)
