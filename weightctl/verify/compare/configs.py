@@ -159,13 +159,8 @@ def _is_same(value: Any, wanted: Any) -> bool:
     return bool(value == wanted)
 
 
-<<<<<<< HEAD
 def _is_of_convention(subject: RecognizedModel, reference: RecognizedModel, field: str) -> bool:
-    """Whether a field has no key, or weights contain it in one of two naming conventions."""
-=======
-def _is_of_convention(subject: RecognizedModel, field: str) -> bool:
-    """Whether a field has neither a key nor a tensor that states it in any naming convention."""
->>>>>>> wt-english2
+    """Whether no key or tensor states a field, or only the weights of one convention contain it."""
     lines = [key for key in subject.family.keys if key.field == field]
     if subject.convention != reference.convention and any(key.is_in_weights for key in lines):
         return True

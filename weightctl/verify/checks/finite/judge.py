@@ -308,8 +308,9 @@ def _name_norm_gains(checkpoint: RecognizedModel | None) -> frozenset[str]:
     for names in checkpoint.family.tensors(checkpoint.config):
         is_gain = names.module.endswith("norm.weight")
         change = names.change
-        stored = {} if change is None else change.fields(checkpoint.convention)
-        is_less_one = bool(stored.get("norm_offset"))
+        is_less_one = change is not None and bool(
+            change.fields(checkpoint.convention).get("norm_offset")
+        )
         name = getattr(names, checkpoint.convention)
         if is_gain and not is_less_one and name is not None:
             found.add(name)
