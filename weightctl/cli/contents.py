@@ -111,7 +111,7 @@ class Contents:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """The config.json next to the checkpoint; empty if it is missing or of another file."""
+        """The config.json next to the checkpoint; empty if missing, or if of another file."""
         header = header_of(self.weights)
         document = config(header.files)
         return document if document and is_config_of(document, header) else {}

@@ -37,8 +37,8 @@ __all__ = [
 class Limit(NamedTuple):
     """A limit that a user sets: its option, and the field of the request that holds it.
 
-    One that `needs_reference` limits a difference. One `of_whole_model` cannot be applied to some
-    layers only.
+    If `needs_reference` is set, it limits a difference from the reference. If `of_whole_model` is
+    set, it cannot be applied to some layers only.
     """
 
     option: str
@@ -54,11 +54,11 @@ class Check(NamedTuple):
     reports describes under the name of the check. `remedy` is what to do about problems without a
     known cause. `limits` are applied by this check.
 
-    One that `needs_reference` only compares two checkpoints; one that `compares` lists differences
-    if there is a reference. One without `reads_tensors` reads only headers. One that `opens_files`
-    reports files that cannot be opened, for which no other check runs. `prepares` is
-    `(request: Request) -> object`: it runs before all checks, and raises `ConversionError` for a
-    request that the check cannot fulfill.
+    `needs_reference` is set if the check only compares two checkpoints, and `compares` if it lists
+    differences when there is a reference. If `reads_tensors` is not set, it reads only headers.
+    `opens_files` is set if it reports files that cannot be opened; no other check runs for them.
+    `prepares` is a function `(request: Request) -> object` that runs before all checks. It raises
+    `ConversionError` for a request that the check cannot fulfill.
     """
 
     run: str

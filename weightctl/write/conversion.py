@@ -38,8 +38,8 @@ class Conversion:
     """A conversion that is planned or done; `saved` is None until it is done.
 
     `opened` is the source before renaming and joining, so its tensors may have other names than
-    those of the plan's source. Workers make the plan from the `request`, which is None if the
-    source is not a path.
+    those of the plan's source. Workers make the plan from `request`. It is None if the source
+    is not a path.
     """
 
     plan: Plan

@@ -86,7 +86,7 @@ def save_shards(
 class ShardedOutput:
     """A sharded checkpoint that is planned or written; `saved` is None until it is written.
 
-    Workers make the plan from the `request`, which is None if the source is not a path.
+    Workers make the plan from `request`. It is None if the source is not a path.
     """
 
     plan: ShardPlan

@@ -182,7 +182,7 @@ class ModelRepository:
 
 
 class _ExistsError(OutputError):
-    """A model of this name exists."""
+    """A repository could not be created, since a model of this name exists."""
 
 
 class _NewerCommitError(OutputError):

@@ -1,4 +1,4 @@
-"""Writes outputs with several processes, each of which runs the same command."""
+"""Writes outputs with several processes that all run the same command."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _FLUSH_AFTER = 3.0
 
 
 class ObjectJournal:
-    """A journal that consists of several objects, each of which has further lines.
+    """A journal that consists of several objects; each object adds lines.
 
     If `is_immediate` is set, records are written when they are added.
     """

@@ -30,7 +30,7 @@ _STRING, _ARRAY = 8, 9
 # The sizes of GGUF's scalars by type: u8 to f32, bool, then the 64-bit types.
 _SIZES = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | dict.fromkeys((10, 11, 12), 8)
 _DEEPEST = 50
-# torch adds pages of advice to its errors, some of it dangerous, which is removed by these texts.
+# torch adds pages of advice to its errors, some of it dangerous. These texts mark what is removed.
 _ERROR, _VERSION = "WeightsUnpickler error:", "In PyTorch 2.6"
 _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", "Please file an")
 
@@ -38,7 +38,7 @@ _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation", 
 def _read_safetensors(path: str) -> dict[str, Any]:
     with import_module("safetensors").safe_open(path, framework="numpy") as file:
         tensors: dict[str, Any] = {}
-        for name in file.keys():  # noqa: SIM118  # no dictionary, and has nothing else
+        for name in file.keys():  # noqa: SIM118  # it has `keys`, but is not a dictionary
             part = file.get_slice(name)
             tensors[name] = [part.get_dtype(), list(part.get_shape())]
     return {"tensors": tensors, "whole": True}
@@ -124,7 +124,7 @@ def _is_tensor(content: Any) -> bool:
 def _list_entries(content: Any) -> Iterable[tuple[Any, Any]]:
     found: Any = content
     if isinstance(content, dict):
-        return found.items()  # type: ignore[no-any-return]  # of a value of any type
+        return found.items()  # type: ignore[no-any-return]  # `found` has any type
     return enumerate([*found]) if isinstance(content, list | tuple) else ()
 
 
