@@ -199,7 +199,7 @@ CAUSES: dict[str, Cause] = {
         takes_another=True,
     ),
     "shifted": Cause(
-        "the values of each row are shifted by one position",
+        "the rows are shifted by one position",
         _FETCH,
         guess=f"{_HERE}.mistakes:guess_shifted",
     ),

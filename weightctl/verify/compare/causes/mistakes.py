@@ -204,7 +204,7 @@ def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                     pair.module, RowRange(theirs, last - mine), [pair.reference]
                 ),
             ),
-            Explanation("shifted", f"the values of each row are one position {what} the right one"),
+            Explanation("shifted", f"each row is one position {what} the right one"),
         )
 
 
