@@ -8,6 +8,7 @@ package some commands load.
 from __future__ import annotations
 
 import ast
+import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -169,6 +170,17 @@ def list_fragments(modules: dict[str, tuple[Path, ast.Module]]) -> list[str]:
     return [name for name, lines in list_single(modules).items() if lines < _SHORT]
 
 
+def list_table_lines(modules: dict[str, tuple[Path, ast.Module]]) -> list[int]:
+    """Return the number of lines of each model family's table."""
+    return [
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for _, tree in modules.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(each, ast.Name) and each.id == "FAMILY" for each in node.targets)
+    ]
+
+
 def main(root: Path) -> None:
     """Print the figures of the package below a root."""
     package = root / "weightctl"
@@ -187,6 +199,8 @@ def main(root: Path) -> None:
     print(f"  of them under {_SHORT} lines         {len(list_fragments(modules))}")
     print(f"shared class names               {len(list_shared_class_names(modules))}")
     print(f"functions that are participles   {count_participles(modules)}")
+    if lines := list_table_lines(modules):
+        print(f"lines of a family's table        {statistics.median(lines):.0f} (median)")
     for name, command in COMMANDS.items():
         print(f"modules that `{name}` loads{' ' * (13 - len(name))}{count_loaded(root, command)}")
 
