@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from weightctl.write.journal import Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 KINDS = {
     "gguf": ("out.gguf", {"quant": "Q4_K"}),
@@ -78,6 +78,18 @@ def test_any_executor_can_do_the_work(model: Path, tmp_path: Path) -> None:
         opened = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
         assert not [each for each in opened if each.startswith(str(tmp_path))]
     assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files of processes")
+def test_workers_that_stay_have_no_output_open(model: Path, tmp_path: Path) -> None:
+    with ProcessExecutor(2) as executor:
+        convert(model, tmp_path / "out.gguf", quant="Q8_0", on=executor)
+        workers = executor.process_ids()
+        files = [each for worker in workers for each in Path(f"/proc/{worker}/fd").iterdir()]
+        opened = [os.readlink(each) for each in files]
+    assert workers
+    assert opened
+    assert [each for each in opened if each.startswith(str(tmp_path))] == []
 
 
 def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:

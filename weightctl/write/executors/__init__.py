@@ -65,15 +65,17 @@ def is_shared(on: str | Executor) -> bool:
 
 
 def is_local(on: str | Executor) -> bool:
-    """Whether all workers are known to be on this machine."""
+    """Whether all workers are known to be on this machine.
+
+    An executor of another kind than the standard library's can state it by an attribute `is_local`.
+    """
     if isinstance(on, str):
         line = EXECUTORS.get(on.partition(":")[0])
         return line is not None and line.is_local
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-    from weightctl.write.executors.processes import ProcessExecutor
-
-    return isinstance(on, ProcessPoolExecutor | ThreadPoolExecutor | ProcessExecutor)
+    is_known = isinstance(on, ProcessPoolExecutor | ThreadPoolExecutor)
+    return is_known or getattr(on, "is_local", False) is True
 
 
 @contextmanager

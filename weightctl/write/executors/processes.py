@@ -49,6 +49,9 @@ class ProcessExecutor(Executor):
     ends, even if it is killed.
     """
 
+    # The processes are on this machine, which therefore waits for its disk itself.
+    is_local = True
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="weightctl")
