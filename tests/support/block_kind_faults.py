@@ -38,7 +38,8 @@ def _change(part: str, cause: str | None, change: Callable[[Array], Array]) -> B
 
 
 _OF_MODEL = {
-    "embedding.weight", "position_embedding.weight", "token_type_embedding.weight",
+    "decoder_bias.weight", "embedding.weight", "encoder_bias.weight", "position_embedding.weight",
+    "token_type_embedding.weight",
 }  # fmt: skip
 
 
@@ -67,6 +68,19 @@ def _key(name: str, change: Callable[[Any], Any]) -> BlockFault:
         key = f"{files.model.family.gguf_name}.{name}"
         old = files.metadata[key]
         files.metadata[key] = MetadataValue(old.type, change(old.content))
+        return (key,)
+
+    return BlockFault(hurt, "config")
+
+
+def _of_layers(key: str, added: float) -> BlockFault:
+    """Return the fault of a key with a value for each layer, of which the second is larger."""
+
+    def hurt(files: Files) -> tuple[str, ...]:
+        old = files.metadata[key]
+        values = list(old.content)
+        values[1] += added
+        files.metadata[key] = MetadataValue(old.type, values)
         return (key,)
 
     return BlockFault(hurt, "config")
@@ -250,6 +264,75 @@ _NORMS_APART = {
     "logits": _key("logit_scale", _times(2)),
     "two heads swapped": _heads_swapped("q", "heads"),
 }
+_NORMS_AFTER = {
+    "norms swapped": _exchanged(
+        "post_attention_norm.weight", "post_mlp_norm.weight", "norms_exchanged"
+    ),
+    "norm of all queries with 1 added": _plus_one("attention.q_norm.weight"),
+    "norm of all keys zero": _zeroed("attention.k_norm.weight"),
+    "norm of all queries negated": _negated("attention.q_norm.weight"),
+    "norm missing": _dropped("post_mlp_norm.weight"),
+    "two heads swapped": _heads_swapped("q", "heads"),
+    "epsilon": _key("attention.layer_norm_rms_epsilon", _times(1e4)),
+}
+_INNER_NORMS = {
+    "norm of attention's output with 1 added": _plus_one("attention.inner_norm.weight"),
+    "norm of the MLP's product zero": _zeroed("mlp.inner_norm.weight"),
+    "norm of the MLP's product negated": _negated("mlp.inner_norm.weight"),
+    "norm missing": _dropped("attention.inner_norm.weight"),
+    "gate and up swapped": _exchanged("mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"),
+    "norms swapped": _exchanged("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "value heads swapped": _heads_swapped("v", "kv_heads"),
+}
+_OUTPUT_GATE = {
+    "gate of attention zero": _zeroed("attention.gate.weight"),
+    "gate of attention negated": _negated("attention.gate.weight"),
+    "gate of attention missing": _dropped("attention.gate.weight"),
+    "gate of attention transposed": _change(
+        "attention.gate.weight", "transposed", lambda rows: rows.T
+    ),
+    "norm of keys with 1 added": _plus_one("attention.k_norm.weight"),
+    "window": _key("attention.sliding_window", lambda size: size // 2),
+    "scale of the shares": _key("expert_weights_scale", _times(2)),
+}
+_CHUNKED = {
+    "keys in the other order of RoPE": _rope_rows("k"),
+    "experts in another order": _stacked("down.weight", "expert_order", _experts_swapped),
+    "an expert copied": _stacked("up.weight", "expert_copied", _expert_copied),
+    "rows of the router swapped": _SOFTMAX["rows of the router swapped"],
+    "shared gate and up swapped": _SOFTMAX["shared gate and up swapped"],
+    "experts used": _key("expert_used_count", lambda count: count - 1),
+    "RoPE base": _key("rope.freq_base", _times(10)),
+}
+_XIELU = {
+    "slopes above 0": _of_layers("xielu.alpha_p", 0.5),
+    "slopes below 0": _of_layers("xielu.alpha_n", 0.5),
+    "linear part": _of_layers("xielu.beta", 0.5),
+    "norm of queries with 1 added": _plus_one("attention.q_norm.weight"),
+    "up zero": _zeroed("mlp.up.weight"),
+    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
+    "two heads swapped": _heads_swapped("v", "kv_heads"),
+}
+_DECODER = 3
+_ENCODER_DECODER = {
+    "distances of the decoder one too far": _change("decoder_bias.weight", "shifted", _rolled),
+    "distances of the encoder zero": _zeroed("encoder_bias.weight"),
+    "distances of the encoder negated": _negated("encoder_bias.weight"),
+    "query and key of cross-attention swapped": BlockFault(
+        lambda files: files.exchange(
+            of("cross.q.weight", _DECODER), of("cross.k.weight", _DECODER)
+        ),
+        "query_and_key_swapped",
+    ),
+    "norm of cross-attention with 1 added": BlockFault(
+        changed(of("cross_norm.weight", _DECODER), lambda weight: weight + 1), "norm_offset"
+    ),
+    "cross-attention zero": BlockFault(
+        changed(of("cross.o.weight", _DECODER), np.zeros_like), "zeroed"
+    ),
+    "gate and up swapped": _exchanged("mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"),
+    "first token of the decoder": _key("decoder_start_token_id", lambda token: token + 5),
+}
 _ALIBI = {
     "slopes": _key("attention.max_alibi_bias", _times(2)),
     "norm with 1 added": _plus_one("attention_norm.weight"),
@@ -279,6 +362,12 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "encoder": ("bert", _ENCODER),
     "parallel residual": ("gptneox", _PARALLEL),
     "multipliers": ("granite", _MULTIPLIERS),
+    "norms after the parts": ("olmo2", _NORMS_AFTER),
+    "norms inside the parts": ("bitnet", _INNER_NORMS),
+    "output gate": ("afmoe", _OUTPUT_GATE),
+    "chunked attention": ("llama4", _CHUNKED),
+    "xIELU": ("apertus", _XIELU),
+    "encoder and decoder": ("t5", _ENCODER_DECODER),
     "norms of each head": ("cohere-norms", _NORMS_APART),
     "ALiBi": ("mpt", _ALIBI),
     "learned positions": ("gpt2", _LEARNED),

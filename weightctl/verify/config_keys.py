@@ -72,9 +72,7 @@ def _follow_default(checkpoint: RecognizedModel, field: str, spelling: Spelling)
 
 
 def _find_tensor_of(checkpoint: RecognizedModel, field: str) -> str:
-    """Return the name of the GGUF tensor that states a RoPE scaling field; empty if none does."""
-    if checkpoint.convention != "gguf" or not field.startswith("scaling."):
-        return ""
+    """Return the name of the tensor whose values state a field; empty if none does."""
     fields: Fields = checkpoint.fields
     for names in checkpoint.family.tensors(checkpoint.config):
         add_fields, tensor = names.line.add_fields, checkpoint.tensors.get(names.module)

@@ -103,9 +103,14 @@ def _say_factor(factor: float) -> str:
 
 
 def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
-    """Detect that all values are those of the reference, multiplied by one factor."""
+    """Detect that all values are those of the reference, multiplied by one factor.
+
+    A single value always is.
+    """
     del pairing
     if not found.squares or not found.own_squares or found.nonfinite:
+        return None
+    if pair.tensor.info.size < 2:
         return None
     if found.relative_rmse <= allowed_error(pair, found):
         return None

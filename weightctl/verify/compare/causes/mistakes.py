@@ -57,12 +57,14 @@ _KEY_AND_VALUE = Explanation("key_and_value_swapped", "the key and value project
 _PARTS = Explanation("parts_exchanged", "the parts of the fused projection are in another order")
 TRANSPOSED = Explanation("transposed", "it is transposed: rows and columns are swapped")
 _TIED = Explanation("tied", "it is a copy of the embedding, and the reference has its own output")
+_QUERY_AND_KEY = Explanation("query_and_key_swapped", "the query and key projections are swapped")
 _OTHERS = (
-    (".attention.q.", ".attention.k.", Explanation(
-        "query_and_key_swapped", "the query and key projections are swapped")),
+    (".attention.q.", ".attention.k.", _QUERY_AND_KEY),
+    (".cross.q.", ".cross.k.", _QUERY_AND_KEY),
     (".attention.q.", ".attention.o.", Explanation(
         "query_and_output_swapped", "the query and output projections are swapped")),
     (".attention.k.", ".attention.v.", _KEY_AND_VALUE),
+    (".cross.k.", ".cross.v.", _KEY_AND_VALUE),
     (".gate.", ".up.", _GATE_AND_UP),
 )  # fmt: skip
 
