@@ -63,11 +63,10 @@ class AsFloat32:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Plus:
-    """Each value plus `value`, in float32."""
+class _OnFloat32:
+    """Common to steps that compute each value in float32, whatever the encoding of the input."""
 
-    value: float
+    __slots__ = ()
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the same shape, and F32."""
@@ -76,86 +75,72 @@ class Plus:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the requested range, and add `value`."""
+        """Decode the requested range, and compute."""
         import numpy as np
 
         AsFloat32().read_into(inputs, start, buffer)
         with np.errstate(all="ignore"):  # NaN and infinity stay
-            np.frombuffer(buffer, np.float32)[:] += np.float32(self.value)
+            self._compute(np.frombuffer(buffer, np.float32))
+
+    def _compute(self, values: NDArray[np.float32]) -> None:
+        """Change the values in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Plus(_OnFloat32):
+    """Each value plus `value`, in float32."""
+
+    value: float
+
+    def _compute(self, values: NDArray[np.float32]) -> None:
+        import numpy as np
+
+        values += np.float32(self.value)
 
     def __str__(self) -> str:
         return f"{self.value:+g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Multiplied:
+class Multiplied(_OnFloat32):
     """Each value plus `offset`, times `factor`, in float32."""
 
     factor: float
     offset: float = 0.0
 
-    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the same shape, and F32."""
-        return AsFloat32().infer(inputs)
-
-    def read_into(
-        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Decode the requested range, add `offset`, and multiply by `factor`."""
+    def _compute(self, values: NDArray[np.float32]) -> None:
         import numpy as np
 
-        AsFloat32().read_into(inputs, start, buffer)
-        values = np.frombuffer(buffer, np.float32)
-        with np.errstate(all="ignore"):  # NaN and infinity stay
-            if self.offset:
-                values += np.float32(self.offset)
-            values *= np.float32(self.factor)
+        if self.offset:
+            values += np.float32(self.offset)
+        values *= np.float32(self.factor)
 
     def __str__(self) -> str:
         return f"{f'{self.offset:+g}, ' if self.offset else ''}times {self.factor:.6g}"
 
 
 @dataclass(frozen=True, slots=True)
-class MinusExp:
+class MinusExp(_OnFloat32):
     """`-exp(x)` of each number, in float32."""
 
-    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
-        return AsFloat32().infer(inputs)
-
-    def read_into(
-        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Decode the run, and compute."""
+    def _compute(self, values: NDArray[np.float32]) -> None:
         import numpy as np
 
-        AsFloat32().read_into(inputs, start, buffer)
-        made = np.frombuffer(buffer, np.float32)
-        with np.errstate(all="ignore"):  # NaN and infinity stay
-            made[:] = -np.exp(made.astype(np.float64))
+        values[:] = -np.exp(values.astype(np.float64))
 
     def __str__(self) -> str:
         return "-exp(x)"
 
 
 @dataclass(frozen=True, slots=True)
-class LogOfMinus:
-    """`log(-x)` of each number, in float32: the inverse of `MinusExp`."""
+class LogOfMinus(_OnFloat32):
+    """`log(-x)` of each number, in float32: the inverse of `MinusExp`. NaN unless x is negative."""
 
-    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
-        return AsFloat32().infer(inputs)
-
-    def read_into(
-        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Decode the run, and compute."""
+    def _compute(self, values: NDArray[np.float32]) -> None:
         import numpy as np
 
-        AsFloat32().read_into(inputs, start, buffer)
-        made = np.frombuffer(buffer, np.float32)
-        with np.errstate(all="ignore"):  # of what is not negative there is none
-            made[:] = np.log(-made.astype(np.float64))
+        values[:] = np.log(-values.astype(np.float64))
 
     def __str__(self) -> str:
         return "log(-x)"
