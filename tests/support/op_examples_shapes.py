@@ -64,6 +64,13 @@ def _rms_norm(x: Array, weight: Array) -> Array:
     return normal.astype(x.dtype) * weight
 
 
+def _convolved(x: Array, weight: Array) -> Array:
+    padded = np.concatenate([np.zeros_like(x[:, : weight.shape[1] - 1]), x], 1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[1], axis=1)
+    made: Array = (windows * weight).sum(-1)
+    return made
+
+
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     numbers = x[..., 0::2] + 1j * x[..., 1::2]
     turned = numbers * (cos + 1j * sin)
@@ -76,7 +83,7 @@ def _attention(query: Array, key: Array, value: Array) -> Array:
     return shares / shares.sum(-1, keepdims=True) @ value
 
 
-WEIGHT, BIAS = floats(4), floats(4)
+WEIGHT, BIAS, KERNEL = floats(4), floats(4), floats(4, 3)
 QUERY, KEY, VALUE = floats(1, 2, 3, 4), floats(1, 2, 5, 4), floats(1, 2, 5, 4)
 ANGLES = floats(3, 2)
 COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
@@ -120,6 +127,8 @@ EXAMPLES = [
     Example("rms_norm", HALVES, _rms_norm(*HALVES), {"epsilon": 1e-6}),
     Example("layer_norm", (X, WEIGHT, BIAS), _layer_norm(X, WEIGHT, BIAS), {"epsilon": 1e-5}, 1e-6),
     Example("layer_norm", (*HALVES, HALVES[1]), _layer_norm(*HALVES, HALVES[1]), {"epsilon": 1e-5}),
+    Example("causal_convolution", (X, KERNEL), _convolved(X, KERNEL), {}, 1e-6),
+    Example("causal_convolution", (X, KERNEL, BIAS), _convolved(X, KERNEL) + BIAS, {}, 1e-6),
     Example("rope", (X, COS, SIN), _rotated(X, COS, SIN), {"interleaved": True}, 1e-6),
     Example("attention", (QUERY, KEY, VALUE), _attention(QUERY, KEY, VALUE), PLAIN, 1e-6),
 ]
@@ -173,6 +182,7 @@ INFERRED = [
     Inferred(
         "layer_norm", (f32("batch", "dim"), f32("dim")), f32("batch", "dim"), {"epsilon": 1e-5}
     ),
+    Inferred("causal_convolution", (f32("batch", "seq", 4), f32(4, 3)), f32("batch", "seq", 4)),
     Inferred(
         "rope",
         (f32("batch", 3, "seq", 8), f32("batch", 1, "seq", 2), f32("batch", 1, "seq", 2)),
@@ -264,6 +274,9 @@ REFUSED = [
         "float32 and bfloat16 cannot be combined",
         {"epsilon": 0.0},
     ),
+    Refused("causal_convolution", (f32(2, 4), f32(4, 3)), "must have three dimensions"),
+    Refused("causal_convolution", (f32(1, 2, 4), f32(3, 3)), "weight must be [4, kernel]"),
+    Refused("causal_convolution", (f32(1, 2, 4), f32(4, 3), f32(3)), "bias must be [4]"),
     Refused(
         "layer_norm",
         (f32(),),

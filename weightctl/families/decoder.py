@@ -17,6 +17,9 @@ _LISTED = {
     "rotated_layers": "the use of RoPE",
     "sparse_layers": "the use of experts",
     "chunked_layers": "the use of chunks",
+    "attention_layers": "the use of attention",
+    "convolution_layers": "the use of convolutions",
+    "mlp_layers": "the use of an MLP",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -24,6 +27,9 @@ _LISTED = {
 # without weights, in layers with RoPE only. `apart`: a LayerNorm of each head, with weights for
 # each.
 QkNorm: TypeAlias = Literal["head", "whole", "unit", "apart"]
+
+# Whether all layers have a property, or for each layer whether it has it.
+LayerFlag: TypeAlias = "bool | tuple[bool, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,14 @@ class DecoderConfig:
     - `head_dim`: the number of elements of a query or key.
     - `intermediate`: the width of the MLP.
     - `tied`: whether the output uses the weight of the embedding.
+
+    Parts of a layer, each True, False, or a value for each layer. The outputs of parts that read
+    the same input are added.
+
+    - `attention_layers`: the layers with attention.
+    - `convolution_layers`: the layers with a short convolution, which reads `convolution_length`
+      positions; with `convolution_bias`, its projections and the convolution have biases.
+    - `mlp_layers`: the layers with an MLP or experts.
 
     Norms:
 
@@ -141,6 +155,12 @@ class DecoderConfig:
     norm_epsilon: float
     activation: str = "silu"
     tied: bool = False
+
+    attention_layers: LayerFlag = True
+    convolution_layers: LayerFlag = False
+    convolution_length: int = 0
+    convolution_bias: bool = False
+    mlp_layers: LayerFlag = True
 
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True

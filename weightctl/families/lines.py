@@ -55,6 +55,7 @@ def _of_layer(each: Name) -> Name:
 _IF_FACTORS = ("has_rope_factors",)
 # Queries are computed from a latent vector.
 _IF_QUERY_RANK = ("query_rank",)
+_IF_CONVOLUTION = ("convolution_layers",)
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -112,6 +113,15 @@ _OF_LAYERS = (
             ends={"hugging_face": ""}),
     _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
             bias="attention_output_bias"),
+    # A short convolution: the projection to two gates and the values, the weights of each channel,
+    # and the projection to the outputs.
+    _matrix("convolution.inputs", "shortconv.in_proj", "conv.in_proj",
+            ("channels", "channels", "channels"), when=_IF_CONVOLUTION, bias="convolution_bias"),
+    _matrix("convolution.kernel", "shortconv.conv", "conv.conv", ("channels",),
+            ("convolution_length",), when=_IF_CONVOLUTION, bias="convolution_bias",
+            is_float32=True, change=Squeezed(1, is_run_without=True)),
+    _matrix("convolution.outputs", "shortconv.out_proj", "conv.out_proj", _HIDDEN, ("channels",),
+            when=_IF_CONVOLUTION, bias="convolution_bias"),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),

@@ -23,11 +23,12 @@ __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary",
+        "shared_inner", "vocabulary", "channels",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
 _FIELDS: Mapping[Extent, str] = {
+    "channels": "hidden",
     "inner": "intermediate",
     "expert_inner": "expert_intermediate",
     "shared_inner": "shared_intermediate",
@@ -50,14 +51,16 @@ class Role(NamedTuple):
 
 
 _WHOLE = Role("replicate")
-# The strategy by the number of extents along the outputs.
-_OF_OUTPUTS = {1: "rowwise", 2: "gate_up", 3: "stacked_qkv"}
+# The strategy by the number of extents along the outputs, if it does not depend on their kind.
+_OF_OUTPUTS = {1: "rowwise", 2: "gate_up"}
 
 
 def _derive_role(part: WeightAxes) -> Role:
     """Return how ranks divide a part with these axes."""
     if part.outputs and _SHARED.issuperset(part.outputs):
-        return Role(_OF_OUTPUTS[len(part.outputs)], 0, part.outputs)
+        is_of_heads = not OF_HEADS.isdisjoint(part.outputs)
+        several = "stacked_qkv" if is_of_heads else "segmented"
+        return Role(_OF_OUTPUTS.get(len(part.outputs), several), 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
         is_of_heads = not OF_HEADS.isdisjoint(part.inputs)
         return Role("head_aware_columnwise" if is_of_heads else "columnwise", 1, part.inputs)

@@ -53,6 +53,7 @@ from weightctl.graph.ops.collectives import (
     reduce_scatter,
     transfer_to,
 )
+from weightctl.graph.ops.convolution import CAUSAL_CONVOLUTION, causal_convolution
 from weightctl.graph.ops.create import CONSTANT, DIMS, RANGE, arange, constant, dims, range
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
@@ -117,6 +118,7 @@ __all__ = [
     "broadcast_to",
     "call",
     "cast",
+    "causal_convolution",
     "chunk",
     "clamp",
     "concat",
@@ -191,6 +193,7 @@ _RECORDS = (
     ALLREDUCE,
     REDUCE_SCATTER,
     TRANSFER_TO,
+    CAUSAL_CONVOLUTION,
     CONSTANT,
     DIMS,
     RANGE,

@@ -1,11 +1,14 @@
-"""One layer of a model: attention and an MLP or experts, which the config selects."""
+"""One layer of a model, whose parts the config selects: attention, and an MLP or experts."""
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
+from weightctl.nn.convolution import ShortConvolution
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
@@ -47,15 +50,28 @@ class Block(Module):
         self.has_norms = config.pre_norms or config.norms_after
         window = config.window(layer)
         self.rotation: int | None = None
-        if config.position == "rope" and config.is_rotated(layer):
+        self.has_attention = at_layer(config, "attention_layers", layer)
+        if self.has_attention and config.position == "rope" and config.is_rotated(layer):
             self.rotation = int(config.local_rope_base is not None and window is not None)
         normed = config.attention_norms
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
-        self.attention = _make_attention(config, layer, dtype)
+        if self.has_attention:
+            self.attention = _make_attention(config, layer, dtype)
+        self.has_convolution = at_layer(config, "convolution_layers", layer)
+        if self.has_convolution:
+            self.convolution = ShortConvolution(
+                config.hidden,
+                config.convolution_length,
+                bias=config.convolution_bias,
+                dtype=dtype,
+            )
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
+        self.has_mlp = at_layer(config, "mlp_layers", layer)
+        if not self.has_mlp:
+            return
         if self.has_norms and not config.shared_norm:
             self.mlp_norm = make_norm(config, dtype)
         self.mlp = make_mlp(config, layer, dtype)
@@ -72,17 +88,28 @@ class Block(Module):
         """Return the input of the next layer, in the shape of `x`."""
         config = self.config
         if config.norms_after:
-            x = self.attention_norm(x + self.attention(x, cos, sin, mask))
+            x = self.attention_norm(x + self._mix(x, cos, sin, mask))
             return self.mlp_norm(x + self.mlp(x))
         normal = self.attention_norm(x) if self.reads_normed else x
-        attended = self.attention(normal, cos, sin, mask)
+        attended = self._mix(normal, cos, sin, mask)
         if config.post_norms:
             attended = self.post_attention_norm(attended)
         if config.parallel:
             inner = normal if config.shared_norm or not config.pre_norms else self.mlp_norm(x)
             return x + self._scale(attended + self._inner(inner))
         x = x + self._scale(attended)
+        if not self.has_mlp:
+            return x
         return x + self._scale(self._inner(self.mlp_norm(x) if config.pre_norms else x))
+
+    def _mix(self, x: Value, cos: Value | None, sin: Value | None, mask: Value | None) -> Value:
+        """Return the sum of the outputs of the parts that combine positions."""
+        outputs: list[Value] = []
+        if self.has_attention:
+            outputs.append(self.attention(x, cos, sin, mask))
+        if self.has_convolution:
+            outputs.append(self.convolution(x))
+        return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:
         y = self.mlp(x)

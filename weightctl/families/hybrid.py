@@ -1,0 +1,102 @@
+"""Keys and lines of hybrid models: other parts replace attention in some layers.
+
+GGUF has a number of KV heads for each layer, which is 0 in layers without attention; transformers
+has a word for each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.keys import Key
+from weightctl.families.kinds import WholeNumber
+from weightctl.families.layers import ONES, LayerValues
+from weightctl.text.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.family import Name
+    from weightctl.families.keys import Fields
+    from weightctl.families.kinds import Kind
+
+__all__ = ["check_kv_heads", "hybrid_keys", "hybrid_lines"]
+
+_LAYER = "layers.{}."
+# A number of KV heads for each layer, or one for all.
+_COUNTS = LayerValues(WholeNumber(0, 1 << 16))
+
+
+def hybrid_lines(names: tuple[Name, ...], parts: Mapping[str, str]) -> tuple[Name, ...]:
+    """Return the lines of a model in which only some layers have certain parts.
+
+    `parts` maps the first word of a line's role to the config field that states which layers have
+    it, for example `attention` to `attention_layers`.
+    """
+    made: list[Name] = []
+    for each in names:
+        field = parts.get(each.module.removeprefix(_LAYER).split(".")[0])
+        is_conditional = each.is_of_layers and field is not None and field not in each.when
+        made.append(replace(each, when=(field, *each.when)) if is_conditional and field else each)
+    return tuple(made)
+
+
+def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...]:
+    """Return keys in which layers without attention have the part of the config field `other`.
+
+    `kind` reads the layers with attention from `layer_types`.
+    """
+    made: list[Key] = []
+    for key in keys:
+        if key.field != "kv_heads":
+            made.append(key)
+            continue
+        made += (
+            Key(field="layer_kv_heads", kind=_COUNTS, gguf_default=_list_kv_heads,
+                gguf="{arch}.attention.head_count_kv"),
+            replace(key, gguf="", gguf_default=_find_kv_heads),
+            Key(field="attention_layers", kind=ONES, gguf_default=_find_attention_layers),
+        )  # fmt: skip
+    return (
+        *made,
+        Key(field="attention_layers", kind=kind, default=_mark_all, hugging_face="layer_types",
+            written=True),
+        Key(field=other, kind=ONES, default=_find_others, gguf_default=_find_others),
+        Key(field="layer_kv_heads", kind=_COUNTS, default=_list_kv_heads),
+    )  # fmt: skip
+
+
+def check_kv_heads(fields: Fields) -> None:
+    """Raise `ValueError` if layers with attention have different numbers of KV heads."""
+    counts = fields.get("layer_kv_heads")
+    if is_sequence(counts) and len(set(counts) - {0}) > 1:
+        raise ValueError("numbers of KV heads that differ between layers are not supported")
+
+
+def _mark_all(fields: Fields) -> tuple[bool, ...]:
+    return (True,) * fields["layers"]
+
+
+def _list_kv_heads(fields: Fields) -> Any:
+    """Return the number of KV heads of each layer; one number if all layers have attention."""
+    # A file without the key has as many KV heads as query heads.
+    count, layers = fields.get("kv_heads", fields["heads"]), fields.get("attention_layers")
+    if layers is None:
+        return count
+    return tuple(count if has_attention else 0 for has_attention in layers)
+
+
+def _find_kv_heads(fields: Fields) -> int:
+    counts = fields["layer_kv_heads"]
+    return max(counts if is_sequence(counts) else (counts,)) or fields["heads"]
+
+
+def _find_attention_layers(fields: Fields) -> tuple[bool, ...]:
+    counts = fields["layer_kv_heads"]
+    given = counts if is_sequence(counts) else [counts] * fields["layers"]
+    return tuple(count > 0 for count in given)
+
+
+def _find_others(fields: Fields) -> tuple[bool, ...]:
+    return tuple(not has_attention for has_attention in fields["attention_layers"])
