@@ -5,13 +5,27 @@ Each is a mistake of a tool in one tensor or key of a model that is sound otherw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from block_faults import (
+    BlockFault,
+    add_one,
+    change_key,
+    change_layer_key,
+    change_part,
+    drop_part,
+    exchange_parts,
+    negate_part,
+    opposite,
+    swap_heads,
+    times,
+    zero_part,
+)
 from faults import of
+from mixer_faults import MIXER_KINDS
 from tensor_faults import changed, swapped_rows
-from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,89 +35,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Hurt = Callable[[Files], tuple[str, ...]]
 
-__all__ = ["KINDS", "BlockFault"]
-
-
-class BlockFault(NamedTuple):
-    """What is done, and the cause that is to be named; None where no cause explains it."""
-
-    hurt: Hurt
-    cause: str | None
-
-
-def _change(part: str, cause: str | None, change: Callable[[Array], Array]) -> BlockFault:
-    """Return the fault that changes the numbers of a part of the second layer, or of the model."""
-    module = part if part in _OF_MODEL else of(part)
-    return BlockFault(changed(module, change), cause)
-
-
-_OF_MODEL = {
-    "decoder_bias.weight", "embedding.weight", "encoder_bias.weight", "position_embedding.weight",
-    "token_type_embedding.weight",
-}  # fmt: skip
-
-
-def _heads_swapped(part: str, heads: str) -> BlockFault:
-    def hurt(files: Files) -> tuple[str, ...]:
-        module = of(f"attention.{part}.weight")
-        rows = files.numbers(module)
-        size = len(rows) // getattr(files.ours, heads)
-        return changed(module, lambda rows: swapped_rows(rows, 0, 1, size))(files)
-
-    return BlockFault(hurt, "heads_exchanged")
-
-
-def _exchanged(one: str, other: str, cause: str) -> BlockFault:
-    return BlockFault(lambda files: files.exchange(of(one), of(other)), cause)
-
-
-def _dropped(part: str, cause: str | None = None) -> BlockFault:
-    return BlockFault(lambda files: (files.drop(of(part)),), cause)
-
-
-def _key(name: str, change: Callable[[Any], Any]) -> BlockFault:
-    """Return the fault of a key of the metadata that has another value."""
-
-    def hurt(files: Files) -> tuple[str, ...]:
-        key = f"{files.model.family.gguf_name}.{name}"
-        old = files.metadata[key]
-        files.metadata[key] = MetadataValue(old.type, change(old.content))
-        return (key,)
-
-    return BlockFault(hurt, "config")
-
-
-def _of_layers(key: str, added: float) -> BlockFault:
-    """Return the fault of a key with a value for each layer, of which the second is larger."""
-
-    def hurt(files: Files) -> tuple[str, ...]:
-        old = files.metadata[key]
-        values = list(old.content)
-        values[1] += added
-        files.metadata[key] = MetadataValue(old.type, values)
-        return (key,)
-
-    return BlockFault(hurt, "config")
-
-
-def _plus_one(part: str) -> BlockFault:
-    return _change(part, "norm_offset", lambda weight: weight + 1)
-
-
-def _zeroed(part: str) -> BlockFault:
-    return _change(part, "zeroed", np.zeros_like)
-
-
-def _negated(part: str) -> BlockFault:
-    return _change(part, "scaled", np.negative)
-
-
-def _times(factor: float) -> Callable[[Any], Any]:
-    return lambda value: type(value)(value * factor)
-
-
-def _opposite(value: bool) -> bool:
-    return not value
+__all__ = ["KINDS"]
 
 
 def _rope_rows(part: str) -> BlockFault:
@@ -125,7 +57,7 @@ _EXPERT = "mlp.experts.1."
 
 def _stacked(part: str, cause: str | None, change: Callable[[Array], Array]) -> BlockFault:
     """Return the fault that changes the tensor with all experts of a layer."""
-    return _change(f"{_EXPERT}{part}", cause, change)
+    return change_part(f"{_EXPERT}{part}", cause, change)
 
 
 def _rows_permuted(experts: Array) -> Array:
@@ -158,142 +90,152 @@ def _rolled_far(rows: Array) -> Array:
 
 
 _DENSE = {
-    "two heads swapped": _heads_swapped("q", "heads"),
-    "norm with 1 added": _plus_one("mlp_norm.weight"),
-    "gate and up swapped": _exchanged("mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"),
+    "two heads swapped": swap_heads("q", "heads"),
+    "norm with 1 added": add_one("mlp_norm.weight"),
+    "gate and up swapped": exchange_parts(
+        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
+    ),
     "keys in the other order of RoPE": _rope_rows("k"),
-    "RoPE base": _key("rope.freq_base", _times(10)),
-    "epsilon": _key("attention.layer_norm_rms_epsilon", _times(100)),
-    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
+    "RoPE base": change_key("rope.freq_base", times(10)),
+    "epsilon": change_key("attention.layer_norm_rms_epsilon", times(100)),
+    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
 }
 _SOFTMAX = {
     "rows of an expert permuted": _stacked("up.weight", "permuted", _rows_permuted),
     "experts in another order": _stacked("down.weight", "expert_order", _experts_swapped),
     "an expert copied": _stacked("gate.weight", "expert_copied", _expert_copied),
-    "rows of the router swapped": _change(
+    "rows of the router swapped": change_part(
         "mlp.router.weight", "permuted", lambda rows: swapped_rows(rows, 0, 2, 1)
     ),
-    "experts used": _key("expert_used_count", lambda count: count - 1),
-    "gate of the shared expert zero": _zeroed("mlp.shared_gate.weight"),
-    "shared gate and up swapped": _exchanged(
+    "experts used": change_key("expert_used_count", lambda count: count - 1),
+    "gate of the shared expert zero": zero_part("mlp.shared_gate.weight"),
+    "shared gate and up swapped": exchange_parts(
         "mlp.shared.gate.weight", "mlp.shared.up.weight", "gate_and_up_swapped"
     ),
 }
 _SIGMOID = {
-    "correction missing": _dropped("mlp.correction.weight", "bias_dropped"),
-    "correction zero": _zeroed("mlp.correction.weight"),
-    "correction negated": _negated("mlp.correction.weight"),
-    "groups used": _key("expert_group_used_count", lambda count: count + 1),
-    "scale of the shares": _key("expert_weights_scale", _times(2)),
-    "shares not normalized": _key("expert_weights_norm", _opposite),
+    "correction missing": drop_part("mlp.correction.weight", "bias_dropped"),
+    "correction zero": zero_part("mlp.correction.weight"),
+    "correction negated": negate_part("mlp.correction.weight"),
+    "groups used": change_key("expert_group_used_count", lambda count: count + 1),
+    "scale of the shares": change_key("expert_weights_scale", times(2)),
+    "shares not normalized": change_key("expert_weights_norm", opposite),
     "rows of an expert permuted": _stacked("gate.weight", "permuted", _rows_permuted),
 }
 _LATENT = {
-    "keys of heads transposed": _change("attention.k_b.weight", None, _turned),
-    "values of two heads swapped": _change(
+    "keys of heads transposed": change_part("attention.k_b.weight", None, _turned),
+    "values of two heads swapped": change_part(
         "attention.v_b.weight", None, lambda heads: swapped_rows(heads, 0, 1, 1)
     ),
-    "norm of the latent vector with 1 added": _plus_one("attention.kv_a_norm.weight"),
-    "norm of the queries' vector zero": _zeroed("attention.q_a_norm.weight"),
-    "rows of the latent vector rolled": _change("attention.kv_a.weight", "rolled", _rolled_far),
-    "RoPE base": _key("rope.freq_base", _times(10)),
-    "scale of the shares": _key("expert_weights_scale", _times(2)),
+    "norm of the latent vector with 1 added": add_one("attention.kv_a_norm.weight"),
+    "norm of the queries' vector zero": zero_part("attention.q_a_norm.weight"),
+    "rows of the latent vector rolled": change_part("attention.kv_a.weight", "rolled", _rolled_far),
+    "RoPE base": change_key("rope.freq_base", times(10)),
+    "scale of the shares": change_key("expert_weights_scale", times(2)),
 }
 _SINKS = {
-    "sinks negated": _negated("attention.sinks.weight"),
-    "sinks zero": _zeroed("attention.sinks.weight"),
-    "sinks missing": _dropped("attention.sinks.weight"),
-    "window": _key("attention.sliding_window", lambda size: size // 2),
-    "gate and up of experts swapped": _exchanged(
+    "sinks negated": negate_part("attention.sinks.weight"),
+    "sinks zero": zero_part("attention.sinks.weight"),
+    "sinks missing": drop_part("attention.sinks.weight"),
+    "window": change_key("attention.sliding_window", lambda size: size // 2),
+    "gate and up of experts swapped": exchange_parts(
         f"{_EXPERT}gate.weight", f"{_EXPERT}up.weight", "gate_and_up_swapped"
     ),
-    "biases of experts zero": _zeroed(f"{_EXPERT}down.bias"),
-    "YaRN's factor": _key("rope.scaling.factor", _times(2)),
+    "biases of experts zero": zero_part(f"{_EXPERT}down.bias"),
+    "YaRN's factor": change_key("rope.scaling.factor", times(2)),
 }
 _WINDOWS = {
-    "layers with a window": _key("attention.sliding_window_pattern", lambda period: period - 1),
-    "window": _key("attention.sliding_window", lambda size: size // 2),
-    "RoPE base of layers with a window": _key("rope.freq_base_swa", _times(5)),
-    "RoPE base of the others": _key("rope.freq_base", _times(0.1)),
-    "norm of queries with 1 added": _plus_one("attention.q_norm.weight"),
-    "norms swapped": _exchanged(
+    "layers with a window": change_key(
+        "attention.sliding_window_pattern", lambda period: period - 1
+    ),
+    "window": change_key("attention.sliding_window", lambda size: size // 2),
+    "RoPE base of layers with a window": change_key("rope.freq_base_swa", times(5)),
+    "RoPE base of the others": change_key("rope.freq_base", times(0.1)),
+    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
+    "norms swapped": exchange_parts(
         "post_attention_norm.weight", "post_mlp_norm.weight", "norms_exchanged"
     ),
-    "value heads swapped": _heads_swapped("v", "kv_heads"),
+    "value heads swapped": swap_heads("v", "kv_heads"),
 }
 _ENCODER = {
-    "positions one too far": _change("position_embedding.weight", "shifted", _rolled),
-    "token types zero": _zeroed("token_type_embedding.weight"),
-    "norms swapped": _exchanged("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "two heads swapped": _heads_swapped("v", "heads"),
-    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
-    "epsilon": _key("attention.layer_norm_epsilon", _times(1e6)),
-    "query and key swapped": _exchanged(
+    "positions one too far": change_part("position_embedding.weight", "shifted", _rolled),
+    "token types zero": zero_part("token_type_embedding.weight"),
+    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "two heads swapped": swap_heads("v", "heads"),
+    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "epsilon": change_key("attention.layer_norm_epsilon", times(1e6)),
+    "query and key swapped": exchange_parts(
         "attention.q.weight", "attention.k.weight", "query_and_key_swapped"
     ),
 }
 _PARALLEL = {
-    "one by one": _key("use_parallel_residual", _opposite),
-    "rotated dimensions": _key("rope.dimension_count", lambda size: size // 2),
-    "parts of the projection in another order": _change(
+    "one by one": change_key("use_parallel_residual", opposite),
+    "rotated dimensions": change_key("rope.dimension_count", lambda size: size // 2),
+    "parts of the projection in another order": change_part(
         "attention.qkv.weight", "key_and_value_swapped",
         lambda rows: np.concatenate([rows[: len(rows) // 3], rows[2 * len(rows) // 3 :],
                                      rows[len(rows) // 3 : 2 * len(rows) // 3]]),
     ),
-    "norms swapped": _exchanged("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "norm with 1 added": _plus_one("attention_norm.weight"),
-    "bias zero": _zeroed("attention.qkv.bias"),
-    "RoPE base": _key("rope.freq_base", _times(10)),
+    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "norm with 1 added": add_one("attention_norm.weight"),
+    "bias zero": zero_part("attention.qkv.bias"),
+    "RoPE base": change_key("rope.freq_base", times(10)),
 }  # fmt: skip
 _MULTIPLIERS = {
-    "embedding": _key("embedding_scale", _times(2)),
-    "residual": _key("residual_scale", _times(2)),
-    "attention": _key("attention.scale", _times(2)),
-    "logits": _key("logit_scale", _times(2)),
-    "embedding that was multiplied": _change("embedding.weight", "scaled", lambda rows: rows * 12),
-    "queries that were multiplied": _change("attention.q.weight", "scaled", lambda rows: rows * 2),
+    "embedding": change_key("embedding_scale", times(2)),
+    "residual": change_key("residual_scale", times(2)),
+    "attention": change_key("attention.scale", times(2)),
+    "logits": change_key("logit_scale", times(2)),
+    "embedding that was multiplied": change_part(
+        "embedding.weight", "scaled", lambda rows: rows * 12
+    ),
+    "queries that were multiplied": change_part(
+        "attention.q.weight", "scaled", lambda rows: rows * 2
+    ),
 }
 _NORMS_APART = {
-    "norm of queries with 1 added": _plus_one("attention.q_norm.weight"),
-    "norm of keys zero": _zeroed("attention.k_norm.weight"),
-    "norm of queries negated": _negated("attention.q_norm.weight"),
-    "norms of two heads swapped": _change(
+    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
+    "norm of keys zero": zero_part("attention.k_norm.weight"),
+    "norm of queries negated": negate_part("attention.q_norm.weight"),
+    "norms of two heads swapped": change_part(
         "attention.q_norm.weight", "permuted", lambda heads: swapped_rows(heads, 0, 1, 1)
     ),
-    "norm of keys missing": _dropped("attention.k_norm.weight"),
-    "logits": _key("logit_scale", _times(2)),
-    "two heads swapped": _heads_swapped("q", "heads"),
+    "norm of keys missing": drop_part("attention.k_norm.weight"),
+    "logits": change_key("logit_scale", times(2)),
+    "two heads swapped": swap_heads("q", "heads"),
 }
 _NORMS_AFTER = {
-    "norms swapped": _exchanged(
+    "norms swapped": exchange_parts(
         "post_attention_norm.weight", "post_mlp_norm.weight", "norms_exchanged"
     ),
-    "norm of all queries with 1 added": _plus_one("attention.q_norm.weight"),
-    "norm of all keys zero": _zeroed("attention.k_norm.weight"),
-    "norm of all queries negated": _negated("attention.q_norm.weight"),
-    "norm missing": _dropped("post_mlp_norm.weight"),
-    "two heads swapped": _heads_swapped("q", "heads"),
-    "epsilon": _key("attention.layer_norm_rms_epsilon", _times(1e4)),
+    "norm of all queries with 1 added": add_one("attention.q_norm.weight"),
+    "norm of all keys zero": zero_part("attention.k_norm.weight"),
+    "norm of all queries negated": negate_part("attention.q_norm.weight"),
+    "norm missing": drop_part("post_mlp_norm.weight"),
+    "two heads swapped": swap_heads("q", "heads"),
+    "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e4)),
 }
 _INNER_NORMS = {
-    "norm of attention's output with 1 added": _plus_one("attention.inner_norm.weight"),
-    "norm of the MLP's product zero": _zeroed("mlp.inner_norm.weight"),
-    "norm of the MLP's product negated": _negated("mlp.inner_norm.weight"),
-    "norm missing": _dropped("attention.inner_norm.weight"),
-    "gate and up swapped": _exchanged("mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"),
-    "norms swapped": _exchanged("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "value heads swapped": _heads_swapped("v", "kv_heads"),
+    "norm of attention's output with 1 added": add_one("attention.inner_norm.weight"),
+    "norm of the MLP's product zero": zero_part("mlp.inner_norm.weight"),
+    "norm of the MLP's product negated": negate_part("mlp.inner_norm.weight"),
+    "norm missing": drop_part("attention.inner_norm.weight"),
+    "gate and up swapped": exchange_parts(
+        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
+    ),
+    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "value heads swapped": swap_heads("v", "kv_heads"),
 }
 _OUTPUT_GATE = {
-    "gate of attention zero": _zeroed("attention.gate.weight"),
-    "gate of attention negated": _negated("attention.gate.weight"),
-    "gate of attention missing": _dropped("attention.gate.weight"),
-    "gate of attention transposed": _change(
+    "gate of attention zero": zero_part("attention.gate.weight"),
+    "gate of attention negated": negate_part("attention.gate.weight"),
+    "gate of attention missing": drop_part("attention.gate.weight"),
+    "gate of attention transposed": change_part(
         "attention.gate.weight", "transposed", lambda rows: rows.T
     ),
-    "norm of keys with 1 added": _plus_one("attention.k_norm.weight"),
-    "window": _key("attention.sliding_window", lambda size: size // 2),
-    "scale of the shares": _key("expert_weights_scale", _times(2)),
+    "norm of keys with 1 added": add_one("attention.k_norm.weight"),
+    "window": change_key("attention.sliding_window", lambda size: size // 2),
+    "scale of the shares": change_key("expert_weights_scale", times(2)),
 }
 _CHUNKED = {
     "keys in the other order of RoPE": _rope_rows("k"),
@@ -301,23 +243,23 @@ _CHUNKED = {
     "an expert copied": _stacked("up.weight", "expert_copied", _expert_copied),
     "rows of the router swapped": _SOFTMAX["rows of the router swapped"],
     "shared gate and up swapped": _SOFTMAX["shared gate and up swapped"],
-    "experts used": _key("expert_used_count", lambda count: count - 1),
-    "RoPE base": _key("rope.freq_base", _times(10)),
+    "experts used": change_key("expert_used_count", lambda count: count - 1),
+    "RoPE base": change_key("rope.freq_base", times(10)),
 }
 _XIELU = {
-    "slopes above 0": _of_layers("xielu.alpha_p", 0.5),
-    "slopes below 0": _of_layers("xielu.alpha_n", 0.5),
-    "linear part": _of_layers("xielu.beta", 0.5),
-    "norm of queries with 1 added": _plus_one("attention.q_norm.weight"),
-    "up zero": _zeroed("mlp.up.weight"),
-    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
-    "two heads swapped": _heads_swapped("v", "kv_heads"),
+    "slopes above 0": change_layer_key("xielu.alpha_p", 0.5),
+    "slopes below 0": change_layer_key("xielu.alpha_n", 0.5),
+    "linear part": change_layer_key("xielu.beta", 0.5),
+    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
+    "up zero": zero_part("mlp.up.weight"),
+    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "two heads swapped": swap_heads("v", "kv_heads"),
 }
 _DECODER = 3
 _ENCODER_DECODER = {
-    "distances of the decoder one too far": _change("decoder_bias.weight", "shifted", _rolled),
-    "distances of the encoder zero": _zeroed("encoder_bias.weight"),
-    "distances of the encoder negated": _negated("encoder_bias.weight"),
+    "distances of the decoder one too far": change_part("decoder_bias.weight", "shifted", _rolled),
+    "distances of the encoder zero": zero_part("encoder_bias.weight"),
+    "distances of the encoder negated": negate_part("encoder_bias.weight"),
     "query and key of cross-attention swapped": BlockFault(
         lambda files: files.exchange(
             of("cross.q.weight", _DECODER), of("cross.k.weight", _DECODER)
@@ -330,26 +272,28 @@ _ENCODER_DECODER = {
     "cross-attention zero": BlockFault(
         changed(of("cross.o.weight", _DECODER), np.zeros_like), "zeroed"
     ),
-    "gate and up swapped": _exchanged("mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"),
-    "first token of the decoder": _key("decoder_start_token_id", lambda token: token + 5),
+    "gate and up swapped": exchange_parts(
+        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
+    ),
+    "first token of the decoder": change_key("decoder_start_token_id", lambda token: token + 5),
 }
 _ALIBI = {
-    "slopes": _key("attention.max_alibi_bias", _times(2)),
-    "norm with 1 added": _plus_one("attention_norm.weight"),
+    "slopes": change_key("attention.max_alibi_bias", times(2)),
+    "norm with 1 added": add_one("attention_norm.weight"),
     "parts of the projection in another order": _PARALLEL[
         "parts of the projection in another order"
     ],
-    "norms swapped": _exchanged("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
-    "up zero": _zeroed("mlp.up.weight"),
+    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "up zero": zero_part("mlp.up.weight"),
 }
 _LEARNED = {
-    "positions one too far": _change("position_embedding.weight", "shifted", _rolled),
-    "positions zero": _zeroed("position_embedding.weight"),
-    "bias zero": _zeroed("attention.qkv.bias"),
-    "bias of the norm negated": _negated("mlp_norm.bias"),
-    "output transposed": _change("attention.o.weight", "transposed", lambda rows: rows.T),
-    "epsilon": _key("attention.layer_norm_epsilon", _times(1e4)),
+    "positions one too far": change_part("position_embedding.weight", "shifted", _rolled),
+    "positions zero": zero_part("position_embedding.weight"),
+    "bias zero": zero_part("attention.qkv.bias"),
+    "bias of the norm negated": negate_part("mlp_norm.bias"),
+    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "epsilon": change_key("attention.layer_norm_epsilon", times(1e4)),
 }
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
@@ -371,4 +315,5 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "norms of each head": ("cohere-norms", _NORMS_APART),
     "ALiBi": ("mpt", _ALIBI),
     "learned positions": ("gpt2", _LEARNED),
+    **MIXER_KINDS,
 }

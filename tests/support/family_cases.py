@@ -4,8 +4,8 @@
 config is not usual (`config`), and may have a `name`, a kind of `tokenizer`, whether it is in the
 usual run of the tests (`usual`, else only with `-m long`), why a judge cannot run it
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
-which groups of experts are used (`most_divergence`). `lost` are the keys of its config that GGUF
-cannot say. Types that transformers lacks are made and
+which groups of experts are used, or where gates multiply rounded activations (`most_divergence`).
+`lost` are the keys of its config that GGUF cannot say. Types that transformers lacks are made and
 read as others (`family_stand_ins`).
 """
 

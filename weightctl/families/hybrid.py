@@ -75,7 +75,8 @@ def check_kv_heads(fields: Fields) -> None:
 
 
 def _mark_all(fields: Fields) -> tuple[bool, ...]:
-    return (True,) * fields["layers"]
+    count: int = fields["layers"]
+    return (True,) * count
 
 
 def _list_kv_heads(fields: Fields) -> Any:
@@ -89,7 +90,7 @@ def _list_kv_heads(fields: Fields) -> Any:
 
 def _find_kv_heads(fields: Fields) -> int:
     counts = fields["layer_kv_heads"]
-    return max(counts if is_sequence(counts) else (counts,)) or fields["heads"]
+    return int(max(counts if is_sequence(counts) else (counts,)) or fields["heads"])
 
 
 def _find_attention_layers(fields: Fields) -> tuple[bool, ...]:
@@ -99,4 +100,5 @@ def _find_attention_layers(fields: Fields) -> tuple[bool, ...]:
 
 
 def _find_others(fields: Fields) -> tuple[bool, ...]:
-    return tuple(not has_attention for has_attention in fields["attention_layers"])
+    given: tuple[bool, ...] = fields["attention_layers"]
+    return tuple(not has_attention for has_attention in given)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
-    from weightctl.nn.cuts import Ranges
+    from weightctl.nn.cuts import MatrixLayer, Ranges
 
 __all__ = ["CausalConvolution", "ShortConvolution"]
 
@@ -94,7 +94,7 @@ class ShortConvolution(Divisible):
 
         Raises `ShardingError` if there are fewer channels, or blocks of them, than devices.
         """
-        parts = {
+        parts: dict[str, MatrixLayer] = {
             "convolution.inputs": self.inputs,
             "convolution.kernel": self.kernel,
             "convolution.outputs": self.outputs,

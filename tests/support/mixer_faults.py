@@ -1,0 +1,44 @@
+"""Faults of parts that replace attention: short convolutions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from block_faults import change_part, drop_part, exchange_parts, negate_part, zero_part
+from tensor_faults import swapped_rows
+
+if TYPE_CHECKING:
+    from block_faults import BlockFault
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["MIXER_KINDS"]
+
+
+def _gates_swapped(rows: Array) -> Array:
+    first, last, values = np.split(rows, 3)
+    return np.concatenate([last, first, values])
+
+
+_SHORT_CONVOLUTION = {
+    "kernels reversed": change_part(
+        "convolution.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
+    ),
+    "kernels of two channels swapped": change_part(
+        "convolution.kernel.weight", "permuted", lambda kernels: swapped_rows(kernels, 0, 1, 1)
+    ),
+    "kernels zero": zero_part("convolution.kernel.weight"),
+    "kernels negated": negate_part("convolution.kernel.weight"),
+    "gates swapped": change_part("convolution.inputs.weight", "permuted", _gates_swapped),
+    "output transposed": change_part(
+        "convolution.outputs.weight", "transposed", lambda rows: rows.T
+    ),
+    "projection missing": drop_part("convolution.outputs.weight"),
+    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+}
+# By the kind of block: a case of a family that has it, and the faults.
+MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
+    "short convolution": ("lfm2", _SHORT_CONVOLUTION),
+}
