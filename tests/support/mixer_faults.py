@@ -1,4 +1,4 @@
-"""Faults of parts that replace attention: short convolutions."""
+"""Faults of parts that replace attention or select its keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from block_faults import change_part, drop_part, exchange_parts, negate_part, zero_part
+from block_faults import (
+    add_one,
+    change_key,
+    change_part,
+    drop_part,
+    exchange_parts,
+    negate_part,
+    zero_part,
+)
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
@@ -38,7 +46,18 @@ _SHORT_CONVOLUTION = {
     "projection missing": drop_part("convolution.outputs.weight"),
     "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
 }
+_SPARSE_ATTENTION = {
+    "factors of heads negated": negate_part("attention.indexer.factors.weight"),
+    "keys of the indexer zero": zero_part("attention.indexer.k.weight"),
+    "norm of keys with 1 added": add_one("attention.indexer.k_norm.weight"),
+    "bias of the norm missing": drop_part("attention.indexer.k_norm.bias", "bias_dropped"),
+    "heads of the indexer swapped": change_part(
+        "attention.indexer.q_b.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 64)
+    ),
+    "keys that are used": change_key("attention.indexer.top_k", lambda count: count // 2),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
+    "sparse attention": ("deepseek_v32", _SPARSE_ATTENTION),
 }

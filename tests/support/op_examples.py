@@ -205,6 +205,13 @@ def _top_k(x: Array, k: int, axis: int) -> Example:
     )
 
 
+def _mask_top_k(x: Array, k: int) -> Example:
+    found = np.zeros(x.shape, bool)
+    np.put_along_axis(found, np.argsort(-x, -1)[..., :k], True, -1)
+    return Example("mask_top_k", (x,), found, {"k": k})
+
+
+MASK_TOP_K = [_mask_top_k(LEFT, 2), _mask_top_k(LEFT, 9)]
 TOP_K = [_top_k(LEFT, 2, -1), _top_k(LEFT, 3, 1), _top_k(WHOLE, 4, 0), _top_k(LEFT, 0, -1)]
 
 
@@ -254,7 +261,7 @@ EINSUM = [
 
 EXAMPLES: list[Example] = [
     *ARITHMETIC, *COMPARISON, *UNARY, *GELU, *CAST, *WHERE, *MATMUL, *EINSUM, *REDUCE,
-    *TOP_K, *SOFTMAX, *CONSTANT, *OTHERS,
+    *MASK_TOP_K, *TOP_K, *SOFTMAX, *CONSTANT, *OTHERS,
 ]  # fmt: skip
 
 # The ops that change shapes, those of whole layers and those of several ranks have their own files.

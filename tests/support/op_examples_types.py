@@ -36,6 +36,9 @@ INFERRED: list[Inferred] = [
     Inferred("einsum", (f32(2, "n"), f32("n", 3)), f32(2, 3), {"equation": "ij,jk"}),
     Inferred("reduce", (f32("batch", "n"),), f32("batch"), MEAN | {"axis": -1}),
     Inferred("reduce", (f32("batch", "n"),), f32(1, 1), MEAN | {"keepdims": True}),
+    Inferred(
+        "mask_top_k", (f32("b", "n"),), TensorType(DType.bool, ["b", "n"]), {"k": 5}
+    ),
     Inferred("top_k", (f32("b", "n"),), (f32("b", 5), i64("b", 5)), {"k": Dim(5), "axis": -1}),
     Inferred("top_k", (f32("n", 3),), (f32("k", 3), i64("k", 3)), {"k": Dim("k"), "axis": 0}),
     Inferred("softmax", (f32("batch", "n"),), f32("batch", "n"), {"axis": -1}),
@@ -167,6 +170,7 @@ REFUSED: list[Refused] = [
         MEAN | {"axis": 2},
     ),
     Refused("reduce", (f32(0, "n"),), "an empty axis has no largest or smallest element", MAX),
+    Refused("mask_top_k", (f32(2, 3),), "`k` is 0; it must be at least 1", {"k": 0}),
     Refused("top_k", (f32(2, 3),), "3 elements, fewer than 4", {"k": Dim(4), "axis": -1}),
     Refused(
         "softmax",

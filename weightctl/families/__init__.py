@@ -59,6 +59,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "deepseek_v3": FamilyLine(
         "weightctl.families.deepseek_v3", "deepseek2", ("deepseek_v3", "kimi_k2")
     ),
+    "deepseek_v32": FamilyLine("weightctl.families.deepseek_v32", "deepseek32", ("deepseek_v32",)),
     "distilbert": FamilyLine("weightctl.families.distilbert", "bert", ("distilbert",)),
     "dots1": FamilyLine("weightctl.families.dots1", "dots1", ("dots1",)),
     "ernie4_5": FamilyLine("weightctl.families.ernie4_5", "ernie4_5", ("ernie4_5",)),
@@ -73,6 +74,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
     "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),
     "glm4_moe": FamilyLine("weightctl.families.glm4_moe", "glm4moe", ("glm4_moe",)),
+    "glm_moe_dsa": FamilyLine("weightctl.families.glm_moe_dsa", "glm-dsa", ("glm_moe_dsa",)),
     "gpt_oss": FamilyLine("weightctl.families.gpt_oss", "gpt-oss", ("gpt_oss",)),
     "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
     "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),

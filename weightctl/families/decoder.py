@@ -20,6 +20,7 @@ _LISTED = {
     "attention_layers": "the use of attention",
     "convolution_layers": "the use of convolutions",
     "mlp_layers": "the use of an MLP",
+    "indexer_layers": "the use of an indexer",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -97,6 +98,10 @@ class DecoderConfig:
       0.
     - `query_rank`: the size of the latent vector that queries are computed from, or 0.
     - `plain_dimensions`: with latent vectors, the elements of a query or key without RoPE.
+    - `indexer_heads`, `indexer_size`, `indexer_used`: with latent vectors, the sizes of the indexer
+      that selects the keys which a query sees (DSA); 0 without one. `indexer_layers` are the layers
+      that have an indexer; the others use the selection of the last layer before them that has one.
+      `indexer_interleaved` is `rope_interleaved` for the indexer.
     - `value_dimensions`: the number of elements of a value, `head_dim` if 0.
 
     Positions:
@@ -200,6 +205,11 @@ class DecoderConfig:
     query_rank: int = 0
     plain_dimensions: int = 0
     value_dimensions: int = 0
+    indexer_heads: int = 0
+    indexer_size: int = 0
+    indexer_used: int = 0
+    indexer_interleaved: bool = False
+    indexer_layers: LayerFlag = True
 
     position: Literal["rope", "learned", "alibi", "relative"] = "rope"
     alibi_bias: float = 8.0
@@ -243,6 +253,11 @@ class DecoderConfig:
     logit_divisor: float = 1.0
     output_bias: bool = False
     softcap: float | None = None
+
+    @property
+    def indexer_queries(self) -> int:
+        """The number of elements of the indexer's queries."""
+        return self.indexer_heads * self.indexer_size
 
     def window(self, layer: int) -> int | None:
         """Return the size of the sliding window of a layer, None if it has full attention."""

@@ -257,6 +257,7 @@ class Family:
     Programs:
 
     - `module`: the class of the whole model, as `module:class`; empty if weightctl does not run it.
+    - `not_run`: returns why weightctl does not run a model with a given config, or None.
     - `keeps_window`: whether llama.cpp applies sliding windows in this family.
     - `heads_fill_hidden`: whether llama.cpp only loads models whose heads together are as wide as
       the hidden size.
@@ -271,6 +272,7 @@ class Family:
     keys: tuple[Key, ...]
     config: str = "weightctl.families.decoder:DecoderConfig"
     module: str = "weightctl.nn.models.decoder:Decoder"
+    not_run: Callable[[Any], str | None] | None = None
     blocks: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prefix: str = "model."
     other_prefixes: tuple[str, ...] = ()
@@ -295,6 +297,13 @@ class Family:
     def gguf_name(self) -> str:
         """The value of GGUF's `general.architecture`."""
         return self.gguf or self.name
+
+    def find_obstacle(self, config: Config) -> str | None:
+        """Return why weightctl does not run a model with this config, None if it does."""
+        if not self.module:
+            return f"weightctl does not run {self.name} models"
+        reason = None if self.not_run is None else self.not_run(config)
+        return None if reason is None else f"weightctl does not run this {self.name}: {reason}"
 
     def tensors(self, config: Config) -> Iterator[TensorNames]:
         """Yield all tensors of a model with this config, layer after layer."""

@@ -55,6 +55,7 @@ def _of_layer(each: Name) -> Name:
 _IF_FACTORS = ("has_rope_factors",)
 # Queries are computed from a latent vector.
 _IF_QUERY_RANK = ("query_rank",)
+_IF_INDEXER = ("indexer_heads", "indexer_layers")
 _IF_CONVOLUTION = ("convolution_layers",)
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
@@ -103,6 +104,15 @@ _OF_LAYERS = (
     _vector("attention.kv_a_norm", "attn_kv_a_norm", "self_attn.kv_a_layernorm", "latent_rank"),
     _matrix("attention.k_b", "attn_k_b", None, ("plain_keys",), ("latent_rank",)),
     _matrix("attention.v_b", "attn_v_b", None, ("values",), ("latent_rank",)),
+    # The indexer of sparse attention: every rank selects the same keys.
+    _matrix("attention.indexer.q_b", "indexer.attn_q_b", "self_attn.indexer.wq_b",
+            ("indexer_queries",), ("query_rank",), when=_IF_INDEXER),
+    _matrix("attention.indexer.k", "indexer.attn_k", "self_attn.indexer.wk", ("indexer_size",),
+            when=_IF_INDEXER),
+    _vector("attention.indexer.k_norm", "indexer.k_norm", "self_attn.indexer.k_norm",
+            "indexer_size", when=_IF_INDEXER, bias=True),
+    _matrix("attention.indexer.factors", "indexer.proj", "self_attn.indexer.weights_proj",
+            ("indexer_heads",), when=_IF_INDEXER, is_float32=True),
     # Each head is normed separately, all heads with the same weights.
     _vector("attention.q_norm", "attn_q_norm", "self_attn.q_norm", "head"),
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),

@@ -10,6 +10,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.indexer import Indexer
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
+    from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.temperature import Temperature
 
 __all__ = ["LatentAttention"]
@@ -37,7 +39,8 @@ class LatentAttention(Divisible):
     have `plain + rotated` numbers, made of a latent vector of their own if `query_rank` is not 0.
     `scale` multiplies the scores, the inverse root of a query's size where not given, and
     `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
-    pairs.
+    pairs. With an `indexer`, its sizes, queries see only the keys that it selects; it needs a
+    `query_rank`.
 
     Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
     head here, as in training.
@@ -57,6 +60,7 @@ class LatentAttention(Divisible):
         causal: bool = True,
         interleaved: bool = False,
         temperature: Temperature | None = None,
+        indexer: IndexerSizes | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -79,6 +83,9 @@ class LatentAttention(Divisible):
             self.q_b = projection(query_rank, heads * (plain + rotated))
         else:
             self.q = projection(features, heads * (plain + rotated))
+        self.has_indexer = indexer is not None
+        if indexer is not None:
+            self.indexer = Indexer(features, query_rank, indexer, dtype=dtype, device=device)
         self.kv_a = projection(features, latent_rank + rotated)
         self.kv_a_norm = norm(latent_rank)
         self.k_b = projection(latent_rank, heads * plain)
@@ -99,7 +106,13 @@ class LatentAttention(Divisible):
         """
         if cos is None or sin is None:
             raise GraphError("latent attention needs `cos` and `sin`, but one is missing")
-        q = self.q_b(self.q_a_norm(self.q_a(x))) if self.query_rank else self.q(x)
+        if self.query_rank:
+            given = self.q_a_norm(self.q_a(x))
+            q = self.q_b(given)
+            if self.has_indexer:
+                mask = self.indexer(x, given, cos, sin)
+        else:
+            q = self.q(x)
         plain_q, rotated_q = ops.split(self._heads(q), [self.plain, self.rotated], axis=-1)
         latent, shared = ops.split(self.kv_a(x), [self.latent_rank, self.rotated], axis=-1)
         latent = self.kv_a_norm(latent)
@@ -137,7 +150,9 @@ class LatentAttention(Divisible):
         whole = [self.kv_a.weight, self.kv_a_norm.weight]
         if self.query_rank:
             whole += [self.q_a.weight, self.q_a_norm.weight]
-        return cuts | replicate_weights(devices, *whole)
+        # Every shard needs the same selection of keys.
+        selecting = self.indexer.weights if self.has_indexer else ()
+        return cuts | replicate_weights(devices, *whole, *selecting)
 
     def take_shards(self) -> None:
         """Count the heads that a shard has."""

@@ -58,7 +58,19 @@ from weightctl.graph.ops.create import CONSTANT, DIMS, RANGE, arange, constant, 
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
 from weightctl.graph.ops.quantized import DEQUANTIZE, EMBEDDING, dequantize, embedding
-from weightctl.graph.ops.reduce import REDUCE, SOFTMAX, TOP_K, max, mean, min, softmax, sum, top_k
+from weightctl.graph.ops.reduce import (
+    MASK_TOP_K,
+    REDUCE,
+    SOFTMAX,
+    TOP_K,
+    mask_top_k,
+    max,
+    mean,
+    min,
+    softmax,
+    sum,
+    top_k,
+)
 from weightctl.graph.ops.shape import (
     BROADCAST_TO,
     PERMUTE,
@@ -143,6 +155,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "mask_top_k",
     "matmul",
     "max",
     "maximum",
@@ -206,6 +219,7 @@ _RECORDS = (
     REDUCE,
     SOFTMAX,
     TOP_K,
+    MASK_TOP_K,
     BROADCAST_TO,
     PERMUTE,
     RESHAPE,

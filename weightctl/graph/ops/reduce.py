@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import Op, choose_axis, require_float, require_number, resolve_axis
+from weightctl.graph.ops.rules import (
+    Op,
+    choose_axis,
+    require_float,
+    require_number,
+    require_rank,
+    resolve_axis,
+)
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
@@ -19,7 +27,19 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike
 
-__all__ = ["REDUCE", "SOFTMAX", "TOP_K", "max", "mean", "min", "softmax", "sum", "top_k"]
+__all__ = [
+    "MASK_TOP_K",
+    "REDUCE",
+    "SOFTMAX",
+    "TOP_K",
+    "mask_top_k",
+    "max",
+    "mean",
+    "min",
+    "softmax",
+    "sum",
+    "top_k",
+]
 
 
 def sum(  # noqa: A001  # NumPy's name
@@ -192,3 +212,32 @@ def lower_top_k(x: Tensor, *, k: int, axis: int) -> tuple[Tensor, Tensor]:
 
 
 TOP_K = Op("top_k", infer_top_k, lower_top_k)
+
+
+def mask_top_k(x: ValueLike, k: int) -> Value:
+    """Return which elements are among the `k` largest of their row, along the last dimension.
+
+    All elements are if a row has at most `k`. Of equal elements, any may be chosen.
+    """
+    return apply("mask_top_k", x, k=k)
+
+
+def infer_mask_top_k(x: TensorType, *, k: int) -> TensorType:
+    """Return bool in the shape of the operand."""
+    require_number(x)
+    require_rank(x, 1)
+    if k < 1:
+        raise GraphError(f"`k` is {k}; it must be at least 1")
+    return replace(x, dtype=DType.bool)
+
+
+def lower_mask_top_k(x: Tensor, *, k: int) -> Tensor:
+    """Return the mask, made from the indices of the largest elements."""
+    import torch
+
+    count = builtins.min(k, x.shape[-1])
+    indices = x.topk(count, -1, sorted=False).indices
+    return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, indices, True)
+
+
+MASK_TOP_K = Op("mask_top_k", infer_mask_top_k, lower_mask_top_k)

@@ -10,6 +10,7 @@ from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.convolution import ShortConvolution
 from weightctl.nn.experts import MixtureOfExperts
+from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
@@ -144,6 +145,7 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
             causal=config.causal,
             interleaved=config.rope_interleaved,
             temperature=temperature,
+            indexer=_size_indexer(config),
             dtype=dtype,
         )
     return Attention(
@@ -176,6 +178,18 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
         dtype=dtype,
+    )
+
+
+def _size_indexer(config: DecoderConfig) -> IndexerSizes | None:
+    if not config.indexer_heads:
+        return None
+    return IndexerSizes(
+        config.indexer_heads,
+        config.indexer_size,
+        config.rope_dimensions,
+        config.indexer_used,
+        config.indexer_interleaved,
     )
 
 

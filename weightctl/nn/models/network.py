@@ -79,9 +79,10 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
     Raises `ArchitectureError` if the family does not have a Module, or if the checkpoint is not the
     whole model of its config, as `RecognizedModel.check` does.
     """
-    if not model.family.module:
+    obstacle = model.family.find_obstacle(model.config)
+    if obstacle is not None:
         raise ArchitectureError(
-            f"weightctl does not run {model.family.name} models",
+            obstacle,
             hint="they can be listed, converted, sharded and compared tensor by tensor",
         )
     model.check()

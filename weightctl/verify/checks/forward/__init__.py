@@ -96,9 +96,9 @@ def _explain_skip(request: Request) -> str:
     if subject.checkpoint is None:
         refusal = None if subject.is_of_unknown_family else subject.refusal
         return "" if refusal is None else explain_unbuilt(refusal)
-    family = subject.checkpoint.family
-    if not family.module:
-        return f"weightctl does not run {family.name} models, so the forward pass was not checked"
+    obstacle = subject.checkpoint.family.find_obstacle(subject.checkpoint.config)
+    if obstacle is not None:
+        return f"{obstacle}, so the forward pass was not checked"
     layers = subject.checkpoint.config.layers
     if request.layers is not None and request.last_layer(layers) < 0:
         return f"--layers names none of the model's {layers} layers"
