@@ -110,15 +110,23 @@ class Grid(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The attention heads: the number of query heads, the number of KV heads, and the head size."""
+    """The attention heads: the number of query heads, the number of KV heads, and the head size.
+
+    With `of_states` they are the heads of a state space model, and the groups of heads that share
+    their input and output matrices; a group has `value` states.
+    """
 
     queries: int
     keys: int
     size: int
     plain: int = 0  # of a key, the numbers that are made of a latent vector
     value: int = 0  # the size of a value that is
+    of_states: bool = False
 
     def __str__(self) -> str:
+        if self.of_states:
+            groups = pluralize(self.keys, "group")
+            return f"{pluralize(self.queries, 'SSM head')} in {groups} (head size {self.size})"
         shared = f" and {pluralize(self.keys, 'KV head')}"
         heads = pluralize(self.queries, "query head") + shared * (self.keys != self.queries)
         return f"{heads} (head size {self.size})"

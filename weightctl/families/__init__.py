@@ -89,6 +89,8 @@ FAMILIES: dict[str, FamilyLine] = {
     "lfm2": FamilyLine("weightctl.families.lfm2", "lfm2", ("lfm2",)),
     "lfm2_moe": FamilyLine("weightctl.families.lfm2_moe", "lfm2moe", ("lfm2_moe",)),
     "llama4": FamilyLine("weightctl.families.llama4", "llama4", ("llama4_text", "llama4")),
+    "mamba": FamilyLine("weightctl.families.mamba", "mamba", ("mamba",)),
+    "mamba2": FamilyLine("weightctl.families.mamba2", "mamba2", ("mamba2",)),
     "mimo2": FamilyLine("weightctl.families.mimo2", "mimo2", ("mimo_v2_flash",)),
     "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
     "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),

@@ -20,6 +20,7 @@ _LISTED = {
     "attention_layers": "the use of attention",
     "convolution_layers": "the use of convolutions",
     "mlp_layers": "the use of an MLP",
+    "ssm_layers": "the use of a state space model",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -54,6 +55,7 @@ class DecoderConfig:
     - `convolution_layers`: the layers with a short convolution, which reads `convolution_length`
       positions; with `convolution_bias`, its projections and the convolution have biases.
     - `mlp_layers`: the layers with an MLP or experts.
+    - `ssm_layers`: the layers with a state space model (SSM).
 
     Norms:
 
@@ -98,6 +100,20 @@ class DecoderConfig:
     - `query_rank`: the size of the latent vector that queries are computed from, or 0.
     - `plain_dimensions`: with latent vectors, the elements of a query or key without RoPE.
     - `value_dimensions`: the number of elements of a value, `head_dim` if 0.
+
+    State space models:
+
+    - `ssm_version`: 1 for Mamba, in which each channel has its own step, and a rate for each state;
+      2 for Mamba-2, in which the channels of a head have the same step and rate.
+    - `ssm_inner`, `ssm_state`: the number of channels, and that of the states of a channel.
+    - `ssm_heads`, `ssm_groups`: the numbers of heads, and of groups of heads that share the
+      matrices B and C (Mamba-2).
+    - `ssm_rank`: the size of the vector that steps are computed from (Mamba).
+    - `ssm_length`: how many positions its convolution reads.
+    - `ssm_bias`, `ssm_kernel_bias`: whether the projections and the convolution have a bias.
+    - `ssm_norm`: whether the channels of each group are normed (Mamba-2).
+    - `ssm_inner_norms`, `ssm_inner_epsilon`: whether that vector, B and C have an RMSNorm, with
+      weights or without, and its epsilon (Mamba).
 
     Positions:
 
@@ -161,6 +177,7 @@ class DecoderConfig:
     convolution_length: int = 0
     convolution_bias: bool = False
     mlp_layers: LayerFlag = True
+    ssm_layers: LayerFlag = False
 
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True
@@ -201,7 +218,20 @@ class DecoderConfig:
     plain_dimensions: int = 0
     value_dimensions: int = 0
 
-    position: Literal["rope", "learned", "alibi", "relative"] = "rope"
+    ssm_version: Literal[1, 2] = 2
+    ssm_inner: int = 0
+    ssm_state: int = 0
+    ssm_heads: int = 1
+    ssm_groups: int = 1
+    ssm_rank: int = 0
+    ssm_length: int = 0
+    ssm_bias: bool = False
+    ssm_kernel_bias: bool = True
+    ssm_norm: bool = True
+    ssm_inner_norms: Literal["weighted", "unweighted"] | None = None
+    ssm_inner_epsilon: float = 1e-6
+
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     alibi_bias: float = 8.0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
@@ -320,7 +350,7 @@ class EncoderDecoderConfig(DecoderConfig):
     buckets: int = 32
     farthest: int = 128
     start_token: int | None = None
-    position: Literal["rope", "learned", "alibi", "relative"] = "relative"
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "relative"
 
     @property
     def in_encoder(self) -> tuple[bool, ...]:

@@ -81,6 +81,7 @@ from weightctl.graph.ops.slicing import (
     split,
     stack,
 )
+from weightctl.graph.ops.state_space import SELECTIVE_SCAN, selective_scan
 from weightctl.graph.ops.unary import (
     CAST,
     GELU,
@@ -163,6 +164,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rsqrt",
+    "selective_scan",
     "sigmoid",
     "silu",
     "sin",
@@ -214,6 +216,7 @@ _RECORDS = (
     CONCAT,
     SLICE,
     SPLIT,
+    SELECTIVE_SCAN,
     CAST,
     GELU,
     PRINT,

@@ -12,6 +12,7 @@ from weightctl.nn.convolution import ShortConvolution
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
+from weightctl.nn.models.state_space import make_state_space
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
 from weightctl.nn.temperature import Temperature
@@ -67,6 +68,9 @@ class Block(Module):
                 bias=config.convolution_bias,
                 dtype=dtype,
             )
+        self.has_ssm = at_layer(config, "ssm_layers", layer)
+        if self.has_ssm:
+            self.ssm = make_state_space(config, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
@@ -109,6 +113,8 @@ class Block(Module):
             outputs.append(self.attention(x, cos, sin, mask))
         if self.has_convolution:
             outputs.append(self.convolution(x))
+        if self.has_ssm:
+            outputs.append(self.ssm(x))
         return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["JoinedHeads", "SplitHeads", "WithAxis", "WithoutAxis"]
+__all__ = ["JoinedHeads", "JoinedRows", "SplitHeads", "SplitRows", "WithAxis", "WithoutAxis"]
 
 
 class _SameBytes:
@@ -61,6 +61,38 @@ class WithAxis(_SameBytes):
 
     def __str__(self) -> str:
         return f"with dimension {self.axis} of 1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows(_SameBytes):
+    """A vector as a matrix with `rows` rows."""
+
+    rows: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape of the matrix."""
+        (info,) = inputs
+        if len(info.shape) != 1 or info.shape[0] % self.rows or info.encoding.block > 1:
+            raise _cannot_reshape(info, f"it is not a vector of {self.rows} equal parts")
+        return (self.rows, info.shape[0] // self.rows), info.encoding
+
+    def __str__(self) -> str:
+        return f"as {self.rows} {'rows' if self.rows > 1 else 'row'}"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows(_SameBytes):
+    """A matrix as a vector: its rows, one after the other."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape of the vector."""
+        (info,) = inputs
+        if len(info.shape) != 2 or info.encoding.block > 1:
+            raise _cannot_reshape(info, "it is not a matrix")
+        return (info.shape[0] * info.shape[1],), info.encoding
+
+    def __str__(self) -> str:
+        return "rows joined into a vector"
 
 
 @dataclass(frozen=True, slots=True)
