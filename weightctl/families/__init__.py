@@ -77,6 +77,9 @@ FAMILIES: dict[str, FamilyLine] = {
     "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
     "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),
     "granite": FamilyLine("weightctl.families.granite", "granite", ("granite",)),
+    "granitehybrid": FamilyLine(
+        "weightctl.families.granitehybrid", "granitehybrid", ("granitemoehybrid",)
+    ),
     "granitemoe": FamilyLine("weightctl.families.granitemoe", "granitemoe", ("granitemoe",)),
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)

@@ -79,7 +79,7 @@ class GroupRows(_OfShape):
 
 @dataclass(frozen=True, slots=True)
 class InTurn(_OfShape):
-    """Two changes, neither of which is of rows: GGUF's tensor is the second one's of the first's.
+    """Two changes of values or shapes: GGUF's tensor has the first one, then the second one.
 
     Modules compute with Hugging Face's form.
     """
@@ -97,6 +97,6 @@ class InTurn(_OfShape):
 
 
 def _join(first: Step | None, second: Step | None) -> Step:
-    from weightctl.weights.steps.chained import Chained
+    from weightctl.weights.steps.reshaped import Chained
 
     return Chained(tuple(each for each in (first, second) if each is not None))

@@ -86,7 +86,7 @@ class _Unlimited(NamedTuple):
         del value
 
 
-def _expanded(fields: Fields) -> int:
+def _find_inner(fields: Fields) -> int:
     return int(fields["ssm_expand"] * fields["hidden"])
 
 
@@ -105,7 +105,7 @@ def _expansion_keys(prefix: str) -> tuple[Key, ...]:
         Key(field="ssm_inner", kind=SIZE, gguf="{arch}.ssm.inner_size"),
         Key(field="ssm_expand", kind=WholeNumber(1, 64), default=2,
             gguf_default=quotient("ssm_inner", "hidden"), hugging_face=f"{prefix}expand"),
-        Key(field="ssm_inner", kind=SIZE, default=_expanded),
+        Key(field="ssm_inner", kind=SIZE, default=_find_inner),
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class SegmentScales(NamedTuple):
     outputs: float = 1.0
 
 
-class _Kept(NamedTuple):
+class _StagedValues(NamedTuple):
     """What a shard needs in the second stage: values of its channels, and gates unless applied.
 
     `dtype` is that of the layer's inputs; Mamba-2 computes `values` in float32.
@@ -124,13 +124,13 @@ class Mamba(Staged):
         self.skip = HeadNumbers(inner, device=device)
         self.outputs = Linear(inner, features, bias, dtype=dtype, device=device)
 
-    def begin(self, x: Value) -> tuple[tuple[Value, ...], _Kept]:
+    def begin(self, x: Value) -> tuple[tuple[Value, ...], _StagedValues]:
         """Return what this shard's channels add to steps, B and C; and its values and gates."""
         values, gates = ops.split(self.inputs(x), [self.inner] * 2, axis=-1)
         values = ops.silu(self.kernel(values))
-        return (self.selection(values),), _Kept(values, x.dtype, gates)
+        return (self.selection(values),), _StagedValues(values, x.dtype, gates)
 
-    def finish(self, summed: Sequence[Value], kept: _Kept) -> Value:
+    def finish(self, summed: Sequence[Value], kept: _StagedValues) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`."""
         (selected,) = summed
         step, b, c = ops.split(selected, [self.rank, self.states, self.states], axis=-1)
@@ -221,7 +221,7 @@ class Mamba2(Staged):
         self.all_groups, self.first_group = groups, 0
         self.group_size = inner // groups
 
-    def begin(self, x: Value) -> tuple[tuple[Value, ...], _Kept]:
+    def begin(self, x: Value) -> tuple[tuple[Value, ...], _StagedValues]:
         """Return the sum of the squares of each group's channels, and these channels.
 
         There are no sums if channels are not normed. Those of groups of other shards are 0.
@@ -238,12 +238,12 @@ class Mamba2(Staged):
         y = ops.selective_scan(of_heads, steps, rates, b, c)
         y = (y + of_heads * ops.unsqueeze(self.skip(), 1)).reshape((*places, inner))
         y = y * ops.silu(gates.cast(DType.float32))
-        kept = _Kept(y, x.dtype)
+        kept = _StagedValues(y, x.dtype)
         if self.norm_epsilon is None:
             return (), kept
         return (self._among_all(ops.sum(self._by_group(y * y), -1)),), kept
 
-    def finish(self, summed: Sequence[Value], kept: _Kept) -> Value:
+    def finish(self, summed: Sequence[Value], kept: _StagedValues) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`."""
         y = kept.values
         if self.norm_epsilon is not None:

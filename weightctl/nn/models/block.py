@@ -12,9 +12,9 @@ from weightctl.nn.convolution import ShortConvolution
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
-from weightctl.nn.models.state_space import make_state_space
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.state_space import Mamba, Mamba2
 from weightctl.nn.temperature import Temperature
 from weightctl.nn.xielu import XIELU, XieluNumbers
 
@@ -70,7 +70,7 @@ class Block(Module):
             )
         self.has_ssm = at_layer(config, "ssm_layers", layer)
         if self.has_ssm:
-            self.ssm = make_state_space(config, dtype)
+            self.ssm = _make_state_space(config, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
@@ -181,6 +181,35 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
+        dtype=dtype,
+    )
+
+
+def _make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
+    """Return the state space model of a layer."""
+    if config.ssm_version == 1:
+        return Mamba(
+            config.hidden,
+            config.ssm_inner,
+            states=config.ssm_state,
+            rank=config.ssm_rank,
+            kernel=config.ssm_length,
+            bias=config.ssm_bias,
+            kernel_bias=config.ssm_kernel_bias,
+            norm_epsilon=config.ssm_inner_epsilon if config.ssm_inner_norms else None,
+            norms_weighted=config.ssm_inner_norms == "weighted",
+            dtype=dtype,
+        )
+    return Mamba2(
+        config.hidden,
+        config.ssm_heads,
+        config.ssm_inner // config.ssm_heads,
+        groups=config.ssm_groups,
+        states=config.ssm_state,
+        kernel=config.ssm_length,
+        bias=config.ssm_bias,
+        kernel_bias=config.ssm_kernel_bias,
+        norm_epsilon=config.norm_epsilon if config.ssm_norm else None,
         dtype=dtype,
     )
 

@@ -1,4 +1,4 @@
-"""Values in another shape: a dimension of 1 more or less, or one matrix for each head."""
+"""Values in another shape: other dimensions, or one matrix for each head; and steps in turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from weightctl.errors import ConversionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightctl.codecs.loss import Loss
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["JoinedHeads", "JoinedRows", "SplitHeads", "SplitRows", "WithAxis", "WithoutAxis"]
+__all__ = [
+    "Chained",
+    "JoinedHeads",
+    "JoinedRows",
+    "SplitHeads",
+    "SplitRows",
+    "WithAxis",
+    "WithoutAxis",
+]
 
 
 class _SameBytes:
@@ -93,6 +102,36 @@ class JoinedRows(_SameBytes):
 
     def __str__(self) -> str:
         return "rows joined into a vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """Several steps as one: each computes from the result of the step before it."""
+
+    steps: tuple[Step, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and encoding of the last result."""
+        from weightctl.weights.info import TensorInfo as Info
+
+        (info,) = inputs
+        for step in self.steps:
+            info = Info(info.name, *step.infer([info]))
+        return info.shape, info.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> Loss | None:
+        """Compute the requested range, and what the other steps need for it."""
+        from weightctl.weights.derived import DerivedTensor
+
+        (tensor,) = inputs
+        for step in self.steps:
+            tensor = DerivedTensor(tensor.info.name, step, [tensor])
+        return tensor.read_into(start, buffer)
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, map(str, self.steps)))
 
 
 @dataclass(frozen=True, slots=True)
