@@ -103,6 +103,10 @@ FAMILIES: dict[str, FamilyLine] = {
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
     "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),
+    "nemotron_h": FamilyLine("weightctl.families.nemotron_h", "nemotron_h", ("nemotron_h",)),
+    "nemotron_h_moe": FamilyLine(
+        "weightctl.families.nemotron_h_moe", "nemotron_h_moe", ("nemotron_h",)
+    ),
     "nomic_bert": FamilyLine("weightctl.families.nomic_bert", "nomic-bert", ("nomic_bert",)),
     "olmo": FamilyLine("weightctl.families.olmo", "olmo", ("olmo",)),
     "olmo2": FamilyLine("weightctl.families.olmo2", "olmo2", ("olmo2",)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import GraphError
 from weightctl.graph.ops.rules import Op, require_float
 from weightctl.graph.value import apply
+from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ def infer_selective_scan(
         )
     if steps.shape != x.shape[:3]:
         raise GraphError(
-            f"the shape of the steps must be {x.shape[:3].text}",
+            f"the shape of the steps must be {Shape(x.shape[:3]).text}",
             hint="each head needs a step at each position",
         )
     if inputs.rank != 4 or inputs.shape[:2] != x.shape[:2] or outputs.shape != inputs.shape:

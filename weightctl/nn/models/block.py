@@ -54,13 +54,15 @@ class Block(Module):
         self.has_attention = at_layer(config, "attention_layers", layer)
         if self.has_attention and config.position == "rope" and config.is_rotated(layer):
             self.rotation = int(config.local_rope_base is not None and window is not None)
+        self.has_convolution = at_layer(config, "convolution_layers", layer)
+        self.has_ssm = at_layer(config, "ssm_layers", layer)
+        self.mixes = self.has_attention or self.has_convolution or self.has_ssm
         normed = config.attention_norms
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
-        if self.reads_normed or config.norms_after:
+        if self.mixes and (self.reads_normed or config.norms_after):
             self.attention_norm = make_norm(config, dtype)
         if self.has_attention:
             self.attention = _make_attention(config, layer, dtype)
-        self.has_convolution = at_layer(config, "convolution_layers", layer)
         if self.has_convolution:
             self.convolution = ShortConvolution(
                 config.hidden,
@@ -68,7 +70,6 @@ class Block(Module):
                 bias=config.convolution_bias,
                 dtype=dtype,
             )
-        self.has_ssm = at_layer(config, "ssm_layers", layer)
         if self.has_ssm:
             self.ssm = _make_state_space(config, dtype)
         if config.post_norms:
@@ -91,6 +92,8 @@ class Block(Module):
     ) -> Value:
         """Return the input of the next layer, in the shape of `x`."""
         config = self.config
+        if not self.mixes:
+            return x + self._scale(self._inner(self.mlp_norm(x)))
         if config.norms_after:
             x = self.attention_norm(x + self._mix(x, cos, sin, mask))
             return self.mlp_norm(x + self.mlp(x))
@@ -233,6 +236,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
             scales_inputs=config.shares_scale_inputs,
+            gated=config.gated,
             dtype=dtype,
         )
     if config.gated:
