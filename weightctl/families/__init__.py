@@ -69,6 +69,8 @@ FAMILIES: dict[str, FamilyLine] = {
     "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
     "exaone_moe": FamilyLine("weightctl.families.exaone_moe", "exaone-moe", ("exaone_moe",)),
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
+    "falcon_h1": FamilyLine("weightctl.families.falcon_h1", "falcon-h1", ("falcon_h1",)),
+    "falcon_mamba": FamilyLine("weightctl.families.falcon_mamba", "mamba", ("falcon_mamba",)),
     "gemma": FamilyLine("weightctl.families.gemma", "gemma", ("gemma",)),
     "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
     "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),

@@ -87,6 +87,7 @@ class DecoderConfig:
     - `query_clamp`: the bound of queries, keys and values.
     - `sinks`: whether each head has an additional score that belongs to no key.
     - `value_scale`: the factor of the values.
+    - `attention_scales`: the factors of what attention reads, of its keys, and of its outputs.
     - `temperature_scale`, `temperature_length`, `temperature_offset`: the factor of queries far
       into a text (`nn/temperature.py`), if the scale is not 0; with `temperature_without_rope`,
       only in layers without RoPE.
@@ -111,6 +112,8 @@ class DecoderConfig:
     - `ssm_rank`: the size of the vector that steps are computed from (Mamba).
     - `ssm_length`: how many positions its convolution reads.
     - `ssm_bias`, `ssm_kernel_bias`: whether the projections and the convolution have a bias.
+    - `ssm_scales`: the factors of what it reads, of the five parts of its projection, and of its
+      outputs (Mamba-2); empty without factors.
     - `ssm_norm`: whether the channels of each group are normed (Mamba-2).
     - `ssm_inner_norms`, `ssm_inner_epsilon`: whether that vector, B and C have an RMSNorm, with
       weights or without, and its epsilon (Mamba).
@@ -130,6 +133,7 @@ class DecoderConfig:
     MLP:
 
     - `activation`, `gated`, `mlp_bias`: the activation, and whether there is a gate and biases.
+    - `mlp_scales`: the factors of what the activation reads, and of the outputs.
     - `fused_gate_up`: whether one projection computes gate and up.
     - `transposed`: whether the weights of attention and MLP are stored as (inputs, outputs).
     - `xielu_*`: the numbers of the activation xIELU; `has_xielu_weights` states that they are
@@ -205,6 +209,7 @@ class DecoderConfig:
     query_clamp: float | None = None
     sinks: bool | tuple[bool, ...] = False
     value_scale: float = 1.0
+    attention_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     temperature_scale: float = 0.0
     temperature_length: int = 0
     temperature_offset: int = 0
@@ -227,6 +232,7 @@ class DecoderConfig:
     ssm_length: int = 0
     ssm_bias: bool = False
     ssm_kernel_bias: bool = True
+    ssm_scales: tuple[float, ...] = ()
     ssm_norm: bool = True
     ssm_inner_norms: Literal["weighted", "unweighted"] | None = None
     ssm_inner_epsilon: float = 1e-6
@@ -244,6 +250,7 @@ class DecoderConfig:
 
     mlp_bias: bool = False
     gated: bool = True
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
     fused_gate_up: bool = False
     transposed: bool = False
     has_xielu_weights: bool = False

@@ -70,6 +70,11 @@ class SegmentScales(NamedTuple):
     segments: Sequence[float] = (1.0,) * _SEGMENTS
     outputs: float = 1.0
 
+    @classmethod
+    def of(cls, scales: Sequence[float]) -> SegmentScales:
+        """Return the factors of inputs, of the segments and of outputs, given in this order."""
+        return cls(scales[0], scales[1:-1], scales[-1])
+
 
 class _StagedValues(NamedTuple):
     """What a shard needs in the second stage: values of its channels, and gates unless applied.

@@ -14,7 +14,7 @@ from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
-from weightctl.nn.state_space import Mamba, Mamba2
+from weightctl.nn.state_space import Mamba, Mamba2, SegmentScales
 from weightctl.nn.temperature import Temperature
 from weightctl.nn.xielu import XIELU, XieluNumbers
 
@@ -113,7 +113,9 @@ class Block(Module):
         """Return the sum of the outputs of the parts that combine positions."""
         outputs: list[Value] = []
         if self.has_attention:
-            outputs.append(self.attention(x, cos, sin, mask))
+            before, _, after = self.config.attention_scales
+            attended = self.attention(_times(x, before), cos, sin, mask)
+            outputs.append(_times(attended, after))
         if self.has_convolution:
             outputs.append(self.convolution(x))
         if self.has_ssm:
@@ -121,18 +123,23 @@ class Block(Module):
         return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:
-        y = self.mlp(x)
+        y = _times(self.mlp(x), self.config.mlp_scales[1])
         return self.post_mlp_norm(y) if self.config.post_norms else y
 
     def _scale(self, x: Value) -> Value:
-        scale = self.config.residual_scale
-        return x if scale == 1 else x * scale
+        return _times(x, self.config.residual_scale)
+
+
+def _times(x: Value, scale: float) -> Value:
+    return x if scale == 1 else x * scale
 
 
 def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    if config.attention_scales[1] != 1:
+        scale = (scale or config.head_dim**-0.5) * config.attention_scales[1]
     is_rotated = config.is_rotated(layer)
     temperature = None
     if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
@@ -213,6 +220,7 @@ def _make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
         bias=config.ssm_bias,
         kernel_bias=config.ssm_kernel_bias,
         norm_epsilon=config.norm_epsilon if config.ssm_norm else None,
+        scales=SegmentScales.of(config.ssm_scales) if config.ssm_scales else None,
         dtype=dtype,
     )
 
@@ -246,6 +254,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
+            gate_scale=config.mlp_scales[0],
             inner_norm=config.norm_epsilon if config.inner_norms else None,
             dtype=dtype,
         )
