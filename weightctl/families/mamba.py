@@ -17,9 +17,14 @@ from weightctl.families.state_space import (
     without_auto,
 )
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "NORMS_KEY"]
 
 _NORMS = "the norms of steps, B and C are those of FalconMamba"
+
+NORMS_KEY = Key(
+    field="has_norms", kind=Exactly(False, _NORMS), default=False, gguf_default=False,
+    gguf="{arch}.ssm.dt_b_c_rms", written=True,
+)  # fmt: skip
 
 FAMILY = Family(
     name="mamba",
@@ -40,8 +45,7 @@ FAMILY = Family(
     names=list_lines(1),
     keys=only_states_keys(
         *mamba_keys(),
-        Key(field="has_norms", kind=Exactly(False, _NORMS),
-            gguf_default=False, gguf="{arch}.ssm.dt_b_c_rms"),
+        NORMS_KEY,
     ),
     standard=without_auto,
     unloaded=find_expansion,
