@@ -50,6 +50,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
     "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
+    "bamba": FamilyLine("weightctl.families.bamba", "granitehybrid", ("bamba",)),
     "bitnet": FamilyLine("weightctl.families.bitnet", "bitnet", ("bitnet",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
     "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
