@@ -23,6 +23,7 @@ from weightctl.families.changes import (
     TurnedHeads,
 )
 from weightctl.families.decoder import DecoderConfig
+from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 from weightctl.families.row_orders import alternate, group_heads, invert
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus
@@ -44,6 +45,9 @@ CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
     "transposed": (TRANSPOSED, (24, 3), (3, 24)),
     "plus one": (PLUS_ONE, (24,), (24,)),
     "minus exp": (MINUS_EXP, (24,), (24,)),
+    "as a column": (AS_COLUMN, (24,), (24, 1)),
+    "a row for each group": (GroupRows("heads"), (24,), (6, 4)),
+    "minus exp as a column": (InTurn(MINUS_EXP, AS_COLUMN), (24,), (24, 1)),
     "squeezed": (Squeezed(1), (24, 1, 3), (24, 3)),
     "squeezed row": (Squeezed(0), (1, 24), (24,)),
     "heads apart": (TurnedHeads(), (24, 3), (6, 4, 3)),

@@ -50,6 +50,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
     "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
+    "bamba": FamilyLine("weightctl.families.bamba", "granitehybrid", ("bamba",)),
     "bitnet": FamilyLine("weightctl.families.bitnet", "bitnet", ("bitnet",)),
     "bloom": FamilyLine("weightctl.families.bloom", "bloom", ("bloom",)),
     "camembert": FamilyLine("weightctl.families.camembert", "bert", ("camembert",)),
@@ -70,6 +71,8 @@ FAMILIES: dict[str, FamilyLine] = {
     "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
     "exaone_moe": FamilyLine("weightctl.families.exaone_moe", "exaone-moe", ("exaone_moe",)),
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
+    "falcon_h1": FamilyLine("weightctl.families.falcon_h1", "falcon-h1", ("falcon_h1",)),
+    "falcon_mamba": FamilyLine("weightctl.families.falcon_mamba", "mamba", ("falcon_mamba",)),
     "gemma": FamilyLine("weightctl.families.gemma", "gemma", ("gemma",)),
     "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
     "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),
@@ -79,6 +82,9 @@ FAMILIES: dict[str, FamilyLine] = {
     "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
     "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),
     "granite": FamilyLine("weightctl.families.granite", "granite", ("granite",)),
+    "granitehybrid": FamilyLine(
+        "weightctl.families.granitehybrid", "granitehybrid", ("granitemoehybrid",)
+    ),
     "granitemoe": FamilyLine("weightctl.families.granitemoe", "granitemoe", ("granitemoe",)),
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
@@ -88,9 +94,12 @@ FAMILIES: dict[str, FamilyLine] = {
     ),
     "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "jamba": FamilyLine("weightctl.families.jamba", "jamba", ("jamba",)),
     "lfm2": FamilyLine("weightctl.families.lfm2", "lfm2", ("lfm2",)),
     "lfm2_moe": FamilyLine("weightctl.families.lfm2_moe", "lfm2moe", ("lfm2_moe",)),
     "llama4": FamilyLine("weightctl.families.llama4", "llama4", ("llama4_text", "llama4")),
+    "mamba": FamilyLine("weightctl.families.mamba", "mamba", ("mamba",)),
+    "mamba2": FamilyLine("weightctl.families.mamba2", "mamba2", ("mamba2",)),
     "mimo2": FamilyLine("weightctl.families.mimo2", "mimo2", ("mimo_v2_flash",)),
     "minicpm": FamilyLine("weightctl.families.minicpm", "minicpm", ("minicpm",)),
     "minicpm3": FamilyLine("weightctl.families.minicpm3", "minicpm3", ("minicpm3",)),
@@ -100,6 +109,10 @@ FAMILIES: dict[str, FamilyLine] = {
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
     "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),
+    "nemotron_h": FamilyLine("weightctl.families.nemotron_h", "nemotron_h", ("nemotron_h",)),
+    "nemotron_h_moe": FamilyLine(
+        "weightctl.families.nemotron_h_moe", "nemotron_h_moe", ("nemotron_h",)
+    ),
     "nomic_bert": FamilyLine("weightctl.families.nomic_bert", "nomic-bert", ("nomic_bert",)),
     "olmo": FamilyLine("weightctl.families.olmo", "olmo", ("olmo",)),
     "olmo2": FamilyLine("weightctl.families.olmo2", "olmo2", ("olmo2",)),

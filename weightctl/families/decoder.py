@@ -21,6 +21,7 @@ _LISTED = {
     "convolution_layers": "the use of convolutions",
     "mlp_layers": "the use of an MLP",
     "indexer_layers": "the use of an indexer",
+    "ssm_layers": "the use of a state space model",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -55,6 +56,7 @@ class DecoderConfig:
     - `convolution_layers`: the layers with a short convolution, which reads `convolution_length`
       positions; with `convolution_bias`, its projections and the convolution have biases.
     - `mlp_layers`: the layers with an MLP or experts.
+    - `ssm_layers`: the layers with a state space model (SSM).
 
     Norms:
 
@@ -86,6 +88,7 @@ class DecoderConfig:
     - `query_clamp`: the bound of queries, keys and values.
     - `sinks`: whether each head has an additional score that belongs to no key.
     - `value_scale`: the factor of the values.
+    - `attention_scales`: the factors of what attention reads, of its keys, and of its outputs.
     - `temperature_scale`, `temperature_length`, `temperature_offset`: the factor of queries far
       into a text (`nn/temperature.py`), if the scale is not 0; with `temperature_without_rope`,
       only in layers without RoPE.
@@ -104,6 +107,22 @@ class DecoderConfig:
       `indexer_interleaved` is `rope_interleaved` for the indexer.
     - `value_dimensions`: the number of elements of a value, `head_dim` if 0.
 
+    State space models:
+
+    - `ssm_version`: 1 for Mamba, in which each channel has its own step, and a rate for each state;
+      2 for Mamba-2, in which the channels of a head have the same step and rate.
+    - `ssm_inner`, `ssm_state`: the number of channels, and that of the states of a channel.
+    - `ssm_heads`, `ssm_groups`: the numbers of heads, and of groups of heads that share the
+      matrices B and C (Mamba-2).
+    - `ssm_rank`: the size of the vector that steps are computed from (Mamba).
+    - `ssm_length`: how many positions its convolution reads.
+    - `ssm_bias`, `ssm_kernel_bias`: whether the projections and the convolution have a bias.
+    - `ssm_scales`: the factors of what it reads, of the five parts of its projection, and of its
+      outputs (Mamba-2); empty without factors.
+    - `ssm_norm`: whether the channels of each group are normed (Mamba-2).
+    - `ssm_inner_norms`, `ssm_inner_epsilon`: whether that vector, B and C have an RMSNorm, with
+      weights or without, and its epsilon (Mamba).
+
     Positions:
 
     - `position`: how positions are encoded; `alibi_bias` is the largest exponent of ALiBi's slopes.
@@ -119,6 +138,7 @@ class DecoderConfig:
     MLP:
 
     - `activation`, `gated`, `mlp_bias`: the activation, and whether there is a gate and biases.
+    - `mlp_scales`: the factors of what the activation reads, and of the outputs.
     - `fused_gate_up`: whether one projection computes gate and up.
     - `transposed`: whether the weights of attention and MLP are stored as (inputs, outputs).
     - `xielu_*`: the numbers of the activation xIELU; `has_xielu_weights` states that they are
@@ -166,6 +186,7 @@ class DecoderConfig:
     convolution_length: int = 0
     convolution_bias: bool = False
     mlp_layers: LayerFlag = True
+    ssm_layers: LayerFlag = False
 
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True
@@ -193,6 +214,7 @@ class DecoderConfig:
     query_clamp: float | None = None
     sinks: bool | tuple[bool, ...] = False
     value_scale: float = 1.0
+    attention_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     temperature_scale: float = 0.0
     temperature_length: int = 0
     temperature_offset: int = 0
@@ -211,7 +233,21 @@ class DecoderConfig:
     indexer_interleaved: bool = False
     indexer_layers: LayerFlag = True
 
-    position: Literal["rope", "learned", "alibi", "relative"] = "rope"
+    ssm_version: Literal[1, 2] = 2
+    ssm_inner: int = 0
+    ssm_state: int = 0
+    ssm_heads: int = 1
+    ssm_groups: int = 1
+    ssm_rank: int = 0
+    ssm_length: int = 0
+    ssm_bias: bool = False
+    ssm_kernel_bias: bool = True
+    ssm_scales: tuple[float, ...] = ()
+    ssm_norm: bool = True
+    ssm_inner_norms: Literal["weighted", "unweighted"] | None = None
+    ssm_inner_epsilon: float = 1e-6
+
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     alibi_bias: float = 8.0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
@@ -224,6 +260,7 @@ class DecoderConfig:
 
     mlp_bias: bool = False
     gated: bool = True
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
     fused_gate_up: bool = False
     transposed: bool = False
     has_xielu_weights: bool = False
@@ -335,7 +372,7 @@ class EncoderDecoderConfig(DecoderConfig):
     buckets: int = 32
     farthest: int = 128
     start_token: int | None = None
-    position: Literal["rope", "learned", "alibi", "relative"] = "relative"
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "relative"
 
     @property
     def in_encoder(self) -> tuple[bool, ...]:

@@ -228,6 +228,8 @@ class Family:
     - `model_types`: the values of `model_type` in config.json, the usual one first.
     - `is_of`: returns whether GGUF metadata describe this family. If several families have the same
       `general.architecture`, all but the usual one have this function.
+    - `is_of_config`: returns whether a config.json of a `model_type` that several families have
+      describes this family; all but the usual one have this function.
     - `lacks`: a GGUF tensor that the models of a family with `is_of` never have.
 
     Tensors:
@@ -288,6 +290,7 @@ class Family:
     differs_tied: bool = False
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
+    is_of_config: Callable[[Mapping[str, Any]], bool] | None = None
     lacks: str = ""
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is
     completed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.keys import Key
+from weightctl.families.keys import Key, PresentInLayer
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.layers import ONES, LayerValues
 from weightctl.text.untyped import is_sequence
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["check_kv_heads", "hybrid_keys", "hybrid_lines"]
 
 _LAYER = "layers.{}."
+# Not every layer has the tensors in which biases of attention are seen.
+_SEEN = {
+    "attention_bias": PresentInLayer("blk.{}.attn_q.bias", "blk.{}.attn_qkv.bias"),
+    "attention_output_bias": PresentInLayer("blk.{}.attn_output.bias"),
+}
 # A number of KV heads for each layer, or one for all.
 _COUNTS = LayerValues(WholeNumber(0, 1 << 16))
 
@@ -50,7 +55,8 @@ def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...
     made: list[Key] = []
     for key in keys:
         if key.field != "kv_heads":
-            made.append(key)
+            has_bias = key.field in _SEEN and key.seen is not None
+            made.append(replace(key, seen=_SEEN[key.field]) if has_bias else key)
             continue
         made += (
             Key(field="layer_kv_heads", kind=_COUNTS, gguf_default=_list_kv_heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -21,6 +22,7 @@ __all__ = [
     "NamingConvention",
     "Present",
     "PresentAs",
+    "PresentInLayer",
     "RowCount",
     "Seen",
     "product",
@@ -59,6 +61,9 @@ class Config(Protocol):
         ...
 
 
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
+
+
 class _Required:
     """The type of `REQUIRED`, the default of a key that a file must have."""
 
@@ -89,6 +94,21 @@ class Present(NamedTuple):
     def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
         """Return whether the checkpoint has one of the two tensors."""
         return self.tensor in tensors or self.whole in tensors
+
+
+class PresentInLayer(NamedTuple):
+    """A field's value is whether any layer has a tensor, or the fused tensor `whole`.
+
+    `{}` in the names is the layer number.
+    """
+
+    tensor: str
+    whole: str = ""
+
+    def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
+        """Return whether the checkpoint has one of the two tensors in a layer."""
+        wanted = {self.tensor, self.whole}
+        return any(_NUMBER.sub("{}", name, count=1) in wanted for name in tensors)
 
 
 class PresentAs(NamedTuple):
@@ -133,7 +153,7 @@ class IsAbsent(NamedTuple):
         return self.tensor not in tensors
 
 
-Seen: TypeAlias = RowCount | Present | PresentAs | LayersWith | IsAbsent
+Seen: TypeAlias = RowCount | Present | PresentInLayer | PresentAs | LayersWith | IsAbsent
 
 
 def same(field: str) -> Callable[[Fields], Any]:

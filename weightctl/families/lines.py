@@ -10,8 +10,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import Squeezed
+from weightctl.families.changes import MINUS_EXP, Squeezed
 from weightctl.families.family import Name, WeightAxes
+from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,9 @@ _IF_FACTORS = ("has_rope_factors",)
 _IF_QUERY_RANK = ("query_rank",)
 _IF_INDEXER = ("indexer_heads", "indexer_layers")
 _IF_CONVOLUTION = ("convolution_layers",)
+_IF_SSM = ("ssm_layers",)
+# Tensors whose names have no last word, such as `weight`.
+_BARE = {"gguf": "", "hugging_face": ""}
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -132,6 +136,32 @@ _OF_LAYERS = (
             is_float32=True, change=Squeezed(1, is_run_without=True)),
     _matrix("convolution.outputs", "shortconv.out_proj", "conv.out_proj", _HIDDEN, ("channels",),
             when=_IF_CONVOLUTION, bias="convolution_bias"),
+    # State space models: as in Mamba-2; those of Mamba have the variant `channels`. `selection`
+    # projects to the matrices B and C and the vector that steps are computed from.
+    _matrix("ssm.inputs", "ssm_in", "mamba.in_proj",
+            ("ssm_channels", "ssm_channels", "ssm_group_states", "ssm_group_states", "ssm_heads"),
+            when=_IF_SSM, bias="ssm_bias"),
+    _matrix("ssm.kernel", "ssm_conv1d", "mamba.conv1d",
+            ("ssm_channels", "ssm_group_states", "ssm_group_states"), ("ssm_length",),
+            when=_IF_SSM, bias="ssm_kernel_bias", is_float32=True,
+            change=Squeezed(1, is_run_without=True)),
+    _matrix("ssm.selection", "ssm_x", "mamba.x_proj", ("ssm_rank", "ssm_state", "ssm_state"),
+            ("ssm_inner",), when=_IF_SSM),
+    _vector("ssm.step_norm", "ssm_dt_norm", "mamba.dt_layernorm", "ssm_rank", when=_IF_SSM),
+    _vector("ssm.b_norm", "ssm_b_norm", "mamba.b_layernorm", "ssm_state", when=_IF_SSM),
+    _vector("ssm.c_norm", "ssm_c_norm", "mamba.c_layernorm", "ssm_state", when=_IF_SSM),
+    _matrix("ssm.step", "ssm_dt", "mamba.dt_proj", ("ssm_inner",), ("ssm_rank",), when=_IF_SSM,
+            bias=True),
+    _vector("ssm.step_bias", "ssm_dt", "mamba.dt_bias", "ssm_heads", when=_IF_SSM,
+            ends={"gguf": ".bias", "hugging_face": ""}),
+    _vector("ssm.rates", "ssm_a", "mamba.A_log", "ssm_heads", when=_IF_SSM, ends=_BARE,
+            change=InTurn(MINUS_EXP, AS_COLUMN)),
+    _vector("ssm.skip", "ssm_d", "mamba.D", "ssm_heads", when=_IF_SSM, ends=_BARE,
+            change=AS_COLUMN),
+    _vector("ssm.norm", "ssm_norm", "mamba.norm", "ssm_channels", when=(*_IF_SSM, "ssm_norm"),
+            change=GroupRows("ssm_groups")),
+    _matrix("ssm.outputs", "ssm_out", "mamba.out_proj", _HIDDEN, ("ssm_channels",), when=_IF_SSM,
+            bias="ssm_bias"),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),
@@ -162,7 +192,7 @@ _BEHIND = ("norm", "output")
 # Variants of roles, by `role.variant`: the axes of the part where they differ from the usual ones.
 # `whole`: queries and keys are normed over all heads together, so every rank computes all of them.
 # `apart`: each head has its own norm weights. `sized` and `latent`: values have a size of their
-# own.
+# own. `channels`: each channel of a state space model has its own rates.
 _VARIANTS = {
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
     "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
@@ -172,6 +202,11 @@ _VARIANTS = {
     "attention.k_norm.apart": WeightAxes(("kv_heads",), ("head",)),
     "attention.v.sized": WeightAxes(("key_values",), _HIDDEN),
     "attention.o.latent": WeightAxes(_HIDDEN, ("values",)),
+    "ssm.inputs.channels": WeightAxes(("ssm_inner", "ssm_inner"), _HIDDEN),
+    "ssm.kernel.channels": WeightAxes(("ssm_inner",), ("ssm_length",)),
+    "ssm.rates.channels": WeightAxes(("ssm_inner",), ("ssm_state",)),
+    "ssm.skip.channels": WeightAxes(("ssm_inner",)),
+    "ssm.outputs.channels": WeightAxes(_HIDDEN, ("ssm_inner",)),
 }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.family import at_layer
 from weightctl.families.lines import LINES
-from weightctl.families.sharing import OF_HEADS, list_runs
+from weightctl.families.sharing import OF_HEADS, OF_STATES, list_runs
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 
-# The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, and tokens.
+# The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, tokens, and
+# heads or channels of state space models.
 # Every rank has all of the other extents: elements of one head, rotated pairs, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary", "channels",
+        "shared_inner", "vocabulary", "channels", "ssm_channels", "ssm_group_states", "ssm_heads",
+        "ssm_inner",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
@@ -58,7 +60,7 @@ _OF_OUTPUTS = {1: "rowwise", 2: "gate_up"}
 def _derive_role(part: WeightAxes) -> Role:
     """Return how ranks divide a part with these axes."""
     if part.outputs and _SHARED.issuperset(part.outputs):
-        is_of_heads = not OF_HEADS.isdisjoint(part.outputs)
+        is_of_heads = not (OF_HEADS - OF_STATES).isdisjoint(part.outputs)
         several = "stacked_qkv" if is_of_heads else "segmented"
         return Role(_OF_OUTPUTS.get(len(part.outputs), several), 0, part.outputs)
     if part.inputs and _SHARED.issuperset(part.inputs):
@@ -84,11 +86,18 @@ def role(line: Name, kind: str) -> Role:
     return _WHOLE if kind == "bias" and found.axis else found
 
 
-def count_heads(config: Config, layer: int = 0) -> Heads:
-    """Return the numbers and sizes of the heads in a layer of a model with this config."""
+def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()) -> Heads:
+    """Return the numbers and sizes of the heads in a layer of a model with this config.
+
+    They are those of a state space model if the `extents` are.
+    """
     # If every head of a family has its own keys, and the heads together are as wide as the hidden
     # size, its configs do not have fields for that.
     given: Any = config
+    if not OF_STATES.isdisjoint(extents):
+        heads = given.ssm_heads
+        size = given.ssm_inner // heads
+        return Heads(heads, given.ssm_groups, size, value=given.ssm_state, of_states=True)
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
     plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))
@@ -121,7 +130,7 @@ def _size(extent: Extent, config: Config, layer: int) -> int:
     if extent == "head":
         return count_heads(config, layer).size
     if (of_heads := extent.removeprefix("all_")) in OF_HEADS:
-        (run,) = list_runs([of_heads], 0, count_heads(config, layer))
+        (run,) = list_runs([of_heads], 0, count_heads(config, layer, (of_heads,)))
         return run.stop
     if extent == "pairs":
         return int(at_layer(config, "rope_dimensions", layer) // 2)

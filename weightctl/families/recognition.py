@@ -127,6 +127,11 @@ def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Fa
     lines = [line for line in FAMILIES.values() if found in line.model_types]
     text: Any = document.get("text_config")
     kind = text.get(MODEL_TYPE) if len(lines) > 1 and is_object(text) else None
+    if len(lines) > 1:
+        families = [line.load() for line in lines]
+        decided = (each for each in families if each.is_of_config and each.is_of_config(document))
+        if (family := next(decided, None)) is not None:
+            return family
     if lines:
         return next((line for line in lines if kind in line.model_types), lines[0]).load()
     says = _says(f"`{MODEL_TYPE}`", found, where)

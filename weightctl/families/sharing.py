@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF_HEADS",
+    "OF_STATES",
     "Shared",
     "SharedAxis",
     "SharedRun",
@@ -25,11 +26,16 @@ __all__ = [
 
 # The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
 # head may have another size than its keys.
-_OF_QUERIES = ("queries", "plain_keys", "values", "each_head")
-_OF_KEYS = ("keys", "key_values")
+_OF_QUERIES = ("queries", "plain_keys", "values", "each_head", "ssm_channels", "ssm_heads")
+_OF_KEYS = ("keys", "key_values", "ssm_group_states", "ssm_groups")
 OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, *_OF_KEYS})
+# Those of the heads of a state space model and the groups that they are in.
+OF_STATES: frozenset[Extent] = frozenset(
+    {"ssm_channels", "ssm_heads", "ssm_group_states", "ssm_groups"}
+)
 
-_OF_VALUES = ("values", "key_values")
+_OF_VALUES = ("values", "key_values", "ssm_group_states")
+_SINGLE = ("each_head", "ssm_heads", "ssm_groups")
 
 # The range of each rank in an extent, counted from the start of its run.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"
@@ -111,8 +117,11 @@ def _count_heads(extent: Extent, heads: Heads) -> int:
 
 def _size_of_head(extent: Extent, heads: Heads) -> int:
     """Return the number of elements of an extent per head."""
-    sizes = {"plain_keys": heads.plain, "each_head": 1}
-    return sizes.get(extent, heads.value if extent in _OF_VALUES else heads.size)
+    if extent in _SINGLE:
+        return 1
+    if extent == "plain_keys":
+        return heads.plain
+    return heads.value if extent in _OF_VALUES else heads.size
 
 
 def ranges_of_rank(runs: Iterable[SharedRun], shared: Shared, rank: int) -> list[Range]:

@@ -10,14 +10,14 @@ from weightctl.graph import ops
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.graph.value import Value
 from weightctl.nn.base_layer import SHARED, LayerList, list_attributes
-from weightctl.nn.module import Divisible, Module
+from weightctl.nn.module import Divisible, Module, Staged
 from weightctl.nn.shards import has_shards, with_weights
 from weightctl.nn.sites import all_weights
 from weightctl.split import Grid
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.graph.weight import Weight
     from weightctl.nn.base_layer import Layer
@@ -158,25 +158,56 @@ class Parallel(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Value:
         """Return the output of the layer for these arguments, on the first device."""
         placement = self.placement
+        begun: list[tuple[Sequence[Value], Any]] = []
         parts: list[Value] = []
         for rank, shard in zip(placement.ranks, self.shards, strict=False):
             device = placement.device(rank)
             given = [_on(device, each) for each in args]
             named = {name: _on(device, each) for name, each in kwargs.items()}
-            part: Value = shard(*given, **named)
-            if rank >= self.giving:
-                # Only the shape of the result is used: nothing is computed, and no weight is read.
-                part = ops.constant(0, part.dtype, device).broadcast_to(part.shape)
-            parts.append(part)
+            if isinstance(shard, Staged):
+                begun.append(shard.begin(*given, **named))
+            else:
+                parts.append(shard(*given, **named))
+        parts = self._without_others(parts + self._finish(begun))
         is_whole = placement.is_whole
         everywhere = None if is_whole else placement.grid.ranks
         first = None if is_whole else placement.first
         if self.widths is None:
-            return ops.allreduce(parts, ranks=everywhere, first=first)[0]
+            return self._sum(parts)[0]
         # The groups are concatenated in order; those after the first contribute only zeros.
         sizes = self.widths if everywhere is None else self.widths * placement.grid.ep
         gathered = ops.allgather(parts, axis=-1, sizes=sizes, ranks=everywhere, first=first)[0]
         return gathered[..., : sum(self.widths)] if len(sizes) > len(self.widths) else gathered
+
+    def _finish(self, begun: Sequence[tuple[Sequence[Value], Any]]) -> list[Value]:
+        """Return the parts of the result of shards that need sums over all shards for it."""
+        given = [
+            self._without_others(each) for each in zip(*(own for own, _ in begun), strict=True)
+        ]
+        sums = list(zip(*map(self._sum, given), strict=True)) or [()] * len(begun)
+        return [
+            shard.finish(own, kept)
+            for shard, own, (_, kept) in zip(self.shards, sums, begun, strict=False)
+            if isinstance(shard, Staged)
+        ]
+
+    def _without_others(self, parts: Sequence[Value]) -> list[Value]:
+        """Return the parts of a result, with zeros for those of ranks that do not contribute.
+
+        Only the shape of these is used: nothing is computed, and no weight is read.
+        """
+        return [
+            part if rank < self.giving
+            else ops.constant(0, part.dtype, part.device).broadcast_to(part.shape)
+            for rank, part in zip(self.placement.ranks, parts, strict=False)
+        ]  # fmt: skip
+
+    def _sum(self, parts: Sequence[Value]) -> Sequence[Value]:
+        """Return the sum of the ranks' parts on the device of each rank of this process."""
+        placement = self.placement
+        if placement.is_whole:
+            return ops.allreduce(parts)
+        return ops.allreduce(parts, ranks=placement.grid.ranks, first=placement.first)
 
 
 def parallel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from weightctl.device import CPU
@@ -13,14 +14,14 @@ from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import LayerList
 from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.linear import Linear
-from weightctl.nn.mlp import GatedMLP
+from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.precision import weight_as
 from weightctl.nn.routing import Routing
 from weightctl.split import join_counts, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
@@ -32,8 +33,9 @@ __all__ = ["MixtureOfExperts", "ScoreCorrection"]
 
 
 class MixtureOfExperts(Divisible):
-    """The weighted sum of a few of many gated MLPs; `intermediate` is the width of one.
+    """The weighted sum of a few of many MLPs; `intermediate` is the width of one.
 
+    They are gated unless `gated` is False.
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
     `has_correction`, a weight is added to the scores. `bias` is for the experts and the router. If
     `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
@@ -60,6 +62,7 @@ class MixtureOfExperts(Divisible):
         shared: int = 0,
         shared_gate: bool = False,
         scales_inputs: bool = False,
+        gated: bool = True,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -77,19 +80,16 @@ class MixtureOfExperts(Divisible):
         self.first = 0
         self.scales_inputs = scales_inputs
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
+        make_expert: Callable[..., GatedMLP | MLP] = partial(
+            GatedMLP if gated else MLP,
+            features,
+            activation=activation,
+            dtype=dtype,
+            device=device,
+            quantization_encoding=quantization_encoding,
+        )
         self.experts = LayerList(
-            [
-                GatedMLP(
-                    features,
-                    intermediate,
-                    activation,
-                    bias=bias,
-                    dtype=dtype,
-                    device=device,
-                    quantization_encoding=quantization_encoding,
-                )
-                for _ in range(count)
-            ]
+            [make_expert(intermediate=intermediate, bias=bias) for _ in range(count)]
         )
         if has_correction:
             self.correction = ScoreCorrection(count, device=device)
@@ -97,14 +97,7 @@ class MixtureOfExperts(Divisible):
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
         if self.has_shared:
-            self.shared = GatedMLP(
-                features,
-                shared,
-                activation,
-                dtype=dtype,
-                device=device,
-                quantization_encoding=quantization_encoding,
-            )
+            self.shared = make_expert(intermediate=shared, bias=False)
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
@@ -125,7 +118,7 @@ class MixtureOfExperts(Divisible):
             beside = beside * ops.sigmoid(self.shared_gate(x))
         return y + beside
 
-    def _compute(self, expert: GatedMLP, x: Value, share: Value) -> Value:
+    def _compute(self, expert: GatedMLP | MLP, x: Value, share: Value) -> Value:
         return expert(x * share) if self.scales_inputs else expert(x) * share
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:

@@ -112,10 +112,10 @@ class MLP(Divisible):
 class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
-    With an `inner_norm`, its epsilon, the product is normed. If `fused`, one projection `gate_up`
-    replaces `gate` and `up`, with their rows in this order. The activations in `GATED` are
-    functions of gate and up together. Raises `GraphError` if the activation is in neither `GATED`
-    nor `ACTIVATIONS`.
+    `gate_scale` multiplies what the activation reads. With an `inner_norm`, its epsilon, the
+    product is normed. If `fused`, one projection `gate_up` replaces `gate` and `up`, with their
+    rows in this order. The activations in `GATED` are functions of gate and up together. Raises
+    `GraphError` if the activation is in neither `GATED` nor `ACTIVATIONS`.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class GatedMLP(Divisible):
         *,
         bias: bool = False,
         fused: bool = False,
+        gate_scale: float = 1.0,
         inner_norm: float | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
@@ -140,6 +141,7 @@ class GatedMLP(Divisible):
             quantization_encoding=quantization_encoding,
         )
         self.intermediate = intermediate
+        self.gate_scale = gate_scale
         self.fused = fused
         if fused:
             self.gate_up = linear(features, 2 * intermediate)
@@ -156,6 +158,8 @@ class GatedMLP(Divisible):
     def __call__(self, x: Value) -> Value:
         """Return outputs in the shape of the inputs, `(..., features)`."""
         gate, up = self._projections(x)
+        if self.gate_scale != 1:
+            gate = gate * self.gate_scale
         if self.activation in GATED:
             return self.down(GATED[self.activation](gate, up))
         y = ACTIVATIONS[self.activation](gate) * up

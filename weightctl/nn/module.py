@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.sharding import require_strategy
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
     from weightctl.graph.sharding import ShardingStrategy, Strategy
+    from weightctl.graph.value import Value
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.subgraphs import InputTypes
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.weights.protocol import Weights
 
-__all__ = ["Divisible", "LayerV2", "Module"]
+__all__ = ["Divisible", "LayerV2", "Module", "Staged"]
 
 
 class Module(Layer):
@@ -346,3 +347,19 @@ class Divisible(Module):
         """
         del count
         return [self]
+
+
+class Staged(Divisible):
+    """A divisible module whose shards need a sum over all shards before they compute the result."""
+
+    @abstractmethod
+    def begin(self, *args: Any, **kwargs: Any) -> tuple[Sequence[Value], Any]:
+        """Return the values that are summed over all shards, and what the shard itself keeps."""
+
+    @abstractmethod
+    def finish(self, summed: Sequence[Value], kept: Any) -> Value:
+        """Return the shard's part of the result, from these sums and what it kept."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Value:
+        """Return the result of both stages."""
+        return self.finish(*self.begin(*args, **kwargs))

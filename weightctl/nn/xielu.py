@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
 
-__all__ = ["XIELU", "XieluNumbers"]
+__all__ = ["XIELU", "XieluNumbers", "softplus"]
 
 
 class XieluNumbers(NamedTuple):
@@ -48,8 +48,8 @@ class XIELU(Module):
         """Return the activations, in the same shape and dtype."""
         below, above, line, least = self._find_numbers(x)
         wide = x.cast(DType.float32)
-        square = wide * wide * _softplus(above)
-        curve = (ops.exp(ops.minimum(wide, least)) - 1.0 - wide) * (_softplus(below) + line)
+        square = wide * wide * softplus(above)
+        curve = (ops.exp(ops.minimum(wide, least)) - 1.0 - wide) * (softplus(below) + line)
         return (ops.where(wide > 0, square, curve) + wide * line).cast(x.dtype)
 
     def list_weights(self) -> list[Weight]:
@@ -75,6 +75,6 @@ class _LearnedNumber(Module):
         return weight_as(self.weight, DType.float32)
 
 
-def _softplus(x: Value) -> Value:
+def softplus(x: Value) -> Value:
     """Return `log(1 + exp(x))`, without a number too large for float32."""
     return ops.maximum(x, 0.0) + ops.log(ops.exp(-ops.abs(x)) + 1.0)

@@ -8,6 +8,7 @@ from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
+from weightctl.families.reshapes import GroupRows
 from weightctl.families.sharing import list_runs
 from weightctl.split import Heads
 from weightctl.weights.tree import header_of
@@ -128,7 +129,9 @@ def _place_weight(
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
         # The weight has a matrix for each head along its first axis.
         extents, axis = ["each_head"], 0
-    heads = count_heads(checkpoint.config, first.layer)
+    if isinstance(first.change, GroupRows) and checkpoint.convention == "gguf":
+        extents = ["ssm_groups"]
+    heads = count_heads(checkpoint.config, first.layer, tuple(extents))
     runs = _runs(weight, extents, axis + is_stacked, heads)
     misfit = None
     if isinstance(runs, ShardingError):

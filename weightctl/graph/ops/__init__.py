@@ -93,6 +93,7 @@ from weightctl.graph.ops.slicing import (
     split,
     stack,
 )
+from weightctl.graph.ops.state_space import SELECTIVE_SCAN, selective_scan
 from weightctl.graph.ops.unary import (
     CAST,
     GELU,
@@ -176,6 +177,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rsqrt",
+    "selective_scan",
     "sigmoid",
     "silu",
     "sin",
@@ -228,6 +230,7 @@ _RECORDS = (
     CONCAT,
     SLICE,
     SPLIT,
+    SELECTIVE_SCAN,
     CAST,
     GELU,
     PRINT,

@@ -15,6 +15,7 @@ from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.state_space import Mamba, Mamba2, SegmentScales
 from weightctl.nn.temperature import Temperature
 from weightctl.nn.xielu import XIELU, XieluNumbers
 
@@ -54,13 +55,15 @@ class Block(Module):
         self.has_attention = at_layer(config, "attention_layers", layer)
         if self.has_attention and config.position == "rope" and config.is_rotated(layer):
             self.rotation = int(config.local_rope_base is not None and window is not None)
+        self.has_convolution = at_layer(config, "convolution_layers", layer)
+        self.has_ssm = at_layer(config, "ssm_layers", layer)
+        self.mixes = self.has_attention or self.has_convolution or self.has_ssm
         normed = config.attention_norms
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
-        if self.reads_normed or config.norms_after:
+        if self.mixes and (self.reads_normed or config.norms_after):
             self.attention_norm = make_norm(config, dtype)
         if self.has_attention:
             self.attention = _make_attention(config, layer, dtype)
-        self.has_convolution = at_layer(config, "convolution_layers", layer)
         if self.has_convolution:
             self.convolution = ShortConvolution(
                 config.hidden,
@@ -68,6 +71,8 @@ class Block(Module):
                 bias=config.convolution_bias,
                 dtype=dtype,
             )
+        if self.has_ssm:
+            self.ssm = _make_state_space(config, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
@@ -88,6 +93,8 @@ class Block(Module):
     ) -> Value:
         """Return the input of the next layer, in the shape of `x`."""
         config = self.config
+        if not self.mixes:
+            return x + self._scale(self._inner(self.mlp_norm(x)))
         if config.norms_after:
             x = self.attention_norm(x + self._mix(x, cos, sin, mask))
             return self.mlp_norm(x + self.mlp(x))
@@ -107,24 +114,33 @@ class Block(Module):
         """Return the sum of the outputs of the parts that combine positions."""
         outputs: list[Value] = []
         if self.has_attention:
-            outputs.append(self.attention(x, cos, sin, mask))
+            before, _, after = self.config.attention_scales
+            attended = self.attention(_times(x, before), cos, sin, mask)
+            outputs.append(_times(attended, after))
         if self.has_convolution:
             outputs.append(self.convolution(x))
+        if self.has_ssm:
+            outputs.append(self.ssm(x))
         return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:
-        y = self.mlp(x)
+        y = _times(self.mlp(x), self.config.mlp_scales[1])
         return self.post_mlp_norm(y) if self.config.post_norms else y
 
     def _scale(self, x: Value) -> Value:
-        scale = self.config.residual_scale
-        return x if scale == 1 else x * scale
+        return _times(x, self.config.residual_scale)
+
+
+def _times(x: Value, scale: float) -> Value:
+    return x if scale == 1 else x * scale
 
 
 def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
+    if config.attention_scales[1] != 1:
+        scale = (scale or config.head_dim**-0.5) * config.attention_scales[1]
     is_rotated = config.is_rotated(layer)
     temperature = None
     if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
@@ -193,6 +209,36 @@ def _size_indexer(config: DecoderConfig) -> IndexerSizes | None:
     )
 
 
+def _make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
+    """Return the state space model of a layer."""
+    if config.ssm_version == 1:
+        return Mamba(
+            config.hidden,
+            config.ssm_inner,
+            states=config.ssm_state,
+            rank=config.ssm_rank,
+            kernel=config.ssm_length,
+            bias=config.ssm_bias,
+            kernel_bias=config.ssm_kernel_bias,
+            norm_epsilon=config.ssm_inner_epsilon if config.ssm_inner_norms else None,
+            norms_weighted=config.ssm_inner_norms == "weighted",
+            dtype=dtype,
+        )
+    return Mamba2(
+        config.hidden,
+        config.ssm_heads,
+        config.ssm_inner // config.ssm_heads,
+        groups=config.ssm_groups,
+        states=config.ssm_state,
+        kernel=config.ssm_length,
+        bias=config.ssm_bias,
+        kernel_bias=config.ssm_kernel_bias,
+        norm_epsilon=config.norm_epsilon if config.ssm_norm else None,
+        scales=SegmentScales.of(config.ssm_scales) if config.ssm_scales else None,
+        dtype=dtype,
+    )
+
+
 def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:
     """Return the MLP or the experts of a layer."""
     if config.is_sparse(layer):
@@ -212,6 +258,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
             scales_inputs=config.shares_scale_inputs,
+            gated=config.gated,
             dtype=dtype,
         )
     if config.gated:
@@ -221,6 +268,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
+            gate_scale=config.mlp_scales[0],
             inner_norm=config.norm_epsilon if config.inner_norms else None,
             dtype=dtype,
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from weightctl.errors import GraphError, WeightctlError
 from weightctl.families.configs import Read, is_same_float32, shortest
-from weightctl.families.keys import Present
+from weightctl.families.keys import Present, PresentInLayer
 from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.text.untyped import is_sequence
@@ -206,7 +206,7 @@ def _make_difference(
     subject: RecognizedModel, reference: RecognizedModel, field: str, value: Any, wanted: Any
 ) -> ConfigDifference:
     where, there = find_spelling(subject, field), find_spelling(reference, field)
-    if isinstance(where.seen, Present) and field.endswith("bias"):
+    if isinstance(where.seen, Present | PresentInLayer) and field.endswith("bias"):
         return ConfigDifference(_describe_bias(where, has_none=not value), {field: wanted})
     if where.follows and where.follows == there.follows:
         pair = [each.fields.get(where.follows) for each in (subject, reference)]

@@ -24,6 +24,7 @@ __all__ = [
     "LogOfMinus",
     "MinusExp",
     "Multiplied",
+    "MultipliedRows",
     "Plus",
     "numbers_of",
     "read_floats",
@@ -118,6 +119,44 @@ class Multiplied(_OnFloat32):
 
     def __str__(self) -> str:
         return f"{f'{self.offset:+g}, ' if self.offset else ''}times {self.factor:.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class MultipliedRows:
+    """A matrix in float32 whose rows are multiplied: `runs` has numbers of rows and factors."""
+
+    runs: tuple[tuple[int, float], ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the same shape, and F32."""
+        (info,) = inputs
+        rows = sum(count for count, _ in self.runs)
+        if not info.shape or info.shape[0] != rows:
+            raise ConversionError(
+                f"`{info.name}` has shape {list(info.shape)}, but {rows} rows are expected",
+                hint="check that the config belongs to this checkpoint",
+            )
+        return AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the requested range, and multiply."""
+        import numpy as np
+
+        AsFloat32().read_into(inputs, start, buffer)
+        values = np.frombuffer(buffer, np.float32)
+        shape = inputs[0].info.shape
+        columns = int(np.prod(shape[1:], dtype=np.int64))
+        first = start // 4
+        end = 0
+        with np.errstate(all="ignore"):  # NaN and infinity stay
+            for count, factor in self.runs:
+                begin, end = end, end + count * columns
+                values[max(begin - first, 0) : max(end - first, 0)] *= np.float32(factor)
+
+    def __str__(self) -> str:
+        return f"rows times {', '.join(f'{factor:.6g}' for _, factor in self.runs)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Values in another shape: a dimension of 1 more or less, or one matrix for each head."""
+"""Values in another shape: other dimensions, or one matrix for each head; and steps in turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from weightctl.errors import ConversionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightctl.codecs.loss import Loss
     from weightctl.dtype import Encoding
-    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["JoinedHeads", "SplitHeads", "WithAxis", "WithoutAxis"]
+__all__ = [
+    "Chained",
+    "JoinedHeads",
+    "JoinedRows",
+    "SplitHeads",
+    "SplitRows",
+    "WithAxis",
+    "WithoutAxis",
+]
 
 
 class _SameBytes:
@@ -61,6 +70,68 @@ class WithAxis(_SameBytes):
 
     def __str__(self) -> str:
         return f"with dimension {self.axis} of 1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows(_SameBytes):
+    """A vector as a matrix with `rows` rows."""
+
+    rows: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape of the matrix."""
+        (info,) = inputs
+        if len(info.shape) != 1 or info.shape[0] % self.rows or info.encoding.block > 1:
+            raise _cannot_reshape(info, f"it is not a vector of {self.rows} equal parts")
+        return (self.rows, info.shape[0] // self.rows), info.encoding
+
+    def __str__(self) -> str:
+        return f"as {self.rows} {'rows' if self.rows > 1 else 'row'}"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRows(_SameBytes):
+    """A matrix as a vector: its rows, one after the other."""
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape of the vector."""
+        (info,) = inputs
+        if len(info.shape) != 2 or info.encoding.block > 1:
+            raise _cannot_reshape(info, "it is not a matrix")
+        return (info.shape[0] * info.shape[1],), info.encoding
+
+    def __str__(self) -> str:
+        return "rows joined into a vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """Several steps as one: each computes from the result of the step before it."""
+
+    steps: tuple[Step, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and encoding of the last result."""
+        from weightctl.weights.info import TensorInfo as Info
+
+        (info,) = inputs
+        for step in self.steps:
+            info = Info(info.name, *step.infer([info]))
+        return info.shape, info.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> Loss | None:
+        """Compute the requested range, and what the other steps need for it."""
+        from weightctl.weights.derived import DerivedTensor
+
+        (tensor,) = inputs
+        for step in self.steps:
+            tensor = DerivedTensor(tensor.info.name, step, [tensor])
+        return tensor.read_into(start, buffer)
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, map(str, self.steps)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""The recurrence of state space models (Mamba)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.errors import GraphError
+from weightctl.graph.ops.rules import Op, require_float
+from weightctl.graph.value import apply
+from weightctl.shape import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+
+__all__ = ["SELECTIVE_SCAN", "selective_scan"]
+
+
+def selective_scan(
+    x: ValueLike, steps: ValueLike, rates: ValueLike, inputs: ValueLike, outputs: ValueLike
+) -> Value:
+    """Return what each head reads from its states, which decay and are added to at each position.
+
+    `x` is [batch, positions, heads, size], `steps` are [batch, positions, heads], and `rates` are
+    [heads, states], or [heads, 1] if all states of a head decay alike. `inputs` and `outputs`, the
+    matrices B and C, are [batch, positions, groups, states]; each group of heads shares them. At
+    each position, the states [size, states] of a head are multiplied by exp(step * rate), then
+    step * x * B is added, and the sum of their products with C is returned. Computed in float32;
+    the result has the dtype of `x`. Source: Gu and Dao, "Mamba" (2023), and Dao and Gu,
+    "Transformers are SSMs" (2024).
+    """
+    return apply("selective_scan", x, steps, rates, inputs, outputs)
+
+
+def infer_selective_scan(
+    x: TensorType, steps: TensorType, rates: TensorType, inputs: TensorType, outputs: TensorType
+) -> TensorType:
+    """Return the type of `x`."""
+    require_float(x, steps, rates, inputs, outputs)
+    if x.rank != 4:
+        raise GraphError(
+            "the input must have four dimensions", hint="use [batch, positions, heads, size]"
+        )
+    if steps.shape != x.shape[:3]:
+        raise GraphError(
+            f"the shape of the steps must be {Shape(x.shape[:3]).text}",
+            hint="each head needs a step at each position",
+        )
+    if inputs.rank != 4 or inputs.shape[:2] != x.shape[:2] or outputs.shape != inputs.shape:
+        raise GraphError(
+            f"the shapes of B and C must be equal: [{x.shape[0]}, {x.shape[1]}, groups, states]",
+            hint="each group needs values for all states at each position",
+        )
+    heads, groups, states = x.shape[2], inputs.shape[2], inputs.shape[3]
+    if rates.rank != 2 or rates.shape[0] != heads or rates.shape[1] not in (1, states):
+        raise GraphError(
+            f"the shape of the rates must be [{heads}, {states}] or [{heads}, 1]",
+            hint="each head needs a rate for each state, or one for all",
+        )
+    if int(heads) % int(groups):
+        raise GraphError(
+            f"{heads} heads cannot be divided evenly among {groups} groups",
+            hint="the number of heads must be a multiple of the number of groups",
+        )
+    return x
+
+
+def lower_selective_scan(
+    x: Tensor, steps: Tensor, rates: Tensor, inputs: Tensor, outputs: Tensor
+) -> Tensor:
+    """Return the result of one position after the other, computed in at least float32."""
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    batch, positions, heads, size = x.shape
+    shared = heads // inputs.shape[2]
+    # Heads that share B and C are along an axis of their own.
+    parts = (batch, positions, inputs.shape[2], shared)
+    steps = steps.to(wide).reshape(*parts, 1, 1)
+    rates = rates.to(wide).reshape(*parts[2:], 1, -1)
+    added = x.to(wide).reshape(*parts, size, 1) * steps
+    read_in, read_out = (each.to(wide)[:, :, :, None, None, :] for each in (inputs, outputs))
+    states = x.new_zeros((batch, *parts[2:], size, inputs.shape[3]), dtype=wide)
+    made = x.new_empty((batch, positions, heads, size))
+    for place in range(positions):
+        states = states * torch.exp(steps[:, place] * rates) + added[:, place] * read_in[:, place]
+        made[:, place] = (states * read_out[:, place]).sum(-1).reshape(batch, heads, size)
+    return made
+
+
+SELECTIVE_SCAN = Op("selective_scan", infer_selective_scan, lower_selective_scan)
