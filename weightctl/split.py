@@ -117,11 +117,11 @@ class Heads(NamedTuple):
     size: int
     plain: int = 0  # of a key, the numbers that are made of a latent vector
     value: int = 0  # the size of a value that is
+    called: tuple[str, str] = ("query head", "KV head")  # in messages
 
     def __str__(self) -> str:
-        shared = f" and {pluralize(self.keys, 'KV head')}"
-        heads = pluralize(self.queries, "query head") + shared * (self.keys != self.queries)
-        return f"{heads} (head size {self.size})"
+        queries, keys = map(pluralize, self[:2], self.called)
+        return f"{queries}{f' and {keys}' * (self.keys != self.queries)} (head size {self.size})"
 
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1

@@ -1,4 +1,4 @@
-"""Faults of parts that replace attention: short convolutions."""
+"""Faults of parts that replace attention: short convolutions, and gated delta nets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from block_faults import change_part, drop_part, exchange_parts, negate_part, zero_part
+from delta_faults import DELTA_NET
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
@@ -41,4 +42,5 @@ _SHORT_CONVOLUTION = {
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
+    "gated delta net": ("qwen35", DELTA_NET),
 }

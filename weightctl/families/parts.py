@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent, Name, TensorNames, WeightAxes
     from weightctl.families.keys import Config
 
-__all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
+__all__ = ["DELTA_HEADS", "ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
+
+# How messages call the heads of a gated delta net, of which several share a key head.
+DELTA_HEADS = ("value head", "key head")
 
 # The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, and tokens.
 # Every rank has all of the other extents: elements of one head, rotated pairs, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary", "channels",
+        "shared_inner", "vocabulary", "channels", "each_head",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
@@ -85,10 +88,21 @@ def role(line: Name, kind: str) -> Role:
 
 
 def count_heads(config: Config, layer: int = 0) -> Heads:
-    """Return the numbers and sizes of the heads in a layer of a model with this config."""
+    """Return the numbers and sizes of the heads in a layer of a model with this config.
+
+    In a layer with a gated delta net, they are those of the net.
+    """
     # If every head of a family has its own keys, and the heads together are as wide as the hidden
     # size, its configs do not have fields for that.
     given: Any = config
+    if hasattr(given, "delta_layers") and at_layer(given, "delta_layers", layer):
+        return Heads(
+            given.delta_heads,
+            given.delta_key_heads,
+            given.delta_key_size,
+            value=given.delta_value_size,
+            called=DELTA_HEADS,
+        )
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
     plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))
