@@ -117,12 +117,11 @@ class Heads(NamedTuple):
     size: int
     plain: int = 0  # of a key, the numbers that are made of a latent vector
     value: int = 0  # the size of a value that is
-    of_states: bool = False  # whether they are SSM heads and groups of `value` states
+    called: tuple[str, str] = ("query head", "KV head")  # in messages
 
     def __str__(self) -> str:
-        head, other = ("SSM head", "group") if self.of_states else ("query head", "KV head")
-        shared = f" and {pluralize(self.keys, other)}" * (self.keys != self.queries)
-        return f"{pluralize(self.queries, head)}{shared} (head size {self.size})"
+        queries, keys = map(pluralize, self[:2], self.called)
+        return f"{queries}{f' and {keys}' * (self.keys != self.queries)} (head size {self.size})"
 
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1

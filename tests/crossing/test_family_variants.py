@@ -29,6 +29,8 @@ USUAL = (
     "stablelm",
 )  # fmt: skip
 SEEDS = 4
+# In GGUF they are exponentials, which float32 rounds.
+ROUNDED, MOST_ROUNDING = "A_log", 2e-7
 MOST_DRAWS = 100
 MOST_DIFFERENCE = 2e-3
 # Why a variant is not converted: llama.cpp does not run it, or it is no model of the family.
@@ -121,6 +123,9 @@ def check(family: str, seed: int, directory: Path) -> None:
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
         values = tensor.astype("float32").to_numpy()
+        if name.endswith(ROUNDED):
+            assert np.abs(values - expected[name]).max() < MOST_ROUNDING, name
+            continue
         assert values.tobytes() == expected[name].tobytes(), name
     if FAMILIES[family].load().module:
         for path in (made.path, gguf):

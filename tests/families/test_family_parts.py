@@ -37,7 +37,7 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
     read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
     # Keys and values are read by the queries, tokens by people.
-    own = {"queries", "keys", "plain_keys"}
+    own = {"queries", "keys", "plain_keys", "each_head"}
     if "key_values" in made:  # of which each is that of several query heads
         own |= {"key_values", "values"}
     outputs = {extent for line in family.names for extent in line.axes.outputs}

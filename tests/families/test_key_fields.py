@@ -48,7 +48,7 @@ def list_asked(family: Family) -> set[str]:
     document = {"model_type": next(iter(family.model_types))}
     fields = from_hugging_face(family, document, "here").fields
     rules = [rule for key in family.keys for rule in (key.default, key.gguf_default)]
-    for rule in (*rules, family.checked):
+    for rule in (*rules, family.checked, family.unloaded):
         with suppress(KeyError, TypeError, ValueError):  # some are of the other convention
             if callable(rule):
                 rule(Watched(fields, asked))

@@ -25,6 +25,7 @@ from weightctl.families.changes import (
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 from weightctl.families.row_orders import alternate, group_heads, invert
+from weightctl.families.tiled_heads import Columns
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus
 
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from weightctl.families.changes import Change
     from weightctl.weights.derived import Step
 
-CONFIG: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
+CONFIG: Any = SimpleNamespace(
+    heads=6, kv_heads=2, head_dim=4, rope_dimensions=4,
+    delta_heads=6, delta_key_heads=2, delta_key_size=1, delta_value_size=4,
+)  # fmt: skip
 SIZES: Any = {
     "vocabulary": 8, "context": 8, "hidden": 8, "layers": 1, "heads": 2, "kv_heads": 2,
     "head_dim": 4, "intermediate": 8, "norm_epsilon": 1e-6,
@@ -52,6 +56,7 @@ CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
     "squeezed row": (Squeezed(0), (1, 24), (24,)),
     "heads apart": (TurnedHeads(), (24, 3), (6, 4, 3)),
     "heads turned": (TurnedHeads(is_transposed=True), (24, 3), (6, 3, 4)),
+    "columns of heads": (Columns(), (3, 24), (3, 24)),
     "leading rows": (LeadingRows(lambda _: 2), (24, 3), (22, 3)),
 }
 
@@ -106,6 +111,13 @@ def test_the_matrix_of_each_head_is_turned() -> None:
     array = np.arange(72, dtype=np.float32).reshape(24, 3)
     found = done(TurnedHeads(is_transposed=True).to_gguf(CONFIG), array)
     assert (found == array.reshape(6, 4, 3).swapaxes(1, 2)).all()
+
+
+def test_the_first_head_of_each_key_head_comes_first_in_gguf() -> None:
+    array = np.arange(72, dtype=np.float32).reshape(3, 24)
+    found = done(Columns().to_gguf(CONFIG), array)
+    heads = array.reshape(3, 6, 4)[:, [0, 3, 1, 4, 2, 5]]
+    assert (found == heads.reshape(3, 24)).all()
 
 
 def test_parts_that_take_turns() -> None:

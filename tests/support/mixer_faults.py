@@ -15,6 +15,7 @@ from block_faults import (
     negate_part,
     zero_part,
 )
+from delta_faults import DELTA_NET
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
@@ -60,4 +61,5 @@ _SPARSE_ATTENTION = {
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
     "sparse attention": ("deepseek_v32", _SPARSE_ATTENTION),
+    "gated delta net": ("qwen35", DELTA_NET),
 }

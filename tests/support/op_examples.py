@@ -99,6 +99,7 @@ UNARY = [
     _unary("tanh", np.tanh, LEFT),
     _unary("sigmoid", _sigmoid, LEFT),
     _unary("silu", lambda x: x * _sigmoid(x), LEFT),
+    _unary("softplus", lambda x: np.log1p(np.exp(x)), LEFT),
     _unary("relu", lambda x: np.maximum(x, 0), LEFT),
     _unary("relu", lambda x: np.maximum(x, 0), WHOLE),
     _unary("abs", np.abs, LEFT),
@@ -265,7 +266,7 @@ EXAMPLES: list[Example] = [
 ]  # fmt: skip
 
 # The ops that change shapes, those of whole layers and those of several ranks have their own files.
-for _file in filter(find_spec, ("op_examples_shapes", "op_examples_ranks")):
+for _file in filter(find_spec, ("op_examples_shapes", "op_examples_delta", "op_examples_ranks")):
     _more = import_module(_file)
     EXAMPLES += _more.EXAMPLES
     INFERRED += _more.INFERRED

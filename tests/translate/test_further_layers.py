@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NAMES = {
     "glm4_moe": "model.layers.{}.eh_proj.weight",
     "exaone_moe": "mtp.layers.0.fc.weight",
+    "qwen3next": "mtp.layers.0.input_layernorm.weight",
+    "qwen35": "mtp.fc.weight",
     "deepseek_v3": "model.layers.{}.self_attn.o_proj.weight",
 }
 

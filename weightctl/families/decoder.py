@@ -19,6 +19,7 @@ _LISTED = {
     "chunked_layers": "the use of chunks",
     "attention_layers": "the use of attention",
     "convolution_layers": "the use of convolutions",
+    "delta_layers": "the use of gated delta nets",
     "mlp_layers": "the use of an MLP",
     "indexer_layers": "the use of an indexer",
     "ssm_layers": "the use of a state space model",
@@ -55,6 +56,9 @@ class DecoderConfig:
     - `attention_layers`: the layers with attention.
     - `convolution_layers`: the layers with a short convolution, which reads `convolution_length`
       positions; with `convolution_bias`, its projections and the convolution have biases.
+    - `delta_layers`: the layers with a gated delta net, whose convolution also reads
+      `convolution_length` positions. It has `delta_heads` heads with values of `delta_value_size`
+      elements, and `delta_key_heads` key heads of `delta_key_size`.
     - `mlp_layers`: the layers with an MLP or experts.
     - `ssm_layers`: the layers with a state space model (SSM).
 
@@ -185,6 +189,11 @@ class DecoderConfig:
     convolution_layers: LayerFlag = False
     convolution_length: int = 0
     convolution_bias: bool = False
+    delta_layers: LayerFlag = False
+    delta_heads: int = 0
+    delta_key_heads: int = 0
+    delta_key_size: int = 0
+    delta_value_size: int = 0
     mlp_layers: LayerFlag = True
     ssm_layers: LayerFlag = False
 

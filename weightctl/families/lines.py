@@ -61,6 +61,7 @@ _IF_CONVOLUTION = ("convolution_layers",)
 _IF_SSM = ("ssm_layers",)
 # Tensors whose names have no last word, such as `weight`.
 _BARE = {"gguf": "", "hugging_face": ""}
+_IF_DELTA = ("delta_layers",)
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -162,6 +163,23 @@ _OF_LAYERS = (
             change=GroupRows("ssm_groups")),
     _matrix("ssm.outputs", "ssm_out", "mamba.out_proj", _HIDDEN, ("ssm_channels",), when=_IF_SSM,
             bias="ssm_bias"),
+    # A gated delta net: its projections, the convolution of queries, keys and values, and the rate
+    # and the offset of each head.
+    _matrix("delta.qkv", "attn_qkv", "linear_attn.in_proj_qkv", ("keys", "keys", "values"),
+            when=_IF_DELTA),
+    _matrix("delta.gate", "attn_gate", "linear_attn.in_proj_z", ("values",), when=_IF_DELTA),
+    _matrix("delta.beta", "ssm_beta", "linear_attn.in_proj_b", ("each_head",), when=_IF_DELTA),
+    _matrix("delta.alpha", "ssm_alpha", "linear_attn.in_proj_a", ("each_head",), when=_IF_DELTA),
+    _matrix("delta.kernel", "ssm_conv1d", "linear_attn.conv1d", ("keys", "keys", "values"),
+            ("convolution_length",), when=_IF_DELTA, is_float32=True,
+            change=Squeezed(1, is_run_without=True)),
+    _vector("delta.rates", "ssm_a", "linear_attn.A_log", "each_head", when=_IF_DELTA,
+            change=MINUS_EXP, ends={"gguf": "", "hugging_face": ""}),
+    _vector("delta.offsets", "ssm_dt", "linear_attn.dt_bias", "each_head", when=_IF_DELTA,
+            ends={"gguf": ".bias", "hugging_face": ""}),
+    _vector("delta.norm", "ssm_norm", "linear_attn.norm", "delta_value_size", when=_IF_DELTA),
+    _matrix("delta.outputs", "ssm_out", "linear_attn.out_proj", _HIDDEN, ("values",),
+            when=_IF_DELTA),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),

@@ -16,7 +16,21 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent, Name, TensorNames, WeightAxes
     from weightctl.families.keys import Config
 
-__all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
+__all__ = [
+    "DELTA_HEADS",
+    "ROLES",
+    "SSM_HEADS",
+    "Role",
+    "count_heads",
+    "part_of_layer",
+    "role",
+    "shape_of",
+]
+
+# How messages call the heads of a gated delta net, of which several share a key head.
+DELTA_HEADS = ("value head", "key head")
+# The same for the heads of a state space model, of which several share a group of states.
+SSM_HEADS = ("SSM head", "group")
 
 # The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, tokens, and
 # heads or channels of state space models.
@@ -24,8 +38,8 @@ __all__ = ["ROLES", "Role", "count_heads", "part_of_layer", "role", "shape_of"]
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary", "channels", "ssm_channels", "ssm_group_states", "ssm_heads",
-        "ssm_inner",
+        "shared_inner", "vocabulary", "channels", "each_head", "ssm_channels", "ssm_group_states",
+        "ssm_heads", "ssm_inner",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
@@ -89,7 +103,8 @@ def role(line: Name, kind: str) -> Role:
 def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()) -> Heads:
     """Return the numbers and sizes of the heads in a layer of a model with this config.
 
-    They are those of a state space model if the `extents` are.
+    They are those of a state space model if the `extents` are, and in a layer with a gated delta
+    net those of the net.
     """
     # If every head of a family has its own keys, and the heads together are as wide as the hidden
     # size, its configs do not have fields for that.
@@ -97,7 +112,15 @@ def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()
     if not OF_STATES.isdisjoint(extents):
         heads = given.ssm_heads
         size = given.ssm_inner // heads
-        return Heads(heads, given.ssm_groups, size, value=given.ssm_state, of_states=True)
+        return Heads(heads, given.ssm_groups, size, value=given.ssm_state, called=SSM_HEADS)
+    if hasattr(given, "delta_layers") and at_layer(given, "delta_layers", layer):
+        return Heads(
+            given.delta_heads,
+            given.delta_key_heads,
+            given.delta_key_size,
+            value=given.delta_value_size,
+            called=DELTA_HEADS,
+        )
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
     plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
+from weightctl.families.parts import SSM_HEADS
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.convolution import CausalConvolution
@@ -265,7 +266,9 @@ class Mamba2(Staged):
         If there are fewer groups than devices, several shards have a group and divide its heads.
         Raises `ShardingError` if not each can have a head, in whole blocks.
         """
-        heads = Heads(self.heads, self.own_groups, self.head_dim, value=self.states, of_states=True)
+        heads = Heads(
+            self.heads, self.own_groups, self.head_dim, value=self.states, called=SSM_HEADS
+        )
         parts = {
             "ssm.inputs": self.inputs,
             "ssm.kernel": self.kernel,

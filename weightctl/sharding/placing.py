@@ -10,6 +10,7 @@ from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.reshapes import GroupRows
 from weightctl.families.sharing import list_runs
+from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
 from weightctl.weights.tree import header_of
 
@@ -160,6 +161,8 @@ def _order(checkpoint: RecognizedModel, names: TensorNames) -> tuple[int, ...]:
     if fusion is not None and fusion.order is not None:
         return tuple(fusion.order(checkpoint.config))
     if isinstance(change, Rows) and checkpoint.convention == "hugging_face":
+        return tuple(change.order(checkpoint.config))
+    if isinstance(change, Columns) and checkpoint.convention == "gguf":
         return tuple(change.order(checkpoint.config))
     return ()
 

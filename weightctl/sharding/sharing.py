@@ -99,7 +99,12 @@ def _too_few_units(group: Sequence[PlacedWeight], ranks: int) -> ShardingError:
 
 
 def _block(place: PlacedWeight) -> int:
-    return place.weight.blocks[place.axis]
+    """Return the number of elements of the model that stay together along the axis."""
+    block, heads = place.weight.blocks[place.axis], place.heads
+    if place.order and block > 1 and heads.value % block:
+        # The heads of a key head are apart, so that each of their parts needs whole blocks.
+        return block * (heads.queries // heads.keys)
+    return block
 
 
 def _cannot_cut(place: PlacedWeight, ranks: int, reason: str, hint: str) -> ShardingError:

@@ -55,6 +55,7 @@ from weightctl.graph.ops.collectives import (
 )
 from weightctl.graph.ops.convolution import CAUSAL_CONVOLUTION, causal_convolution
 from weightctl.graph.ops.create import CONSTANT, DIMS, RANGE, arange, constant, dims, range
+from weightctl.graph.ops.delta_rule import GATED_DELTA_RULE, gated_delta_rule
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
 from weightctl.graph.ops.quantized import DEQUANTIZE, EMBEDDING, dequantize, embedding
@@ -113,6 +114,7 @@ from weightctl.graph.ops.unary import (
     sigmoid,
     silu,
     sin,
+    softplus,
     sqrt,
     tanh,
 )
@@ -145,6 +147,7 @@ __all__ = [
     "equal",
     "exp",
     "floordiv",
+    "gated_delta_rule",
     "gelu",
     "greater",
     "greater_equal",
@@ -183,6 +186,7 @@ __all__ = [
     "sin",
     "slice_tensor",
     "softmax",
+    "softplus",
     "split",
     "sqrt",
     "stack",
@@ -212,6 +216,7 @@ _RECORDS = (
     CONSTANT,
     DIMS,
     RANGE,
+    GATED_DELTA_RULE,
     LAYER_NORM,
     RMS_NORM,
     EINSUM,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CAST", "GELU", "PRINT", "UNARY", "UNARY_FUNCTIONS",
     "abs", "cast", "cos", "exp", "gelu", "log", "logical_not", "neg", "print_value", "relu",
-    "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh",
+    "rsqrt", "sigmoid", "silu", "sin", "softplus", "sqrt", "tanh",
 ]  # fmt: skip
 
 # The name of each function in torch.
@@ -38,6 +38,7 @@ UNARY_FUNCTIONS = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
     "silu": "nn.functional.silu",
+    "softplus": "nn.functional.softplus",
     "relu": "relu",
     "abs": "abs",
     "neg": "neg",
@@ -89,6 +90,11 @@ def sigmoid(x: ValueLike) -> Value:
 def silu(x: ValueLike) -> Value:
     """Return the sigmoid linear unit `x * sigmoid(x)`."""
     return apply("unary", x, function="silu")
+
+
+def softplus(x: ValueLike) -> Value:
+    """Return `log(1 + exp(x))`, a smooth form of `relu`."""
+    return apply("unary", x, function="softplus")
 
 
 def relu(x: ValueLike) -> Value:

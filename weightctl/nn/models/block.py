@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.convolution import ShortConvolution
+from weightctl.nn.delta_net import GatedDeltaNet
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
@@ -73,6 +74,18 @@ class Block(Module):
             )
         if self.has_ssm:
             self.ssm = _make_state_space(config, dtype)
+        self.has_delta = at_layer(config, "delta_layers", layer)
+        if self.has_delta:
+            self.delta = GatedDeltaNet(
+                config.hidden,
+                config.delta_heads,
+                key_heads=config.delta_key_heads,
+                key_size=config.delta_key_size,
+                value_size=config.delta_value_size,
+                kernel=config.convolution_length,
+                norm_epsilon=config.norm_epsilon,
+                dtype=dtype,
+            )
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
@@ -121,6 +134,8 @@ class Block(Module):
             outputs.append(self.convolution(x))
         if self.has_ssm:
             outputs.append(self.ssm(x))
+        if self.has_delta:
+            outputs.append(self.delta(x))
         return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:

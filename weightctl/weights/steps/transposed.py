@@ -1,8 +1,8 @@
-"""Transposition of matrices."""
+"""Matrices that are transposed, or whose columns are in another order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Transposed"]
+__all__ = ["ColumnOrder", "Transposed"]
 
 # If at least 1/8 of each row is needed, reading whole rows is faster than reading the parts.
 _SHARE = 8
@@ -66,3 +66,45 @@ class Transposed:
 
     def __str__(self) -> str:
         return "transposed"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOrder:
+    """Columns in another order: column i of the result is column `order[i]` of the input.
+
+    Not for block encodings, whose blocks are along rows.
+    """
+
+    order: tuple[int, ...]
+    text: str = field(default="columns in another order", compare=False)
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the same shape and encoding."""
+        (info,) = inputs
+        if len(info.shape) != 2 or info.shape[1] != len(self.order) or info.encoding.block != 1:
+            raise ConversionError(
+                f"`{info.name}`, stored as {info.encoding}, has shape {list(info.shape)}, but a "
+                f"matrix with {len(self.order)} columns is expected",
+                hint="check that the config belongs to this checkpoint",
+            )
+        return info.shape, info.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read the rows that the range is in, and select their columns."""
+        import numpy as np
+
+        (tensor,) = inputs
+        width = tensor.info.encoding.size
+        row = len(self.order) * width
+        first, last = start // row, -(-(start + len(buffer)) // row)
+        whole = bytearray((last - first) * row)
+        tensor.read_into(first * row, memoryview(whole))
+        values = np.frombuffer(whole, np.uint8).reshape(last - first, -1, width)
+        picked = values[:, np.asarray(self.order)].reshape(-1)
+        begin = start - first * row
+        np.frombuffer(buffer, np.uint8)[:] = picked[begin : begin + len(buffer)]
+
+    def __str__(self) -> str:
+        return self.text

@@ -1,0 +1,136 @@
+"""The gated delta rule: attention by a state that each position corrects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.errors import GraphError
+from weightctl.graph.ops.rules import Op, require_float, require_same_dtype
+from weightctl.graph.value import apply
+from weightctl.shape import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightctl.graph.types import TensorType
+    from weightctl.graph.value import Value, ValueLike
+
+__all__ = ["GATED_DELTA_RULE", "gated_delta_rule"]
+
+# The number of positions that are computed together. With a decay for each element of a key, the
+# products of two positions need memory for each element, so there are fewer.
+_CHUNK, _CHUNK_BY_ELEMENT = 64, 16
+
+
+def gated_delta_rule(
+    query: ValueLike, key: ValueLike, value: ValueLike, decay: ValueLike, beta: ValueLike
+) -> Value:
+    """Return what each position reads from a state per head, [batch, positions, heads, size].
+
+    `query` and `key` are [batch, positions, key heads, key size]; consecutive heads share a key
+    head. `value` is [batch, positions, heads, size], `beta` is [batch, positions, heads], and
+    `decay` is [batch, positions, heads], or [batch, positions, heads, key size] with a decay for
+    each element of a key. A state S, [key size, size], begins as zeros. At each position, its rows
+    are multiplied by `exp(decay)`, `key * beta * (value - key @ S)` is added to it, and `query @ S`
+    is the result. Computed in at least float32 and rounded once.
+
+    Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule"
+    (2024).
+    """
+    return apply("gated_delta_rule", query, key, value, decay, beta)
+
+
+def infer_gated_delta_rule(
+    query: TensorType, key: TensorType, value: TensorType, decay: TensorType, beta: TensorType
+) -> TensorType:
+    """Return the type of `value`."""
+    require_float(query)
+    require_same_dtype(query, key, value, decay, beta)
+    if not query.rank == key.rank == value.rank == 4:
+        raise GraphError(
+            "queries, keys and values must have four dimensions",
+            hint="use [batch, positions, heads, size]",
+        )
+    heads, key_heads = value.shape[2], key.shape[2]
+    if query.shape != key.shape or query.shape[:2] != value.shape[:2]:
+        raise GraphError(
+            "the shapes of query, key and value do not match",
+            hint="queries and keys must have one shape, with the batch and the positions of values",
+        )
+    if key_heads == 0 or heads % key_heads != 0:
+        raise GraphError(
+            f"{heads} heads cannot be divided among {key_heads} key heads",
+            hint="the number of heads must be a multiple of the number of key heads",
+        )
+    expected = Shape(value.shape[:3])
+    by_element = Shape([*expected, key.shape[3]])
+    if beta.shape != expected or decay.shape not in (expected, by_element):
+        raise GraphError(
+            f"the shapes of decay and beta must be {expected.text}",
+            hint=f"the decay can also be {by_element.text}, with one for each element of a key",
+        )
+    return value
+
+
+def lower_gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> Tensor:
+    """Return the results of all chunks of positions, each computed from the state before it."""
+    import torch
+
+    wide = torch.promote_types(value.dtype, torch.float32)
+    group = value.shape[2] // key.shape[2]
+    q, k = (each.repeat_interleave(group, 2) for each in (query, key))
+    size = _CHUNK if decay.ndim == 3 else _CHUNK_BY_ELEMENT
+    decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
+    given = [each.to(wide).transpose(1, 2) for each in (q, k, value, decay, beta.unsqueeze(-1))]
+    batch, positions, heads, width = value.shape
+    state = given[0].new_zeros((batch, heads, key.shape[3], width))
+    result = torch.empty_like(given[2])
+    for start in range(0, positions, size):
+        part = slice(start, start + size)
+        result[:, :, part], state = _compute_chunk(state, [each[:, :, part] for each in given])
+    return result.transpose(1, 2).to(value.dtype)
+
+
+def _compute_chunk(state: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the results of some positions, and the state after them.
+
+    `given` are their queries, keys, values, decays and betas. Each position adds the product of its
+    key and a correction to the state. The corrections depend on those before them, which is a
+    triangular system of equations.
+    """
+    import torch
+
+    query, key, value, decay, beta = given
+    total = decay.cumsum(-2)
+    faded = total.exp()
+    system = _multiply_pairs(key * beta, key, total)
+    linalg: Any = torch.linalg  # torch does not state its types
+    corrections: Tensor = linalg.solve_triangular(
+        system, beta * (value - (key * faded) @ state), upper=False, unitriangular=True
+    )
+    result = (query * faded) @ state + _multiply_pairs(query, key, total) @ corrections
+    last = total[..., -1:, :]
+    kept = last.exp().transpose(-1, -2) * state
+    return result, kept + (key * (last - total).exp()).transpose(-1, -2) @ corrections
+
+
+def _multiply_pairs(left: Tensor, key: Tensor, total: Tensor) -> Tensor:
+    """Return the product of each position and each key up to it, with the decay between them.
+
+    `total` is the sum of the decays up to each position, with one element or one per key element.
+    """
+    import torch
+
+    ahead = torch.ones(key.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device).triu(1)
+    between = total.unsqueeze(-2) - total.unsqueeze(-3)
+    between = between.masked_fill(ahead.unsqueeze(-1), -torch.inf).exp()
+    if total.shape[-1] == 1:
+        return left @ key.transpose(-1, -2) * between.squeeze(-1)
+    return torch.einsum("...ic,...jc,...ijc->...ij", left, key, between)
+
+
+GATED_DELTA_RULE = Op("gated_delta_rule", infer_gated_delta_rule, lower_gated_delta_rule)

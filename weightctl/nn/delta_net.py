@@ -1,0 +1,160 @@
+"""The gated delta net, which replaces attention by a state of fixed size."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from weightctl.device import CPU
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.families.parts import DELTA_HEADS
+from weightctl.graph import ops
+from weightctl.graph.weight import Weight
+from weightctl.nn.convolution import CausalConvolution
+from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, segment_sizes
+from weightctl.nn.linear import Linear
+from weightctl.nn.module import Divisible, Module
+from weightctl.nn.norm import RMSNorm
+from weightctl.nn.precision import weight_as
+from weightctl.split import Heads
+
+if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.graph.value import Value
+    from weightctl.nn.cuts import MatrixLayer, Ranges
+
+__all__ = ["GatedDeltaNet", "HeadValues", "unit_vectors"]
+
+# The epsilon of the lengths of queries and keys, whatever that of the norms of a model is.
+_EPSILON = 1e-6
+
+
+class GatedDeltaNet(Divisible):
+    """Attention whose heads keep a state in place of the keys and values of all positions.
+
+    `key_heads` heads have queries and keys of `key_size` elements, and each is shared by
+    consecutive of the `heads` heads, whose values have `value_size` elements. One projection
+    computes queries, keys and values; a causal convolution over `kernel` positions, with SiLU,
+    follows. The state of a head fades by a rate that the projection `alpha` sets for each position,
+    and is corrected by the share that `beta` sets. What the heads return gets an RMSNorm of each
+    head, is multiplied by the SiLU of the projection `gate`, and is projected to the outputs. RoPE
+    is not used. Raises `GraphError` if the numbers of heads do not match.
+
+    Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024); transformers'
+    `Qwen3NextGatedDeltaNet`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        *,
+        key_heads: int,
+        key_size: int,
+        value_size: int,
+        kernel: int,
+        norm_epsilon: float = 1e-6,
+        dtype: DTypeLike = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        if key_heads < 1 or heads % key_heads:
+            raise GraphError(
+                f"{heads} heads cannot be divided evenly among {key_heads} key heads",
+                hint="the number of heads must be a multiple of key_heads",
+            )
+        self.heads, self.key_heads = heads, key_heads
+        self.key_size, self.value_size = key_size, value_size
+        keys, values = key_heads * key_size, heads * value_size
+        self.sizes: tuple[int, ...] = (keys, keys, values)
+        projection = partial(
+            Linear, dtype=dtype, device=device, quantization_encoding=quantization_encoding
+        )
+        self.qkv = projection(features, sum(self.sizes))
+        self.gate = projection(features, values)
+        self.beta = projection(features, heads)
+        self.alpha = projection(features, heads)
+        self.kernel = CausalConvolution(sum(self.sizes), kernel, dtype=dtype, device=device)
+        self.rates = HeadValues(heads, device=device)
+        self.offsets = HeadValues(heads, device=device)
+        self.norm = RMSNorm(value_size, norm_epsilon, dtype=dtype, device=device)
+        self.outputs = projection(values, features)
+
+    def __call__(self, x: Value) -> Value:
+        """Return outputs in the shape of the inputs, `(batch, positions, features)`."""
+        q, k, v = ops.split(ops.silu(self.kernel(self.qkv(x))), self.sizes, axis=-1)
+        q, k = (self._split(each, self.key_size).cast(DType.float32) for each in (q, k))
+        beta = ops.sigmoid(self.beta(x).cast(DType.float32))
+        alpha = ops.softplus(self.alpha(x).cast(DType.float32) + self.offsets())
+        y = ops.gated_delta_rule(
+            unit_vectors(q) / sqrt(self.key_size),
+            unit_vectors(k),
+            self._split(v, self.value_size).cast(DType.float32),
+            -ops.exp(self.rates()) * alpha,
+            beta,
+        )
+        y = self.norm(y.cast(x.dtype))
+        gate = ops.silu(self._split(self.gate(x), self.value_size).cast(DType.float32))
+        y = (y.cast(DType.float32) * gate).cast(x.dtype)
+        return self.outputs(y.reshape((*x.shape[:-1], self.heads * self.value_size)))
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return strategies with which each shard has some of the heads, with their key heads.
+
+        If there are fewer key heads than ranks, several ranks share one. Raises `ShardingError` if
+        not every rank can get a head in whole blocks.
+        """
+        heads = Heads(
+            self.heads, self.key_heads, self.key_size, value=self.value_size, called=DELTA_HEADS
+        )
+        parts: dict[str, MatrixLayer] = {
+            "delta.qkv": self.qkv,
+            "delta.gate": self.gate,
+            "delta.beta": self.beta,
+            "delta.alpha": self.alpha,
+            "delta.kernel": self.kernel,
+            "delta.rates": self.rates,
+            "delta.offsets": self.offsets,
+            "delta.outputs": self.outputs,
+        }
+        return cut_parts(parts, devices, heads) | replicate_weights(devices, self.norm.weight)
+
+    def take_shards(self) -> None:
+        """Adopt the number of heads of a shard."""
+        self.sizes = segment_sizes(self.qkv.outputs, self.sizes)
+        self.key_heads = self.sizes[0] // self.key_size
+        self.heads = self.sizes[2] // self.value_size
+
+    def _split(self, x: Value, size: int) -> Value:
+        """Return (batch, positions, heads * size) as (batch, positions, heads, size)."""
+        return x.reshape((*x.shape[:-1], int(x.shape[-1]) // size, size))
+
+
+class HeadValues(Module):
+    """A number for each head."""
+
+    def __init__(self, heads: int, *, device: DeviceRef = CPU) -> None:
+        self.weight = Weight("weight", DType.float32, (heads,), device)
+
+    def __call__(self) -> Value:
+        """Return the numbers, float32[heads]."""
+        return weight_as(self.weight, DType.float32)
+
+    @property
+    def axes(self) -> tuple[CutAxis, CutAxis]:
+        """The axis of the heads, as that of outputs and of inputs."""
+        return CutAxis(self.weight, 0), CutAxis(self.weight, 0)
+
+    def cut(self, axis: int, ranges: Ranges) -> dict[Weight, ShardingStrategy]:
+        """Return the weight's strategy if shards get these heads."""
+        return {self.weight: cut_along(self.axes[axis], ranges)}
+
+
+def unit_vectors(x: Value) -> Value:
+    """Return `x / sqrt(sum(x * x) + epsilon)` over the last axis."""
+    size = int(x.shape[-1])
+    return ops.rms_norm(x, None, _EPSILON / size) / sqrt(size)
