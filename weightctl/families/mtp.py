@@ -1,0 +1,189 @@
+"""Layers of multi-token prediction (MTP): how checkpoints of a family store them.
+
+Such a layer follows the layers of the model and predicts a token further ahead, for speculative
+decoding. The model computes the same without it, and our modules leave it out.
+
+Names: the published checkpoints of DeepSeek-V3, GLM-4.5, K-EXAONE and MiMo-V2, vLLM's
+`deepseek_mtp.py`, `exaone_moe_mtp.py` and `mimo_v2_mtp.py`, and llama.cpp's `LLM_TENSOR_NEXTN_*`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.family import Name, WeightAxes
+from weightctl.families.keys import Key
+from weightctl.families.kinds import WholeNumber
+from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
+from weightctl.text.untyped import is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from weightctl.families.family import Family
+    from weightctl.families.keys import Config, Default, Fields, NamingConvention
+
+__all__ = [
+    "MTP_LINES",
+    "MtpForm",
+    "find_mtp_layers",
+    "from_block_values",
+    "mtp_keys",
+    "mtp_line",
+    "to_block_values",
+    "with_mtp_layers",
+    "with_mtp_lines",
+]
+
+# The config field with the number of layers for MTP.
+_COUNT = "mtp_layers"
+_LAYER, _HF_LAYER = "layers.{}.", "model.layers.{}."
+_IN_MTP = "in_mtp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpForm:
+    """How a family stores its layers for MTP.
+
+    - `prefix`: what their names begin with in Hugging Face's convention, where these layers have
+      numbers of their own; empty if they have the numbers after those of the other layers.
+    - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
+    - `values`: the values that fields with a value for each layer have in these layers; without
+      one, that of the last layer.
+    """
+
+    prefix: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
+
+    def adapt(self, line: Name) -> Name:
+        """Return a line of the family's layers with the names that it has in a layer for MTP."""
+        part, name = line.module.removeprefix(_LAYER), line.hugging_face
+        if not self.prefix or name is None or not name.startswith(_HF_LAYER):
+            return line
+        rest = self.renamed.get(part, name.removeprefix(_HF_LAYER))
+        return replace(line, hugging_face=self.prefix + rest, restarts=True)
+
+    def value(self, name: str, values: tuple[Any, ...], known: Fields) -> Any:
+        """Return the value of a field in these layers; `values` are those of the other layers."""
+        usual = self.values.get(name, values[-1])
+        return usual(known) if callable(usual) else usual
+
+
+def mtp_line(part: str, gguf: str, hugging_face: str, *, when: str = "", **more: Any) -> Name:
+    """Return a line of a part that only layers for MTP have.
+
+    `gguf` is the rest of its name in a layer, and `when` the config field that states whether the
+    checkpoint has it.
+    """
+    axes = {
+        "projection": WeightAxes(("hidden",), ("hidden", "hidden")),
+        "embedding": WeightAxes(("vocabulary",), ("hidden",)),
+        "output": WeightAxes(("vocabulary",), ("hidden",)),
+    }.get(part, WeightAxes(("hidden",)))
+    return Name(
+        module=f"{_LAYER}mtp.{part}", gguf=f"blk.{{}}.{gguf}", hugging_face=hugging_face,
+        axes=axes, when=(_IN_MTP, when) if when else (_IN_MTP,), is_float32=not axes.inputs, **more,
+    )  # fmt: skip
+
+
+# The lines of DeepSeek-V3 and of the models that follow it.
+MTP_LINES = (
+    mtp_line("projection", "nextn.eh_proj", _HF_LAYER + "eh_proj"),
+    mtp_line("embedding_norm", "nextn.enorm", _HF_LAYER + "enorm"),
+    mtp_line("hidden_norm", "nextn.hnorm", _HF_LAYER + "hnorm"),
+    mtp_line("embedding", "nextn.embed_tokens", _HF_LAYER + "embed_tokens", when="mtp_embedding"),
+    mtp_line("norm", "nextn.shared_head_norm", _HF_LAYER + "shared_head.norm", when="mtp_norm"),
+    mtp_line("output", "nextn.shared_head_head", _HF_LAYER + "shared_head.head",
+             when="mtp_output"),
+)  # fmt: skip
+
+
+def with_mtp_lines(names: tuple[Name, ...], added: tuple[Name, ...]) -> tuple[Name, ...]:
+    """Return the lines of a family with those of its layers for MTP after those of all layers."""
+    last = max(place for place, each in enumerate(names) if each.is_of_layers)
+    return (*names[: last + 1], *added, *names[last + 1 :])
+
+
+def mtp_keys(keys: tuple[Key, ...], name: str, *, most: int = MOST_LAYERS) -> tuple[Key, ...]:
+    """Return the keys of a family with the number of its layers for MTP first.
+
+    `name` is the key of config.json, empty if that does not state it. transformers assumes one
+    layer in some families, but does not save its tensors.
+    """
+    more = {"hugging_face": name, "default": 0} if name else {}
+    count = Key(field=_COUNT, kind=WholeNumber(0, most), gguf_default=0, gguf=MTP_COUNT,
+                written=True, **more)  # fmt: skip
+    return (count, *keys)
+
+
+def to_block_values(key: Key, value: Any, known: Fields, family: Family) -> Any:
+    """Return a field's value as GGUF has it, which counts the layers for MTP as layers."""
+    count = known.get(_COUNT, 0)
+    if family.mtp is None or not count:
+        return value
+    if key.gguf == BLOCK_COUNT:
+        return value + count
+    if type(value) is tuple and len(value) == known["layers"]:
+        return (*value, *[family.mtp.value(key.field, value, known)] * count)
+    return value
+
+
+def from_block_values(key: Key, value: Any, known: Fields, family: Family) -> Any:
+    """Return a field's value without that of layers for MTP; the opposite of `to_block_values`.
+
+    Raises `ValueError` if no other layer is left.
+    """
+    count = known.get(_COUNT, 0)
+    if family.mtp is None or not count:
+        return value
+    if key.gguf == BLOCK_COUNT:
+        if value <= count:
+            raise ValueError(f"is {value}, but all of these layers are for multi-token prediction")
+        return value - count
+    layers = known.get("layers", 0)
+    if type(value) is tuple and layers < len(value) <= layers + count:
+        return value[:layers]
+    return value
+
+
+def find_mtp_layers(
+    family: Family, convention: NamingConvention, known: Fields, names: Iterable[str]
+) -> tuple[MtpTensors, dict[str, Any]]:
+    """Return the tensors of layers for MTP, and the config fields that follow from them.
+
+    `names` are those of all tensors, and `known` the fields that the config states.
+    """
+    plain = {family.plain(name) if convention == "hugging_face" else name for name in names}
+    found = MtpTensors.among(plain, known["layers"], known.get(_COUNT, 0))
+    made: dict[str, Any] = {_COUNT: found.layers}
+    for line in family.names if family.mtp is not None else ():
+        flags = [each for each in line.when if each.startswith("mtp_")]
+        template = None if family.mtp is None else family.mtp.adapt(line).template(convention)
+        if not flags or template is None:
+            continue
+        first = 0 if line.restarts and convention == "hugging_face" else known["layers"]
+        wanted = (f"{template}.weight".format(first + number) for number in range(found.layers))
+        made[flags[0]] = any(
+            (family.plain(each) if convention == "hugging_face" else each) in plain
+            for each in wanted
+        )
+    return found, made
+
+
+def with_mtp_layers(
+    family: Family, config: Config, known: Fields, given: Mapping[str, Any]
+) -> Config:
+    """Return a config with layers for MTP; `given` are the fields of these layers."""
+    count = given[_COUNT]
+    if family.mtp is None or not count:
+        return config
+    changes: dict[str, Any] = dict(given)
+    made: Any = config
+    for each in fields(made):
+        value = getattr(made, each.name)
+        if type(value) is tuple and len(value) == config.layers:
+            more = family.mtp.value(each.name, value, known)
+            changes[each.name] = (*value, *[more] * count)
+    return replace(made, **changes)

@@ -1,0 +1,102 @@
+"""The tensors of multi-token prediction (MTP) in a checkpoint of any family, found by their names.
+
+Names: `mtp.*`, as in Qwen3-Next, K-EXAONE, MiMo-V2 and ERNIE 4.5, or those of a layer after the
+last one that the config counts, as in DeepSeek-V3, GLM-4.5 and llama.cpp. No tensor is read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.families.model import ARCHITECTURE
+from weightctl.text.untyped import is_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from weightctl.weights.info import Header
+    from weightctl.weights.metadata import MetadataValue
+
+__all__ = ["BLOCK_COUNT", "COUNT_KEYS", "MOST_LAYERS", "MTP_COUNT", "MtpTensors", "find_mtp"]
+
+# No published model has more than three.
+MOST_LAYERS = 16
+# GGUF's keys for the number of all layers, and for how many of these are for MTP.
+BLOCK_COUNT, MTP_COUNT = "{arch}.block_count", "{arch}.nextn_predict_layers"
+# The keys of config.json with the number of layers for MTP, which `num_hidden_layers` excludes.
+COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+
+_OWN_NAME = re.compile(r"(?:\w+\.)*?mtp(?:_\w+)?\.(?:layers\.)?(?:(\d{1,9})\.)?")
+_LAYER = re.compile(r"(?:blk|(?:(?:model|language_model|text_model)\.)*layers)\.(\d{1,9})\.(.*)")
+# What only a layer for MTP has: the projection of an embedding and a state, and their norms.
+_MARKER = re.compile(r"(?:nextn\.)?(?:eh_proj|enorm|hnorm)\.")
+
+
+class MtpTensors(NamedTuple):
+    """The tensors of the layers for MTP, by the number of the layer, from 0.
+
+    `layers` is the number of these layers, 0 if the checkpoint has none of their tensors. `stated`
+    is the number that its config states, 0 if it does not state one.
+    """
+
+    names: Mapping[str, int]
+    layers: int
+    stated: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the config states layers of which the checkpoint has no tensor."""
+        return self.stated > 0 and not self.layers
+
+    @classmethod
+    def among(cls, names: Iterable[str], layers: int, stated: int) -> MtpTensors:
+        """Find the tensors of a model with `layers` layers without those for MTP.
+
+        A layer that the config does not state counts if it follows the others and has a tensor that
+        only layers for MTP have. If one layer is found, all that the config states are expected.
+        """
+        found: dict[str, int] = {}
+        certain: set[int] = set()
+        for name, number, is_certain in _list_numbers(names, layers):
+            found[name] = number
+            if is_certain or number < stated:
+                certain.add(number)
+        count = 0
+        while count in certain and count < MOST_LAYERS:
+            count += 1
+        if certain and stated:
+            count = max(count, min(stated, MOST_LAYERS))
+        kept = {name: number for name, number in found.items() if number < count}
+        return cls(kept, count, stated)
+
+
+def _list_numbers(names: Iterable[str], layers: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield names that may be of layers for MTP, the number of the layer, and whether they are."""
+    for name in names:
+        if (own := _OWN_NAME.match(name)) is not None:
+            yield name, int(own[1] or 0), True
+        elif (numbered := _LAYER.match(name)) is not None and int(numbered[1]) >= layers:
+            yield name, int(numbered[1]) - layers, _MARKER.match(numbered[2]) is not None
+
+
+def find_mtp(header: Header, document: Mapping[str, Any]) -> MtpTensors:
+    """Find the tensors of a checkpoint by its metadata, or by the config.json beside it."""
+    if ARCHITECTURE in header.metadata:
+        arch = header.metadata[ARCHITECTURE].content
+        blocks, stated = (
+            _count(header.metadata, key.format(arch=arch)) for key in (BLOCK_COUNT, MTP_COUNT)
+        )
+        return MtpTensors.among(header.tensors, max(blocks - stated, 1), stated)
+    text: Any = document.get("text_config")
+    config = text if is_object(text) else document
+    layers: Any = config.get("num_hidden_layers")
+    counts = (config.get(key) for key in COUNT_KEYS)
+    stated = next((count for count in counts if type(count) is int and count > 0), 0)
+    count = layers if type(layers) is int and layers > 0 else len(header.tensors)
+    return MtpTensors.among(header.tensors, count, stated)
+
+
+def _count(metadata: Mapping[str, MetadataValue], key: str) -> int:
+    content = metadata[key].content if key in metadata else 0
+    return content if type(content) is int and content > 0 else 0
