@@ -16,12 +16,12 @@ from weightctl.families.family import Name, WeightAxes
 from weightctl.families.keys import Key
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
-from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from weightctl.families.family import Family
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.family import Family, TensorNames
     from weightctl.families.keys import Config, Default, Fields, NamingConvention
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "from_block_values",
     "mtp_keys",
     "mtp_line",
+    "names_by_mtp_layer",
     "to_block_values",
+    "without_mtp_layers",
     "with_mtp_layers",
     "with_mtp_lines",
 ]
@@ -187,3 +189,49 @@ def with_mtp_layers(
             more = family.mtp.value(each.name, value, known)
             changes[each.name] = (*value, *[more] * count)
     return replace(made, **changes)
+
+
+def names_by_mtp_layer(
+    checkpoint: RecognizedModel, convention: NamingConvention
+) -> dict[int, set[str]]:
+    """Return the names in a naming convention of the tensors of each layer for MTP."""
+    found: dict[int, set[str]] = {}
+    for names in _list_mtp_tensors(checkpoint):
+        found.setdefault(names.layer, set()).add(names.name(convention) or names.module)
+    return found
+
+
+def _list_mtp_tensors(checkpoint: RecognizedModel) -> list[TensorNames]:
+    config = checkpoint.config
+    return [
+        names
+        for names in checkpoint.family.tensors(config)
+        if names.line.is_of_layers and names.layer >= config.layers
+    ]
+
+
+def without_mtp_layers(checkpoint: RecognizedModel) -> RecognizedModel:
+    """Return a model without its layers for MTP."""
+    family, given = checkpoint.family, checkpoint.config
+    count = getattr(given, _COUNT, 0)
+    if family.mtp is None or not (count or checkpoint.lost_mtp):
+        return checkpoint
+    made: Any = given
+    flags = {each: False for line in family.names for each in line.when if each.startswith("mtp_")}
+    changes: dict[str, Any] = {_COUNT: 0, **flags}
+    for each in fields(made):
+        value = getattr(made, each.name)
+        if count and type(value) is tuple and len(value) == given.layers + count:
+            changes[each.name] = value[: given.layers]
+    left_out = _list_mtp_tensors(checkpoint)
+    modules = {names.module for names in left_out}
+    missing = {names.name(checkpoint.convention) for names in left_out}
+    return replace(
+        checkpoint,
+        config=replace(made, **changes),
+        fields={**checkpoint.fields, _COUNT: 0},
+        tensors={name: each for name, each in checkpoint.tensors.items() if name not in modules},
+        stored={name: each for name, each in checkpoint.stored.items() if name not in modules},
+        missing=[name for name in checkpoint.missing if name not in missing],
+        lost_mtp=0,
+    )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["BLOCK_COUNT", "COUNT_KEYS", "MOST_LAYERS", "MTP_COUNT", "MtpTensors", "find_mtp"]
+__all__ = ["BLOCK_COUNT", "COUNT_KEYS", "MOST_LAYERS", "MTP_COUNT", "MtpTensors", "find_mtp",
+           "find_text_config"]  # fmt: skip
 
 # No published model has more than three.
 MOST_LAYERS = 16
@@ -31,6 +32,8 @@ _OWN_NAME = re.compile(r"(?:\w+\.)*?mtp(?:_\w+)?\.(?:layers\.)?(?:(\d{1,9})\.)?"
 _LAYER = re.compile(r"(?:blk|(?:(?:model|language_model|text_model)\.)*layers)\.(\d{1,9})\.(.*)")
 # What only a layer for MTP has: the projection of an embedding and a state, and their norms.
 _MARKER = re.compile(r"(?:nextn\.)?(?:eh_proj|enorm|hnorm)\.")
+# If the config states no such layers, a checkpoint that has them has names with one of these.
+_HINTS = ("mtp", "eh_proj", "enorm", "hnorm")
 
 
 class MtpTensors(NamedTuple):
@@ -46,7 +49,7 @@ class MtpTensors(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the config states layers of which the checkpoint has no tensor."""
+        """Whether the config states layers, but the checkpoint has none of their tensors."""
         return self.stated > 0 and not self.layers
 
     @classmethod
@@ -58,6 +61,9 @@ class MtpTensors(NamedTuple):
         """
         found: dict[str, int] = {}
         certain: set[int] = set()
+        names = [*names]
+        if not stated and not any(hint in name for name in names for hint in _HINTS):
+            return cls(found, 0, 0)
         for name, number, is_certain in _list_numbers(names, layers):
             found[name] = number
             if is_certain or number < stated:
@@ -82,19 +88,25 @@ def _list_numbers(names: Iterable[str], layers: int) -> Iterator[tuple[str, int,
 
 def find_mtp(header: Header, document: Mapping[str, Any]) -> MtpTensors:
     """Find the tensors of a checkpoint by its metadata, or by the config.json beside it."""
+    names = (*header.tensors, *header.aliases)
     if ARCHITECTURE in header.metadata:
         arch = header.metadata[ARCHITECTURE].content
         blocks, stated = (
             _count(header.metadata, key.format(arch=arch)) for key in (BLOCK_COUNT, MTP_COUNT)
         )
-        return MtpTensors.among(header.tensors, max(blocks - stated, 1), stated)
-    text: Any = document.get("text_config")
-    config = text if is_object(text) else document
+        return MtpTensors.among(names, max(blocks - stated, 1), stated)
+    config = find_text_config(document)
     layers: Any = config.get("num_hidden_layers")
     counts = (config.get(key) for key in COUNT_KEYS)
     stated = next((count for count in counts if type(count) is int and count > 0), 0)
-    count = layers if type(layers) is int and layers > 0 else len(header.tensors)
-    return MtpTensors.among(header.tensors, count, stated)
+    count = layers if type(layers) is int and layers > 0 else len(names)
+    return MtpTensors.among(names, count, stated)
+
+
+def find_text_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the language model, which multimodal models have in a part of theirs."""
+    text: Any = document.get("text_config")
+    return text if is_object(text) else document
 
 
 def _count(metadata: Mapping[str, MetadataValue], key: str) -> int:

@@ -89,7 +89,9 @@ def _checkpoint(
         )
     fields, config, lost = read.fields, read.config, 0
     if family.mtp is not None:
-        mtp, given = find_mtp_layers(family, convention, fields, header_of(weights).tensors)
+        header = header_of(weights)
+        names = (*header.tensors, *header.aliases)
+        mtp, given = find_mtp_layers(family, convention, fields, names)
         config = with_mtp_layers(family, config, fields, given)
         fields, lost = {**fields, **given}, mtp.stated if mtp.is_lost else 0
     found = match(weights, family, convention, config, where)
