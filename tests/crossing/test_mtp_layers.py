@@ -192,9 +192,7 @@ def test_verify_names_lost_layers_that_the_config_states(
     original: Callable[[str], Path], weightctl: Callable[..., Completed], tmp_path: Path
 ) -> None:
     lost = without(original("deepseek_v3"), tmp_path / "lost", ".layers.3.")
-    (line,) = (
-        line for line in weightctl("ls", lost).stdout.splitlines() if line.startswith("MTP")
-    )
+    (line,) = (line for line in weightctl("ls", lost).stdout.splitlines() if line.startswith("MTP"))
     assert line.endswith("the config states 1 layer, but there are no tensors")
     done = weightctl("verify", lost, "--check", "names", "--json")
     assert done.returncode == 1

@@ -31,6 +31,7 @@ from weightctl.cli.options import (
     TaskSize,
     Threads,
     To,
+    Without,
     examples,
     exit_codes,
     locate,
@@ -54,7 +55,6 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.schemes import WRITTEN
-from weightctl.translate.optional_parts import OptionalPart
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion import notes_on
@@ -245,16 +245,7 @@ def convert(
     ] = None,
     include: Include = None,
     exclude: Exclude = None,
-    without: Annotated[
-        list[OptionalPart] | None,
-        typer.Option(
-            "--without",
-            help="Leave out a part of the model. mtp: the layers for multi-token prediction, which "
-            "only speculative decoding uses; the config then states that there are none. "
-            "Repeatable.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
+    without: Without = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

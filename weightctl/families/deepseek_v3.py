@@ -88,7 +88,12 @@ FAMILY = replace(
         MTP_LINES,
     ),
     keys=expert_keys(
-        latent_keys(mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"), activation("silu"), NO_BIASES, YARN_MULTIPLIER),
+        latent_keys(
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"),
+            activation("silu"),
+            NO_BIASES,
+            YARN_MULTIPLIER,
+        ),
         "n_routed_experts",
         ONLY_NEIGHBORS,
         *ROUTED_KEYS,

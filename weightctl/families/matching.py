@@ -107,7 +107,11 @@ def match(
 def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
     """Return a tensor without rows after those of the vocabulary's tokens."""
     shape = tensor.info.shape
-    if names.line.axes.outputs != ("vocabulary",) or len(shape) != 2 or shape[0] <= config.vocabulary:
+    if (
+        names.line.axes.outputs != ("vocabulary",)
+        or len(shape) != 2
+        or shape[0] <= config.vocabulary
+    ):
         return tensor
     return DerivedTensor(names.module, RowRange(0, config.vocabulary), [tensor])
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.family import Name, WeightAxes
-from weightctl.families.keys import Key
+from weightctl.families.keys import REQUIRED, Key
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
 
@@ -33,9 +33,9 @@ __all__ = [
     "mtp_line",
     "names_by_mtp_layer",
     "to_block_values",
-    "without_mtp_layers",
     "with_mtp_layers",
     "with_mtp_lines",
+    "without_mtp_layers",
 ]
 
 # The config field with the number of layers for MTP.
@@ -114,9 +114,8 @@ def mtp_keys(keys: tuple[Key, ...], name: str, *, most: int = MOST_LAYERS) -> tu
     `name` is the key of config.json, empty if that does not state it. transformers assumes one
     layer in some families, but does not save its tensors.
     """
-    more = {"hugging_face": name, "default": 0} if name else {}
-    count = Key(field=_COUNT, kind=WholeNumber(0, most), gguf_default=0, gguf=MTP_COUNT,
-                written=True, **more)  # fmt: skip
+    count = Key(field=_COUNT, kind=WholeNumber(0, most), default=0 if name else REQUIRED,
+                gguf_default=0, gguf=MTP_COUNT, hugging_face=name, written=True)  # fmt: skip
     return (count, *keys)
 
 
@@ -127,8 +126,9 @@ def to_block_values(key: Key, value: Any, known: Fields, family: Family) -> Any:
         return value
     if key.gguf == BLOCK_COUNT:
         return value + count
-    if type(value) is tuple and len(value) == known["layers"]:
-        return (*value, *[family.mtp.value(key.field, value, known)] * count)
+    values = _list_values(value)
+    if values is not None and len(values) == known["layers"]:
+        return (*values, *[family.mtp.value(key.field, values, known)] * count)
     return value
 
 
@@ -144,10 +144,18 @@ def from_block_values(key: Key, value: Any, known: Fields, family: Family) -> An
         if value <= count:
             raise ValueError(f"is {value}, but all of these layers are for multi-token prediction")
         return value - count
-    layers = known.get("layers", 0)
-    if type(value) is tuple and layers < len(value) <= layers + count:
-        return value[:layers]
+    layers, values = known.get("layers", 0), _list_values(value)
+    if values is not None and layers < len(values) <= layers + count:
+        return values[:layers]
     return value
+
+
+def _list_values(value: Any) -> tuple[Any, ...] | None:
+    """Return the values of a field that has one for each layer, None for other fields."""
+    if type(value) is not tuple:
+        return None
+    values: tuple[Any, ...] = value
+    return values
 
 
 def find_mtp_layers(
@@ -184,11 +192,12 @@ def with_mtp_layers(
     changes: dict[str, Any] = dict(given)
     made: Any = config
     for each in fields(made):
-        value = getattr(made, each.name)
-        if type(value) is tuple and len(value) == config.layers:
-            more = family.mtp.value(each.name, value, known)
-            changes[each.name] = (*value, *[more] * count)
-    return replace(made, **changes)
+        values = _list_values(getattr(made, each.name))
+        if values is not None and len(values) == config.layers:
+            more = family.mtp.value(each.name, values, known)
+            changes[each.name] = (*values, *[more] * count)
+    extended: Config = replace(made, **changes)
+    return extended
 
 
 def names_by_mtp_layer(
@@ -220,9 +229,9 @@ def without_mtp_layers(checkpoint: RecognizedModel) -> RecognizedModel:
     flags = {each: False for line in family.names for each in line.when if each.startswith("mtp_")}
     changes: dict[str, Any] = {_COUNT: 0, **flags}
     for each in fields(made):
-        value = getattr(made, each.name)
-        if count and type(value) is tuple and len(value) == given.layers + count:
-            changes[each.name] = value[: given.layers]
+        values = _list_values(getattr(made, each.name))
+        if count and values is not None and len(values) == given.layers + count:
+            changes[each.name] = values[: given.layers]
     left_out = _list_mtp_tensors(checkpoint)
     modules = {names.module for names in left_out}
     missing = {names.name(checkpoint.convention) for names in left_out}

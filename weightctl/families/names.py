@@ -67,7 +67,8 @@ _KEPT = re.compile(
 # Embeddings and output projections, which low-bit formats for inference engines do not quantize,
 # and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
 _LOOKED_UP = re.compile(
-    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$", re.IGNORECASE
+    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
+    re.IGNORECASE,
 )
 
 # Matrices of a layer that inference engines join into one, by Hugging Face's names.

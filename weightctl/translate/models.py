@@ -96,8 +96,7 @@ def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention
     if checkpoint.lost_mtp:
         yield (
             f"{checkpoint.where} states {pluralize(checkpoint.lost_mtp, 'layer')} for multi-token "
-            "prediction (MTP), but the checkpoint has none of their tensors: the output states "
-            "that there are no such layers"
+            "prediction (MTP), but the checkpoint has none of their tensors: the output states 0"
         )
     if checkpoint.beside:
         shown = join_names(checkpoint.beside, _MOST_NAMED)

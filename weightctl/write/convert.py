@@ -105,9 +105,9 @@ def convert(
 
     `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
     plan already has its names and tensors, so `names`, `weights_only`, `rename`, `include`,
-    `exclude`, `without` and `partial` do not apply to it. The tensors below a node of a tree keep their full
-    names. `out` is a path. Its suffix selects the format, unless `to` does. A path without a suffix
-    is a model directory.
+    `exclude`, `without` and `partial` do not apply to it. The tensors below a node of a tree keep
+    their full names. `out` is a path. Its suffix selects the format, unless `to` does. A path
+    without a suffix is a model directory.
 
     `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
     leaves out the training state: optimizer state, step counts, random number generators and other
@@ -139,8 +139,8 @@ def convert(
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
-    parts = [without] if isinstance(without, str | OptionalPart) else without
-    parts = [_choice(OptionalPart, each, "without") for each in parts]
+    named = [without] if isinstance(without, str | OptionalPart) else without
+    parts = [_choice(OptionalPart, each, "without") for each in named]
     options = CommitOptions(private=private, pull_request=pr)
     where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)

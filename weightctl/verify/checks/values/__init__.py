@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.families.mtp import names_by_mtp_layer
-from weightctl.text.wording import number, percent
-from weightctl.text.wording import pluralize
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks.values.sentences import (
     describe_fault,
     describe_unlike,

@@ -243,7 +243,7 @@ CAUSES: dict[str, Cause] = {
         "the layers for multi-token prediction (MTP) are missing; the model computes the same "
         "without them, but speculative decoding with them is not possible",
         "copy their tensors from the original model, or convert with `--without mtp`, so that the "
-        "config states that there are none",
+        "config states 0 of these layers",
     ),
     "different_models": Cause(
         "MODEL and OTHER are different models: their families or sizes differ, or their values are "
