@@ -18,9 +18,10 @@ TRUNK = [f"model.layers.{number}.input_layernorm.weight" for number in range(2)]
     [
         ([], 0, 0),
         (["model.layers.2.eh_proj.weight"], 0, 1),
-        (["model.layers.2.input_layernorm.weight"], 1, 1),
-        # Without such a tensor, and if it is not stated, a layer may be one that the config lacks.
-        (["model.layers.2.input_layernorm.weight"], 0, 0),
+        (["model.layers.2.eh_proj.weight", "model.layers.2.input_layernorm.weight"], 1, 1),
+        # Without such a tensor, a layer may be one that the config should count.
+        (["model.layers.2.input_layernorm.weight"], 1, 0),
+        (["model.layers.2.input_layernorm.weight", "model.layers.3.eh_proj.weight"], 1, 0),
         (["blk.2.nextn.enorm.weight", "blk.3.nextn.hnorm.weight"], 0, 2),
         # A layer does not follow the others.
         (["model.layers.9.eh_proj.weight"], 0, 0),

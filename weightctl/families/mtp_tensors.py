@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["BLOCK_COUNT", "COUNT_KEYS", "MOST_LAYERS", "MTP_COUNT", "MtpTensors", "find_mtp",
-           "find_text_config"]  # fmt: skip
+           "find_text_config", "is_marker"]  # fmt: skip
 
 # No published model has more than three.
 MOST_LAYERS = 16
@@ -56,8 +56,8 @@ class MtpTensors(NamedTuple):
     def among(cls, names: Iterable[str], layers: int, stated: int) -> MtpTensors:
         """Find the tensors of a model with `layers` layers without those for MTP.
 
-        A layer that the config does not state counts if it follows the others and has a tensor that
-        only layers for MTP have. If one layer is found, all that the config states are expected.
+        A layer counts if it follows the others and has a tensor that only layers for MTP have. If
+        one of the layers that the config states is found, all of them count.
         """
         found: dict[str, int] = {}
         certain: set[int] = set()
@@ -66,12 +66,12 @@ class MtpTensors(NamedTuple):
             return cls(found, 0, 0)
         for name, number, is_certain in _list_numbers(names, layers):
             found[name] = number
-            if is_certain or number < stated:
+            if is_certain:
                 certain.add(number)
         count = 0
         while count in certain and count < MOST_LAYERS:
             count += 1
-        if certain and stated:
+        if min(certain, default=stated) < stated:
             count = max(count, min(stated, MOST_LAYERS))
         kept = {name: number for name, number in found.items() if number < count}
         return cls(kept, count, stated)
@@ -84,6 +84,12 @@ def _list_numbers(names: Iterable[str], layers: int) -> Iterator[tuple[str, int,
             yield name, int(own[1] or 0), True
         elif (numbered := _LAYER.match(name)) is not None and int(numbered[1]) >= layers:
             yield name, int(numbered[1]) - layers, _MARKER.match(numbered[2]) is not None
+
+
+def is_marker(name: str) -> bool:
+    """Whether a tensor is of a numbered layer and only layers for MTP have it."""
+    numbered = _LAYER.match(name)
+    return numbered is not None and _MARKER.match(numbered[2]) is not None
 
 
 def find_mtp(header: Header, document: Mapping[str, Any]) -> MtpTensors:

@@ -26,7 +26,7 @@ __all__ = ["check_lost_mtp", "check_tied", "list_misfits", "note_tying"]
 
 def check_lost_mtp(checkpoint: RecognizedModel) -> list[Problem]:
     """Return a problem if the config states layers for MTP that the checkpoint does not have."""
-    if not checkpoint.lost_mtp:
+    if not checkpoint.lost_mtp or checkpoint.unexpected:
         return []
     key = find_spelling(checkpoint, "mtp_layers").key
     layers = pluralize(checkpoint.lost_mtp, "layer")
@@ -160,7 +160,11 @@ def _report_missing(
     cause = explain_misfit(fitting)
     if each.names.module == OUTPUT_WEIGHT:
         cause = _blame_forgotten_output(checkpoint)
-    elif each.names.line.is_of_layers and each.names.layer >= checkpoint.config.layers:
+    elif (
+        cause is None
+        and each.names.line.is_of_layers
+        and each.names.layer >= checkpoint.config.layers
+    ):
         cause = Explanation("mtp_lost", "this layer for multi-token prediction is incomplete")
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _blame_drop(checkpoint)
