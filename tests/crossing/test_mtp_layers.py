@@ -6,18 +6,21 @@ import json
 from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from family_cases import make_checkpoint
-from llama_cpp import ask
+from llama_cpp import ask, count_drafts
 from mtp_checkpoints import FORMS, make_mtp_checkpoint
 from once import once
 from weightctl import convert, open_weights, shard
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
-from weightctl.weights.tree import header_of
+from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
+from weightctl.weights.steps.rows import RowRange
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,13 @@ QUICK = {"deepseek_v3", "mimo2"}
 each = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FORMS]
 )
+# What all layers of EXAONE MoE for it share, by the names that its converter gives them.
+SHARED_NAMES = {
+    "mtp.fc": "model.layers.{}.eh_proj",
+    "mtp.pre_fc_norm_embedding": "model.layers.{}.enorm",
+    "mtp.pre_fc_norm_hidden": "model.layers.{}.hnorm",
+    "mtp.norm": "model.layers.{}.shared_head.norm",
+}
 COUNT = "num_nextn_predict_layers"
 
 
@@ -113,6 +123,57 @@ def test_llama_cpp_computes_the_same_with_and_without_them(
     (other,) = ask(tmp_path / "without.gguf", ("logits", made.tokens))
     assert np.array_equal(found, other)
     assert np.abs(found - made.expected).max() < 1e-4
+
+
+# llama.cpp loads the layer of EXAONE MoE, and two of GLM-4 MoE, but does not run them.
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3", pytest.param("glm4_moe", marks=pytest.mark.long), "mimo2"]
+)
+def test_llama_cpp_predicts_with_them(
+    name: str, in_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert count_drafts(in_gguf(name), [10, 20, 30, 40, 50], tmp_path) > 0
+
+
+def test_names_are_those_of_llama_cpps_converter(original: Callable[[str], Path]) -> None:
+    known: dict[str, set[str]] = {}
+    for kind, theirs in gguf.TensorNameMap.block_mappings_cfg.items():
+        for each in theirs:
+            known.setdefault(each, set()).add(gguf.TENSOR_NAMES[kind])
+    for name, form in FORMS.items():
+        found = recognize(open_weights(original(name)))
+        for each in found.family.tensors(found.config):
+            # Latent attention and experts have other tensors there.
+            is_other = each.line.is_of_experts or each.line.module.endswith(("k_b", "v_b"))
+            own, made = each.line.hugging_face or "", each.line.gguf
+            if each.layer < found.config.layers or is_other or made is None:
+                continue
+            plain = SHARED_NAMES.get(own, own).replace("correction_bias", "correction")
+            for prefix in (form.prefix, "model.layers.{}."):
+                plain = plain.removeprefix(prefix)
+            assert made.replace("{}", "{bid}") in known[f"model.layers.{{bid}}.{plain}"], own
+
+
+def test_queries_keys_and_values_of_these_layers_may_be_apart_in_gguf(
+    in_gguf: Callable[[str], Path],
+) -> None:
+    tree = open_weights(in_gguf("mimo2"))
+    source = source_of(tree)
+    stored: dict[str, Any] = {name: tensor_of(source, name) for name in source.header.tensors}
+    for layer in (4, 5, 6):
+        whole = stored.pop(f"blk.{layer}.attn_qkv.weight")
+        rows = zip("qkv", (0, 512, 768), (512, 768, 896), strict=True)
+        for part, first, last in rows:
+            name = f"blk.{layer}.attn_{part}.weight"
+            stored[name] = DerivedTensor(name, RowRange(first, last), [whole])
+    apart = recognize(Checkpoint(Derived(source, stored, source.header.metadata)))
+    apart.check()
+    expected = recognize(tree)
+    assert apart.tensors.keys() == expected.tensors.keys()
+    for part in "qkv":
+        module = f"layers.5.attention.{part}.weight"
+        one, other = apart.weights[module], expected.weights[module]
+        assert np.array_equal(np.from_dlpack(one.data()), np.from_dlpack(other.data()))
 
 
 @each

@@ -303,7 +303,8 @@ class Family:
             lines = [(line, self._written_fusions(line)) for line in group]
             for layer in range(config.layers + further if of_layers else 1):
                 if of_layers and layer == config.layers and self.mtp is not None:
-                    lines = [(self.mtp.adapt(line), fusions) for line, fusions in lines]
+                    adapted = [self.mtp.adapt(line) for line, _ in lines]
+                    lines = [(line, self._written_fusions(line)) for line in adapted]
                 for line, fusions in lines:
                     if not line.is_in(config, layer):
                         continue

@@ -2,7 +2,8 @@
 
 Names and keys: transformers' `modeling_mimo_v2_flash.py`; llama.cpp's `models/mimo2.cpp` and
 `conversion/mimo.py`. Layers of multi-token prediction have a window, and an MLP in place of
-experts; config.json does not state their number.
+experts; config.json does not state their number. llama.cpp loads these layers in any form, but
+predicts with them only if queries, keys and values are one tensor.
 
 A window has one position more than `sliding_window_size`: that many before a position, and the
 position itself, as in transformers and in the code that was published with the model. llama.cpp's
@@ -29,7 +30,7 @@ from weightctl.families.experts import (
     expert_lines,
 )
 from weightctl.families.family import Family, ModelType
-from weightctl.families.fusions import qkv_form
+from weightctl.families.fusions import Fusion, qkv_form
 from weightctl.families.keys import Key, LayersWith, same
 from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
@@ -50,6 +51,12 @@ __all__ = ["FAMILY"]
 _ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
 _SPARSE, _DENSE = "sparse", "dense"
 _PERIOD = 6
+_QKV = ("attention.q", "attention.k", "attention.v")
+# llama.cpp's own converter writes these tensors in layers for MTP.
+_QKV_APART = tuple(
+    Fusion(convention="gguf", name=f"blk.{{}}.{name}.{{kind}}", parts=(f"layers.{{}}.{part}",))
+    for part, name in zip(_QKV, ("attn_q", "attn_k", "attn_v"), strict=True)
+)
 _MTP_LAYER = "model.mtp.layers.{}."
 _MTP_LINES = (
     mtp_line("projection", "nextn.eh_proj", _MTP_LAYER + "eh_proj", restarts=True),
@@ -235,12 +242,13 @@ FAMILY = Family(
         experts=256,
         used=8,
     ),
-    fusions=(qkv_form(), *expert_forms()),
+    fusions=(qkv_form(), *_QKV_APART, *expert_forms()),
     mtp=MtpForm(
         prefix=_MTP_LAYER,
         renamed={"mlp_norm": "pre_mlp_layernorm"},
         values={"sparse_layers": False, "windowed_layers": True, "sinks": True,
                 "kv_heads": same("local_kv_heads")},
+        fused=_QKV,
     ),
     unloaded=_find_missing,
     older={"rope_local_base_freq": ""},

@@ -53,15 +53,19 @@ class MtpForm:
     - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
     - `values`: the values that fields with a value for each layer have in these layers; without
       one, that of the last layer.
+    - `fused`: the parts of these layers that GGUF stores in a fused tensor.
     """
 
     prefix: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
+    fused: tuple[str, ...] = ()
 
     def adapt(self, line: Name) -> Name:
         """Return a line of the family's layers with the names that it has in a layer for MTP."""
         part, name = line.module.removeprefix(_LAYER), line.hugging_face
+        if part in self.fused:
+            line = replace(line, gguf=None)
         if not self.prefix or name is None or not name.startswith(_HF_LAYER):
             return line
         rest = self.renamed.get(part, name.removeprefix(_HF_LAYER))
