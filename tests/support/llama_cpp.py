@@ -28,6 +28,22 @@ made = answer["usage"]["completion_tokens"]
 json.dump([choice["text"], steps, made, choice["finish_reason"]], open(sys.argv[4], "w"))
 """
 
+# Layers for multi-token prediction draft tokens, which the model then accepts or not.
+_DRAFTING = """
+import json, sys, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
+params.cpuparams.n_threads = 2
+kinds = xllamacpp.common_speculative_type
+params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
+server = xllamacpp.Server(params)
+answer = server.handle_completions(
+    {"prompt": json.loads(sys.argv[2]), "n_predict": 8, "temperature": 0}
+)
+json.dump(answer["timings"]["draft_n"], open(sys.argv[3], "w"))
+"""
+
 
 class Generated(NamedTuple):
     """What llama.cpp made of a prompt, and the logarithm of each token's probability.
@@ -53,6 +69,20 @@ def generate(model: Path, prompt: str | list[int], count: int, scratch: Path) ->
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return Generated(*json.loads(answer.read_text()))
+
+
+def count_drafts(model: Path, prompt: list[int], scratch: Path) -> int:
+    """Return how many tokens the layers for multi-token prediction of a GGUF file have drafted."""
+    answer = scratch / "drafts.json"
+    done = subprocess.run(
+        [sys.executable, "-c", _DRAFTING, str(model), json.dumps(prompt), str(answer)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(json.loads(answer.read_text()))
 
 
 def ask(model: Path, *questions: tuple[Any, ...], **options: Any) -> list[Any]:

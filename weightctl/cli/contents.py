@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
+from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.schemes.adapters import adapter
 from weightctl.schemes.matching import count_parameters, read_entries
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Contents", "Totals", "kind", "label"]
+__all__ = ["Contents", "MtpContents", "Totals", "kind", "label"]
 
 
 class Totals(NamedTuple):
@@ -43,6 +44,20 @@ class Totals(NamedTuple):
     def bits(self) -> float | None:
         """The mean bits per parameter, including scales; None if there are no parameters."""
         return 8 * self.weights_nbytes / self.parameters if self.parameters else None
+
+
+class MtpContents(NamedTuple):
+    """The layers for multi-token prediction (MTP), which follow those of the model.
+
+    `stated` is the number of layers that the config states, and `layers` the number of those that
+    the checkpoint has. `tensors` are the listed entries of these layers.
+    """
+
+    layers: int
+    stated: int
+    tensors: tuple[str, ...]
+    parameters: int
+    nbytes: int
 
 
 class Contents:
@@ -156,6 +171,25 @@ class Contents:
         """The description of a LoRA adapter; None if the checkpoint is not one."""
         header = header_of(self.weights)
         return adapter(header, config(header.files, ADAPTER_CONFIG))
+
+    @cached_property
+    def mtp(self) -> MtpContents:
+        """The listed tensors of layers for multi-token prediction."""
+        found = find_mtp(header_of(self.weights), self.config)
+        meant = dict.fromkeys(self.part_of.get(name, name) for name in found.names)
+        entries = {name: self.entries[name] for name in meant if name in self.entries}
+        return MtpContents(
+            layers=found.layers,
+            stated=found.stated,
+            tensors=tuple(entries),
+            parameters=count_parameters(entries.values(), self.buffers),
+            nbytes=sum(
+                header_of(self.weights).extents[name].nbytes
+                if isinstance(entry, TensorInfo)
+                else entry.nbytes
+                for name, entry in entries.items()
+            ),
+        )
 
     @cached_property
     def totals(self) -> Totals:

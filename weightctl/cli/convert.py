@@ -31,6 +31,7 @@ from weightctl.cli.options import (
     TaskSize,
     Threads,
     To,
+    Without,
     examples,
     exit_codes,
     locate,
@@ -244,6 +245,7 @@ def convert(
     ] = None,
     include: Include = None,
     exclude: Exclude = None,
+    without: Without = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

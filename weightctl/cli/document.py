@@ -84,7 +84,22 @@ def document(
             "base": adapter.base or None,
             "alpha": adapter.alpha,
         },
+        "mtp": _mtp(contents),
         "metadata": {key: described(value) for key, value in header.metadata.items()},
+    }
+
+
+def _mtp(contents: Contents) -> dict[str, Any] | None:
+    """Return the layers for multi-token prediction, None if there are none and none is stated."""
+    mtp = contents.mtp
+    if not mtp.layers and not mtp.stated:
+        return None
+    return {
+        "layers": mtp.layers,
+        "stated_layers": mtp.stated,
+        "tensors": list(mtp.tensors),
+        "parameters": mtp.parameters,
+        "bytes": mtp.nbytes,
     }
 
 

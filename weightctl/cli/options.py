@@ -13,6 +13,7 @@ from weightctl.cli.help import HelpCommand
 from weightctl.errors import OutputError
 from weightctl.formats import FORMATS
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
+from weightctl.translate.optional_parts import OptionalPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "TaskSize",
     "Threads",
     "To",
+    "Without",
     "examples",
     "exit_codes",
     "locate",
@@ -137,6 +139,15 @@ Exclude = Annotated[
         metavar="GLOB",
         help="Exclude tensors whose name matches GLOB. Repeatable.",
         autocompletion=complete_tensor_names,
+    ),
+]
+Without = Annotated[
+    list[OptionalPart] | None,
+    typer.Option(
+        "--without",
+        help="Leave out a part of the model. mtp: the layers for multi-token prediction, which "
+        "only speculative decoding uses. Repeatable.",
+        rich_help_panel="Content",
     ),
 ]
 DryRun = Annotated[

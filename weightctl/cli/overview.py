@@ -18,7 +18,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents
+    from weightctl.cli.contents import Contents, MtpContents
     from weightctl.cli.outline import OutlineLine
     from weightctl.schemes.matching import Entry
     from weightctl.weights.nodes import TreeNode
@@ -51,6 +51,8 @@ def summary(path: str, contents: Contents) -> list[list[Cell]]:
     details = read_details(contents).describe(len(header_of(contents.weights).files))
     if details:
         lines.append([Cell(printable(details))])
+    if text := _describe_mtp(contents.mtp):
+        lines.append([Cell(text)])
     adapter = contents.adapter
     if adapter is not None:
         noun = "rank" if len(adapter.ranks) == 1 else "ranks"
@@ -61,6 +63,18 @@ def summary(path: str, contents: Contents) -> list[list[Cell]]:
         text = f"LoRA adapter: {noun} {ranks}{alpha}, {matrices}{base}"
         lines.append([Cell(printable(text))])
     return lines
+
+
+def _describe_mtp(mtp: MtpContents) -> str:
+    """Return a line about layers for multi-token prediction, empty if there are none."""
+    layers = pluralize(mtp.layers or mtp.stated, "layer")
+    if not mtp.layers:
+        lost = f"MTP (multi-token prediction): the config states {layers}, but there are no tensors"
+        return lost if mtp.stated else ""
+    return (
+        f"MTP (multi-token prediction): {layers}, {pluralize(len(mtp.tensors), 'tensor')}, "
+        f"{format_count(mtp.parameters)} parameters, {format_size(mtp.nbytes)}"
+    )
 
 
 def _amounts(contents: Contents) -> str:

@@ -46,6 +46,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         rename=given["renamings"] or None,
         include=given["include"] or (),
         exclude=given["exclude"] or (),
+        without=given["without"] or (),
         metadata=[Setting.parse(each) for each in given["settings"] or ()],
         unset=given["unset"] or (),
         max_shard_size=given["max_shard_size"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.keys import REQUIRED
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp import from_block_values
 from weightctl.text.untyped import is_object, is_sequence
 from weightctl.weights.metadata import element_type
 
@@ -106,14 +107,19 @@ def _config(
             continue
         name, content = find(key)
         try:
-            fields[key.field] = _read(key, content, default(key), fields)
+            value = _read(key, content, default(key), fields)
+            if convention == "gguf":
+                value = from_block_values(key, value, fields, family)
+            fields[key.field] = value
         except ValueError as error:
             raise ArchitectureError(
                 f"{where}: `{name or key.field}` {error}",
                 hint="check that the config belongs to this model and is not damaged",
             ) from error
     try:
-        return Read(fields, family.make_config(family.checked(fields), convention))
+        # The tensors decide whether there are layers for MTP.
+        checked = {**family.checked(fields), "mtp_layers": 0}
+        return Read(fields, family.make_config(checked, convention))
     except (ValueError, GraphError) as error:
         message = error.message if isinstance(error, GraphError) else str(error)
         raise ArchitectureError(f"{where}: {message}") from error

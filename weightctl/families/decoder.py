@@ -171,6 +171,12 @@ class DecoderConfig:
     - `logit_scale`, `logit_divisor`, `softcap`: the factor, the divisor and the bound of the
       logits.
     - `output_bias`: whether the output has a bias.
+
+    Multi-token prediction (MTP), for which layers follow those of the model:
+
+    - `mtp_layers`: the number of these layers. Fields with a value for each layer include them.
+    - `mtp_embedding`, `mtp_norm`, `mtp_output`: whether these layers have an embedding, a norm and
+      an output of their own.
     """
 
     vocabulary: int
@@ -299,6 +305,16 @@ class DecoderConfig:
     logit_divisor: float = 1.0
     output_bias: bool = False
     softcap: float | None = None
+
+    mtp_layers: int = 0
+    mtp_embedding: bool = False
+    mtp_norm: bool = False
+    mtp_output: bool = False
+
+    @property
+    def in_mtp(self) -> tuple[bool, ...]:
+        """Whether each layer is for multi-token prediction."""
+        return tuple(number >= self.layers for number in range(self.layers + self.mtp_layers))
 
     @property
     def indexer_queries(self) -> int:

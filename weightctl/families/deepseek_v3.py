@@ -1,7 +1,8 @@
 """DeepSeek-V3 and Kimi K2: a DeepSeek-V2 whose experts have sigmoid scores, in groups.
 
 Names and keys: transformers' `modeling_deepseek_v3.py`; llama.cpp's `models/deepseek2.cpp` and
-`conversion/deepseek.py`. The layers of multi-token prediction are not part of the model.
+`conversion/deepseek.py`. llama.cpp's converter leaves out the layers of multi-token prediction, but
+its loader reads them, with the names that it has for GLM-4.7-Flash in this architecture.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from weightctl.families.latent import (
     find_unlike_latent,
     latent_keys,
 )
+from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,15 +77,23 @@ FAMILY = replace(
     is_of=_is_sigmoid,
     model_types={"deepseek_v3": _V3, "kimi_k2": _V3},
     blocks={"rope_interleaved": True, "router": "sigmoid", "router_correction": True},
-    has_further_layers=True,
+    mtp=MtpForm(),
     unloaded=find_unlike_latent,
-    names=expert_lines(
-        LATENT_DECODER,
-        dense=True,
-        more=ROUTED_LINES,
+    names=with_mtp_lines(
+        expert_lines(
+            LATENT_DECODER,
+            dense=True,
+            more=ROUTED_LINES,
+        ),
+        MTP_LINES,
     ),
     keys=expert_keys(
-        latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
+        latent_keys(
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"),
+            activation("silu"),
+            NO_BIASES,
+            YARN_MULTIPLIER,
+        ),
         "n_routed_experts",
         ONLY_NEIGHBORS,
         *ROUTED_KEYS,

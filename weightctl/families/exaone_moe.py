@@ -1,8 +1,7 @@
 """K-EXAONE: experts with sigmoid scores, and RoPE only in layers with a sliding window.
 
 Names and keys: transformers' `modeling_exaone_moe.py`; llama.cpp's `conversion/exaone.py` and
-`models/exaone-moe.cpp`. Layers of multi-token prediction in checkpoints are left out, as in
-transformers.
+`models/exaone-moe.cpp`. The layer of multi-token prediction has an MLP in place of experts.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same
-from weightctl.families.kinds import SIZE, Exactly
+from weightctl.families.kinds import SIZE
 from weightctl.families.layers import ONES, LayerChoice, from_layer, window_keys
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -41,7 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 _TYPES, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
-_FURTHER = "layers that predict further tokens are not supported"
+# All layers for MTP share these tensors, but in GGUF each has its own, so only one is supported.
+_MTP_LINES = (
+    mtp_line("projection", "nextn.eh_proj", "mtp.fc"),
+    mtp_line("embedding_norm", "nextn.enorm", "mtp.pre_fc_norm_embedding"),
+    mtp_line("hidden_norm", "nextn.hnorm", "mtp.pre_fc_norm_hidden"),
+    mtp_line("norm", "nextn.shared_head_norm", "mtp.norm"),
+)
+# llama.cpp's converter does not state a window for this layer.
+_MTP_VALUES = {"sparse_layers": False, "windowed_layers": False, "rotated_layers": False}
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,25 +90,26 @@ FAMILY = Family(
     blocks={"qk_norm": "head", "router": "sigmoid", "router_correction": True},
     keeps_window=True,
     unloaded=_find_no_output,
-    names=expert_lines(
-        adapt(DECODER, {"attention.q_norm": {}, "attention.k_norm": {}}),
-        dense=True,
-        more={
-            "mlp.correction": "e_score_correction_bias",
-            **SHARED_LINES,
-        },
+    names=with_mtp_lines(
+        expert_lines(
+            adapt(DECODER, {"attention.q_norm": {}, "attention.k_norm": {}}),
+            dense=True,
+            more={
+                "mlp.correction": "e_score_correction_bias",
+                **SHARED_LINES,
+            },
+        ),
+        _MTP_LINES,
     ),
     keys=expert_keys(
         with_keys(
-            DECODER_KEYS,
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers", most=1),
             *window_keys(4, pattern=True)[1:],
             # Without a window, transformers and llama.cpp differ in which layers have RoPE.
             Key(field="sliding_window", kind=SIZE, default=4096,
                 gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
             Key(field="rotated_layers", kind=ONES, default=same("windowed_layers"),
                 gguf_default=same("windowed_layers")),
-            Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
-                gguf="{arch}.nextn_predict_layers", written=False),
         ),
         "num_experts",
         *with_keys(
@@ -113,7 +122,7 @@ FAMILY = Family(
         used=8,
     ),
     fusions=expert_forms(),
-    has_further_layers=True,
+    mtp=MtpForm(prefix="mtp.layers.{}.", values=_MTP_VALUES),
     standard=_standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weightctl.families.changes import Change
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
+    from weightctl.families.mtp import MtpForm
     from weightctl.weights.metadata import MetadataValue
 
 __all__ = [
@@ -33,9 +34,6 @@ __all__ = [
 
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
-_LAYER_NUMBER = re.compile(r"(?:layers|blk)\.(\d{1,9})\.")
-# The prefix that some checkpoints give to the layers of multi-token prediction.
-_FURTHER = "mtp."
 # The field of a config that states that the output is the embedding. Checkpoints then do not need
 # an output weight.
 _TIED = "tied"
@@ -90,6 +88,7 @@ class Name:
     - `add_fields`: the opposite: a function that returns the fields of a config with those that the
       values of the tensor define.
     - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
+    - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
     """
 
     module: str
@@ -105,6 +104,7 @@ class Name:
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
+    restarts: bool = False
 
     @property
     def is_of_experts(self) -> bool:
@@ -242,8 +242,8 @@ class Family:
     - `spellings`: other last words of names, mapped to `weight` or `bias`.
     - `beside`: regular expressions for tensors, by their GGUF names or plain names, that
       checkpoints may contain although they are not a part of the model.
-    - `has_further_layers`: whether checkpoints may have more layers than the config counts
-      (multi-token prediction).
+    - `mtp`: how checkpoints store layers of multi-token prediction (MTP); None if the family has
+      none. `names` then has lines with `in_mtp` in `when`, and the first key is their number.
 
     Config:
 
@@ -279,7 +279,7 @@ class Family:
     prefix: str = "model."
     other_prefixes: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    has_further_layers: bool = False
+    mtp: MtpForm | None = None
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
     keeps_window: bool = False
@@ -310,9 +310,13 @@ class Family:
 
     def tensors(self, config: Config) -> Iterator[TensorNames]:
         """Yield all tensors of a model with this config, layer after layer."""
+        further = 0 if self.mtp is None else getattr(config, "mtp_layers", 0)
         for of_layers, group in groupby(self.names, lambda line: line.is_of_layers):
             lines = [(line, self._written_fusions(line)) for line in group]
-            for layer in range(config.layers if of_layers else 1):
+            for layer in range(config.layers + further if of_layers else 1):
+                if of_layers and layer == config.layers and self.mtp is not None:
+                    adapted = [self.mtp.adapt(line) for line, _ in lines]
+                    lines = [(line, self._written_fusions(line)) for line in adapted]
                 for line, fusions in lines:
                     if not line.is_in(config, layer):
                         continue
@@ -332,24 +336,12 @@ class Family:
         stem, dot, last = name.rpartition(".")
         return f"{stem}{dot}{self.spellings[last]}" if last in self.spellings else name
 
-    def is_beside(self, name: str, config: Config) -> bool:
+    def is_beside(self, name: str) -> bool:
         """Whether a tensor is not a part of the model, for example a head for training.
 
         `name` is a plain name.
         """
-        if any(re.fullmatch(pattern, name) for pattern in self.beside):
-            return True
-        return self.is_further(name, config)
-
-    def is_further(self, name: str, config: Config) -> bool:
-        """Whether a tensor belongs to layers of multi-token prediction, after those of the model.
-
-        `name` is a plain name.
-        """
-        if not self.has_further_layers:
-            return False
-        found = _LAYER_NUMBER.match(name)
-        return name.startswith(_FURTHER) or (found is not None and int(found[1]) >= config.layers)
+        return any(re.fullmatch(pattern, name) for pattern in self.beside)
 
     def make_config(self, fields: Mapping[str, Any], convention: NamingConvention) -> Config:
         """Return the config, a frozen dataclass, from the fields that its class has.
@@ -390,11 +382,12 @@ def _list_tensors(
     )
     module = f"{line.module}.{kind}"
     number = layer - getattr(config, line.first) if line.first else layer
+    own_number = layer - config.layers if line.restarts else number
     for expert in range(config.experts) if line.is_of_experts else (0,):
         yield TensorNames(
             module.format(layer, expert=expert),
             None if gguf is None else gguf.format(number, expert=expert),
-            None if hugging_face is None else hugging_face.format(number, expert=expert),
+            None if hugging_face is None else hugging_face.format(own_number, expert=expert),
             line,
             kind,
             layer,

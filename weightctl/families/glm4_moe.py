@@ -1,7 +1,6 @@
 """GLM-4.5 to GLM-4.7: experts with sigmoid scores, after some dense layers.
 
-Names and keys: transformers' `modeling_glm4_moe.py`; llama.cpp's `models/glm4-moe.cpp`. Layers of
-multi-token prediction in checkpoints are left out, as in transformers.
+Names and keys: transformers' `modeling_glm4_moe.py`; llama.cpp's `models/glm4-moe.cpp`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, PresentAs
-from weightctl.families.kinds import SIZE, Exactly
+from weightctl.families.kinds import SIZE
 from weightctl.families.layers import FlagMeaning
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 from weightctl.families.rope_keys import standard
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = ["FAMILY"]
 
 _HEAD = 128
 _IF_NORMED = {"when": ("qk_norm",)}
-_FURTHER = "layers that predict further tokens are not supported"
 
 
 def _head_dim(fields: Fields) -> int:
@@ -72,21 +71,24 @@ FAMILY = Family(
         )
     },
     blocks={"router": "sigmoid", "router_correction": True},
-    names=expert_lines(
-        adapt(
-            DECODER,
-            {
-                "attention.q_norm": _IF_NORMED,
-                "attention.k_norm": _IF_NORMED,
-                "mlp_norm": {"gguf": "blk.{}.post_attention_norm"},
-            },
+    names=with_mtp_lines(
+        expert_lines(
+            adapt(
+                DECODER,
+                {
+                    "attention.q_norm": _IF_NORMED,
+                    "attention.k_norm": _IF_NORMED,
+                    "mlp_norm": {"gguf": "blk.{}.post_attention_norm"},
+                },
+            ),
+            dense=True,
+            more=ROUTED_LINES,
         ),
-        dense=True,
-        more=ROUTED_LINES,
+        MTP_LINES,
     ),
     keys=expert_keys(
         with_keys(
-            DECODER_KEYS,
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"),
             Key(field="head_dim", kind=SIZE, default=_head_dim, gguf_default=_head_dim,
                 gguf="{arch}.attention.key_length", hugging_face="head_dim"),
             BIASES[0],
@@ -94,8 +96,6 @@ FAMILY = Family(
             Key(field="qk_norm", kind=FlagMeaning("head"), default=None, gguf_default=None,
                 hugging_face="use_qk_norm",
                 seen=PresentAs("blk.0.attn_q_norm.weight", "head")),
-            Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
-                gguf="{arch}.nextn_predict_layers", written=False),
         ),
         "n_routed_experts",
         *ROUTED_KEYS,
@@ -103,7 +103,7 @@ FAMILY = Family(
         used=8,
     ),
     fusions=expert_forms(),
-    has_further_layers=True,
+    mtp=MtpForm(),
     standard=standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

@@ -99,15 +99,19 @@ def match(
         and names.plain(name) not in copies
         and not is_buffer(info_of(names.stored[name]))
     ]
-    beside = [name for name in rest if family.is_beside(names.plain(name), config)]
-    unexpected = [name for name in rest if not family.is_beside(names.plain(name), config)]
+    beside = [name for name in rest if family.is_beside(names.plain(name))]
+    unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
     return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
 
 
 def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
     """Return a tensor without rows after those of the vocabulary's tokens."""
     shape = tensor.info.shape
-    if names.module not in OF_TOKENS or len(shape) != 2 or shape[0] <= config.vocabulary:
+    if (
+        names.line.axes.outputs != ("vocabulary",)
+        or len(shape) != 2
+        or shape[0] <= config.vocabulary
+    ):
         return tensor
     return DerivedTensor(names.module, RowRange(0, config.vocabulary), [tensor])
 

@@ -1,7 +1,9 @@
 """MiMo-V2-Flash: windows with sinks and twice the KV heads, and values smaller than keys.
 
 Names and keys: transformers' `modeling_mimo_v2_flash.py`; llama.cpp's `models/mimo2.cpp` and
-`conversion/mimo.py`. Layers of multi-token prediction are left out, as in transformers.
+`conversion/mimo.py`. Layers of multi-token prediction have a window, and an MLP in place of
+experts; config.json does not state their number. llama.cpp loads these layers in any form, but
+predicts with them only if queries, keys and values are one tensor.
 
 A window has one position more than `sliding_window_size`: that many before a position, and the
 position itself, as in transformers and in the code that was published with the model. llama.cpp's
@@ -28,12 +30,13 @@ from weightctl.families.experts import (
     expert_lines,
 )
 from weightctl.families.family import Family, ModelType
-from weightctl.families.fusions import qkv_form
+from weightctl.families.fusions import Fusion, qkv_form
 from weightctl.families.keys import Key, LayersWith, same
 from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.layers import ONES, LayerChoice, Layered
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.rotations import find_rotary_size
 from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
 from weightctl.text.untyped import is_list
@@ -48,7 +51,19 @@ __all__ = ["FAMILY"]
 _ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
 _SPARSE, _DENSE = "sparse", "dense"
 _PERIOD = 6
-_FURTHER = "layers that predict further tokens are not supported"
+_QKV = ("attention.q", "attention.k", "attention.v")
+# llama.cpp's own converter writes these tensors in layers for MTP.
+_QKV_APART = tuple(
+    Fusion(convention="gguf", name=f"blk.{{}}.{name}.{{kind}}", parts=(f"layers.{{}}.{part}",))
+    for part, name in zip(_QKV, ("attn_q", "attn_k", "attn_v"), strict=True)
+)
+_MTP_LAYER = "model.mtp.layers.{}."
+_MTP_LINES = (
+    mtp_line("projection", "nextn.eh_proj", _MTP_LAYER + "eh_proj", restarts=True),
+    mtp_line("embedding_norm", "nextn.enorm", _MTP_LAYER + "enorm", restarts=True),
+    mtp_line("hidden_norm", "nextn.hnorm", _MTP_LAYER + "hnorm", restarts=True),
+    mtp_line("norm", "layer_output_norm", _MTP_LAYER + "final_layernorm", restarts=True),
+)
 # The names of keys in the published config.json.
 _CALLED = {"layernorm_epsilon": "rms_norm_eps"}
 # The keys with a number for each layer in the published config.json, where transformers has words:
@@ -156,7 +171,7 @@ def _find_missing(fields: Fields) -> str | None:
 
 
 _DECODER_KEYS = with_keys(
-    keys_of_global_layers(DECODER_KEYS, _BASES[GLOBAL]),
+    keys_of_global_layers(mtp_keys(DECODER_KEYS, ""), _BASES[GLOBAL]),
     PARTIAL_ROPE,
     without=("kv_heads", "value_dim"),
 )
@@ -181,20 +196,23 @@ FAMILY = Family(
     },
     blocks={"router": "sigmoid", "router_correction": True},
     keeps_window=True,
-    names=expert_lines(
-        adapt(
-            DECODER,
-            {
-                "attention.v.sized": {},
-                "attention.o.latent": {},
-                "attention.sinks": {
-                    "hugging_face": "model.layers.{}.self_attn.attention_sink_bias",
-                    "when": ("sinks",),
+    names=with_mtp_lines(
+        expert_lines(
+            adapt(
+                DECODER,
+                {
+                    "attention.v.sized": {},
+                    "attention.o.latent": {},
+                    "attention.sinks": {
+                        "hugging_face": "model.layers.{}.self_attn.attention_sink_bias",
+                        "when": ("sinks",),
+                    },
                 },
-            },
+            ),
+            dense=True,
+            more={"mlp.correction": "gate.e_score_correction_bias"},
         ),
-        dense=True,
-        more={"mlp.correction": "gate.e_score_correction_bias"},
+        _MTP_LINES,
     ),
     keys=expert_keys(
         (*_DECODER_KEYS, *_WINDOWS, *_KV_HEADS),
@@ -220,14 +238,18 @@ FAMILY = Family(
             gguf_default=_all_but_first, hugging_face="mlp_layer_types", written=True,
             seen=LayersWith("blk.{}.ffn_gate_inp.weight", "blk.{}.attn_norm.weight",
                             _SPARSE, _DENSE)),
-        Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
-            gguf="{arch}.nextn_predict_layers", written=False),
         *GROUP_KEYS,
         experts=256,
         used=8,
     ),
-    fusions=(qkv_form(), *expert_forms()),
-    beside=(r"mtp\..+",),
+    fusions=(qkv_form(), *_QKV_APART, *expert_forms()),
+    mtp=MtpForm(
+        prefix=_MTP_LAYER,
+        renamed={"mlp_norm": "pre_mlp_layernorm"},
+        values={"sparse_layers": False, "windowed_layers": True, "sinks": True,
+                "kv_heads": same("local_kv_heads")},
+        fused=_QKV,
+    ),
     unloaded=_find_missing,
     older={"rope_local_base_freq": ""},
     standard=_standard,

@@ -64,9 +64,11 @@ _KEPT = re.compile(
     re.IGNORECASE,
 )
 
-# Embeddings and output projections, which low-bit formats for inference engines do not quantize.
+# Embeddings and output projections, which low-bit formats for inference engines do not quantize,
+# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
 _LOOKED_UP = re.compile(
-    r"embed|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$", re.IGNORECASE
+    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
+    re.IGNORECASE,
 )
 
 # Matrices of a layer that inference engines join into one, by Hugging Face's names.

@@ -13,6 +13,7 @@ from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
 from weightctl.families.nearest import describe_nearest
 from weightctl.text.untyped import is_object
 from weightctl.text.wording import pluralize
@@ -86,20 +87,28 @@ def _checkpoint(
             f"{pluralize(count, 'tensor')}",
             hint="check that the config belongs to this checkpoint",
         )
-    found = match(weights, family, convention, read.config, where)
+    fields, config, lost = read.fields, read.config, 0
+    if family.mtp is not None:
+        header = header_of(weights)
+        names = (*header.tensors, *header.aliases)
+        mtp, given = find_mtp_layers(family, convention, fields, names)
+        config = with_mtp_layers(family, config, fields, given)
+        fields, lost = {**fields, **given}, mtp.stated if mtp.is_lost else 0
+    found = match(weights, family, convention, config, where)
     return RecognizedModel(
         tree=weights,
         where=where,
         family=family,
         convention=convention,
-        config=read.config,
-        fields=read.fields,
+        config=config,
+        fields=fields,
         document=document or {},
         tensors=found.tensors,
         missing=found.missing,
         unexpected=found.unexpected,
         beside=found.beside,
         stored=found.stored,
+        lost_mtp=lost,
     )
 
 

@@ -10,6 +10,7 @@ from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face,
 from weightctl.families.keys import REQUIRED
 from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp import to_block_values
 from weightctl.families.rope_keys import for_older
 from weightctl.families.rotations import convert_rope_fields
 from weightctl.text.untyped import is_sequence
@@ -138,6 +139,8 @@ def _contents(
             value = known[key.field]
             if _goes_without_saying(key, value, convention, default, known):
                 continue
+            if convention == "gguf":
+                value = to_block_values(key, value, known, family)
             is_null = value is None and convention == "hugging_face"
             yield key, None if is_null else key.kind.write(value)
         except ValueError as error:

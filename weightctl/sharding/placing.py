@@ -196,19 +196,22 @@ def _group(names: TensorNames, experts: Range | None) -> str:
 def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tuple[int, ...] | None:
     """Return the layers that need a weight; None if all do.
 
-    A weight outside the layers is needed by the first or the last layer's stage, or by both.
+    A weight outside the layers is needed by the first or the last layer's stage, or by both. Layers
+    for multi-token prediction are in the stage of the last layer.
     """
     if found.all_layers:
         return None
-    if _LAYER in names.line.module:
-        return (names.layer,)
     lines = checkpoint.family.names
     last = checkpoint.config.layers - 1
+    if _LAYER in names.line.module:
+        return (min(names.layer, last),)
     inside = next(place for place, line in enumerate(lines) if _LAYER in line.module)
     if lines.index(names.line) > inside:
         return (last,)
-    is_output = names.line.module == "embedding" and checkpoint.fields.get("tied", False)
-    return (0, last) if is_output else (0,)
+    fields = checkpoint.fields
+    is_of_mtp = fields.get("mtp_layers", 0) > 0 and not fields.get("mtp_embedding")
+    is_in_last = fields.get("tied", False) or is_of_mtp
+    return (0, last) if names.line.module == "embedding" and is_in_last else (0,)
 
 
 def _runs(

@@ -93,16 +93,13 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
 
 
 def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
-    family, config = checkpoint.family, checkpoint.config
-    further = [name for name in checkpoint.beside if family.is_further(family.plain(name), config)]
-    if further:
+    if checkpoint.lost_mtp:
         yield (
-            f"not written: {pluralize(len(further), 'tensor')} of layers that predict further "
-            "tokens (multi-token prediction, MTP), which are not part of the converted model: "
-            f"{join_names(further, _MOST_NAMED)}"
+            f"{checkpoint.where} states {pluralize(checkpoint.lost_mtp, 'layer')} for multi-token "
+            "prediction (MTP), but the checkpoint has none of their tensors: the output states 0"
         )
-    if beside := [name for name in checkpoint.beside if name not in further]:
-        shown = join_names(beside, _MOST_NAMED)
+    if checkpoint.beside:
+        shown = join_names(checkpoint.beside, _MOST_NAMED)
         yield (
             f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"
         )

@@ -14,6 +14,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
@@ -22,10 +23,11 @@ from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
+from weightctl.translate.optional_parts import OptionalPart, describe_without_mtp, leave_out_mtp
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
@@ -63,6 +65,7 @@ def plan_of(
     in_blocks: bool = False,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    without: Collection[OptionalPart] = (),
 ) -> Plan:
     """Plan to store a checkpoint in a container format, with its naming convention.
 
@@ -71,7 +74,8 @@ def plan_of(
     tensors get other encodings; weights that are stored in several tensors are decoded first. With
     `in_blocks`, they are in GGUF's blocks where these hold the same values, as always for GGUF.
     `include` and `exclude` are patterns as in `select` for the names in the output; `exclude` also
-    applies to tensors of the input that are not part of the model.
+    applies to tensors of the input that are not part of the model. `without` are parts of the model
+    that are left out.
 
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
     change, and `ConversionError` for a LoRA adapter that is to become GGUF.
@@ -92,7 +96,9 @@ def plan_of(
         apart = weights is not stored
         _refuse_without_scales(weights)
     if crosses and wanted is not None:
-        plan, exclude = _translate_model(weights, format_name, wanted, exclude, is_model=is_model)
+        plan, exclude = _translate_model(
+            weights, format_name, wanted, exclude, is_model=is_model, without=without
+        )
     else:
         plan = Plan.copy(weights, format_name)
         if is_cast and native == "hugging_face":
@@ -102,6 +108,8 @@ def plan_of(
             plan = replace(plan, notes=(*plan.notes, _IN_ONE_FILE))
         if apart and is_model:
             plan = replace(plan, documents=_make_unquantized_config(stored))
+        if OptionalPart.MTP in without:
+            plan = leave_out_mtp(plan, weights, is_model=is_model)
     if not is_cast:
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
         plan = _in_one_dtype(plan, together, stored)
@@ -157,17 +165,27 @@ def _translate_model(
     exclude: Sequence[str],
     *,
     is_model: bool,
+    without: Collection[OptionalPart],
 ) -> tuple[Plan, list[str]]:
+    from weightctl.families.mtp import without_mtp_layers
     from weightctl.translate.models import translate
 
     checkpoint = _recognize_model(weights)
+    mtp = find_mtp(header_of(weights), checkpoint.document)
+    is_without_mtp = OptionalPart.MTP in without
+    if is_without_mtp:
+        rest = [name for name in checkpoint.unexpected if name not in mtp.names]
+        checkpoint = replace(without_mtp_layers(checkpoint), unexpected=rest)
     left_out = [name for name in checkpoint.unexpected if not select_names([name], (), exclude)]
     of_no_use = set(left_out)
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
     checkpoint = replace(checkpoint, unexpected=unexpected)
-    with _hint_at_keeping_names(has_more=bool(unexpected)):
+    has_mtp = not mtp.names.keys().isdisjoint(unexpected)
+    with _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp):
         made = translate(checkpoint, convention)
     plan = made.plan(format_name)
+    if is_without_mtp:
+        plan = replace(plan, notes=(*plan.notes, describe_without_mtp(mtp)))
     if made.documents and not is_model:
         note = (
             f"{', '.join(made.documents)} can only be written to a directory: without "
@@ -190,7 +208,9 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
 
 
 @contextmanager
-def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, None]:
+def _hint_at_keeping_names(
+    *, has_more: bool = False, has_mtp: bool = False
+) -> Generator[None, None, None]:
     """Add a hint to an error: how to convert the tensors without a translation."""
     keep = (
         'to convert the tensors under their present names, use --names keep (names="keep" '
@@ -200,6 +220,11 @@ def _hint_at_keeping_names(*, has_more: bool = False) -> Generator[None, None, N
         keep = (
             "to leave out tensors that are not part of the model, use --exclude (exclude "
             f"in Python); {keep}"
+        )
+    if has_mtp:
+        keep = (
+            "the output has no place for the layers for multi-token prediction (MTP) of this "
+            f'family: to leave them out, use --without mtp (without="mtp" in Python); {keep}'
         )
     try:
         yield

@@ -29,6 +29,7 @@ from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
+from weightctl.translate.optional_parts import OptionalPart
 from weightctl.translate.plans import Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
@@ -82,6 +83,7 @@ def convert(
     rename: RenamingsLike | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    without: str | OptionalPart | Sequence[str | OptionalPart] = (),
     metadata: Mapping[str, object] | Sequence[Setting] = (),
     unset: str | Sequence[str] = (),
     max_shard_size: int | str | None = None,
@@ -103,16 +105,17 @@ def convert(
 
     `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
     plan already has its names and tensors, so `names`, `weights_only`, `rename`, `include`,
-    `exclude` and `partial` do not apply to it. The tensors below a node of a tree keep their full
-    names. `out` is a path. Its suffix selects the format, unless `to` does. A path without a suffix
-    is a model directory.
+    `exclude`, `without` and `partial` do not apply to it. The tensors below a node of a tree keep
+    their full names. `out` is a path. Its suffix selects the format, unless `to` does. A path
+    without a suffix is a model directory.
 
     `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
     leaves out the training state: optimizer state, step counts, random number generators and other
     values. If one entry contains all weights, such as Lightning's `state_dict`, the names begin
     below it. `rename` is a rule `"REGEX=NEW"`, a mapping of such rules, the path of a TOML file of
     rules, or a list of rules and paths. `include` and `exclude` are patterns of the names in the
-    output.
+    output. `without` is a part of the model that is left out, or a list of parts: "mtp" means the
+    layers for multi-token prediction, which the output's config then does not count.
 
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
@@ -136,6 +139,8 @@ def convert(
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
+    named = [without] if isinstance(without, str | OptionalPart) else without
+    parts = [_choice(OptionalPart, each, "without") for each in named]
     options = CommitOptions(private=private, pull_request=pr)
     where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
@@ -143,7 +148,7 @@ def convert(
     scheme = find_scheme(quant, is_directory=is_directory)
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
-        has_choice = has_choice or partial
+        has_choice = has_choice or partial or bool(parts)
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
@@ -159,6 +164,7 @@ def convert(
             in_blocks=scheme is not None,
             include=include,
             exclude=exclude,
+            without=parts,
         )
     begin_phase("planning the conversion")
     settings = _settings(metadata)
@@ -271,6 +277,7 @@ def _make_plan(
     in_blocks: bool,
     include: Sequence[str],
     exclude: Sequence[str],
+    without: Sequence[OptionalPart],
 ) -> Plan:
     """Plan to store a tree; the tensors below a node that is not the root keep their names."""
     prefix = weights.name
@@ -296,6 +303,7 @@ def _make_plan(
         in_blocks=in_blocks,
         include=include,
         exclude=exclude,
+        without=without,
     )
     if not prefix:
         return plan
@@ -314,8 +322,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include, exclude and partial do not apply to a plan: its "
-            "tensors and names are already chosen",
+            "names, weights_only, rename, include, exclude, without and partial do not apply to a "
+            "plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 

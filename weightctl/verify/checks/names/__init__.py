@@ -19,7 +19,12 @@ from weightctl.verify.checks.names.fit import (
     find_family,
     measure_fit,
 )
-from weightctl.verify.checks.names.misfits import check_tied, list_misfits, note_tying
+from weightctl.verify.checks.names.misfits import (
+    check_lost_mtp,
+    check_tied,
+    list_misfits,
+    note_tying,
+)
 from weightctl.verify.checks.names.vocabulary import compare_counts
 from weightctl.verify.compare.mismatch import find_prefix
 from weightctl.verify.figures import NamesFigures
@@ -75,7 +80,12 @@ def _check_known(request: Request, checkpoint: RecognizedModel) -> Result:
     counts = compare_counts(checkpoint, fit)
     problems = list_misfits(checkpoint, fit)
     return Result(
-        problems=(*fold_alike(problems), *check_tied(checkpoint), *counts.problems),
+        problems=(
+            *fold_alike(problems),
+            *check_lost_mtp(checkpoint),
+            *check_tied(checkpoint),
+            *counts.problems,
+        ),
         figures=_make_figures(checkpoint, fit),
         notes=(*note_tying(checkpoint), *counts.notes, *_note_unused(checkpoint)),
     )

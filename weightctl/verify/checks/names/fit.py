@@ -11,6 +11,7 @@ from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.kinds import WholeNumber, show_value
 from weightctl.families.matching import OF_TOKENS
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp_tensors import is_marker
 from weightctl.families.names import layer
 from weightctl.families.parts import shape_of
 from weightctl.families.recognition import find_named_family, recognize
@@ -247,12 +248,17 @@ def _list_candidates(field: str, weights: Checkpoint) -> Iterator[int]:
 
 def _list_layers(weights: Checkpoint) -> Iterator[int]:
     numbers: set[int] = set()
+    further: set[int] = set()
     for name in header_of(weights).tensors:
         found = layer(name)
         parts = name.split(".") if found is None else [str(found)]
-        numbers.update(int(part) for part in parts if part.isdecimal() and len(part) < 6)
+        own = [int(part) for part in parts if part.isdecimal() and len(part) < 6]
+        numbers.update(own)
+        further.update(own if is_marker(name) else ())
     if numbers:
         yield max(numbers) + 1
+    if further:
+        yield min(further)  # layers for MTP follow those that config.json counts
 
 
 def _try_value(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ArchitectureError
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.text.folding import mask_numbers
+from weightctl.text.wording import pluralize
 from weightctl.translate.copies import check_copies, is_same
 from weightctl.verify.checks.names.fit import FIELDS, explain_misfit, find_corrections
 from weightctl.verify.config_keys import find_spelling
@@ -20,7 +21,24 @@ if TYPE_CHECKING:
     from weightctl.verify.checks.names.fit import Correction, Fit, Misfit, Wanted
 
 
-__all__ = ["check_tied", "list_misfits", "note_tying"]
+__all__ = ["check_lost_mtp", "check_tied", "list_misfits", "note_tying"]
+
+
+def check_lost_mtp(checkpoint: RecognizedModel) -> list[Problem]:
+    """Return a problem if the config states layers for MTP that the checkpoint does not have."""
+    if not checkpoint.lost_mtp or checkpoint.unexpected:
+        return []
+    key = find_spelling(checkpoint, "mtp_layers").key
+    layers = pluralize(checkpoint.lost_mtp, "layer")
+    why = "they were left out when the file was written"
+    if checkpoint.convention == "hugging_face":
+        why = "transformers does not write them, so they are lost when it saves a model"
+    cause = Explanation("mtp_lost", f"{why}; the other layers compute the same without them")
+    text = (
+        f"states {layers} for multi-token prediction (MTP), but the checkpoint has none of their "
+        "tensors"
+    )
+    return [Problem(where=key, text=text, cause=cause)]
 
 
 def check_tied(checkpoint: RecognizedModel) -> list[Problem]:
@@ -142,6 +160,12 @@ def _report_missing(
     cause = explain_misfit(fitting)
     if each.names.module == OUTPUT_WEIGHT:
         cause = _blame_forgotten_output(checkpoint)
+    elif (
+        cause is None
+        and each.names.line.is_of_layers
+        and each.names.layer >= checkpoint.config.layers
+    ):
+        cause = Explanation("mtp_lost", "this layer for multi-token prediction is incomplete")
     elif each.names.kind == "bias" and _has_weight(checkpoint, each):
         cause = _blame_drop(checkpoint)
     return Problem(

@@ -8,7 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl.families.matching import OUTPUT_WEIGHT
-from weightctl.text.wording import number, percent
+from weightctl.families.mtp import names_by_mtp_layer
+from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks.values.sentences import (
     describe_fault,
     describe_unlike,
@@ -46,6 +47,11 @@ _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the check
 _FORGOTTEN = Explanation(
     "output_forgotten",
     "the output was left out when the checkpoint was written, and is not a copy of the embedding",
+)
+_MTP_LOST = Explanation(
+    "mtp_lost",
+    "the layer was left out when the checkpoint was written; the other layers compute the same "
+    "without it",
 )
 # Types with at least this many bits per value are not quantized.
 _PLAIN_BITS = 16
@@ -209,8 +215,20 @@ def _explain_overall(
 
 
 def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
-    """Yield a problem for each tensor that only one side has."""
-    yield from map(_report_missing, pairing.missing)
+    """Yield a problem for each tensor that only one side has.
+
+    A whole layer for multi-token prediction that is missing is one problem.
+    """
+    missing = pairing.missing
+    own, reference = pairing.checkpoint, pairing.reference
+    if own is not None and reference is not None:
+        for layer, names in names_by_mtp_layer(reference, own.convention).items():
+            if names <= set(missing):
+                missing = [name for name in missing if name not in names]
+                count = pluralize(len(names), "tensor")
+                text = f"is missing ({count} of a layer for multi-token prediction, MTP)"
+                yield Problem(where=f"layers.{layer}", text=text, cause=_MTP_LOST)
+    yield from map(_report_missing, missing)
     for name in pairing.unexpected:
         yield Problem(where=name, text="is not in the reference")
 

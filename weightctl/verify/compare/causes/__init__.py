@@ -239,6 +239,12 @@ CAUSES: dict[str, Cause] = {
     "output_forgotten": Cause(
         "the output matrix is missing, and the embedding cannot replace it", _CONVERT
     ),
+    "mtp_lost": Cause(
+        "the layers for multi-token prediction (MTP) are missing; the model computes the same "
+        "without them, but speculative decoding with them is not possible",
+        "copy their tensors from the original model, or convert with `--without mtp`, so that the "
+        "config states 0 of these layers",
+    ),
     "different_models": Cause(
         "MODEL and OTHER are different models: their families or sizes differ, or their values are "
         "unrelated",

@@ -1,0 +1,110 @@
+"""Checkpoints with layers of multi-token prediction, which transformers neither has nor saves.
+
+The tensors are written beside those of a case's model, with the names and shapes of the published
+checkpoints: a layer is like another one of the model, with a projection and norms.
+"""
+
+from __future__ import annotations
+
+import json
+from shutil import copytree
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from family_cases import make_checkpoint
+from once import once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["FORMS", "MtpCase", "make_mtp_checkpoint"]
+
+_COUNT = "num_nextn_predict_layers"
+
+
+class MtpCase(NamedTuple):
+    """What the layers of a family look like.
+
+    `case` is the model. A layer `{}` has the attention of the layer `attention` of the model and
+    the MLP of the layer `mlp`. `renamed` are parts with other names. `more` maps names to shapes of
+    its other tensors, in units of the hidden size; -1 is the size of the vocabulary.
+    """
+
+    case: str
+    prefix: str
+    attention: int
+    mlp: int
+    layers: int
+    more: dict[str, tuple[int, ...]]
+    renamed: tuple[str, str] = ("", "")
+
+
+_USUAL: dict[str, tuple[int, ...]] = {
+    "model.layers.{}.eh_proj": (1, 2),
+    "model.layers.{}.enorm": (1,),
+    "model.layers.{}.hnorm": (1,),
+    "model.layers.{}.embed_tokens": (-1, 1),
+    "model.layers.{}.shared_head.norm": (1,),
+    "model.layers.{}.shared_head.head": (-1, 1),
+}
+_SHARED = {name: shape for name, shape in _USUAL.items() if len(shape) == 1 or shape == (1, 2)}
+FORMS = {
+    "deepseek_v3": MtpCase("deepseek_v3", "model.layers.{}.", 2, 2, 1, _USUAL),
+    "glm4_moe": MtpCase("glm4_moe-normed", "model.layers.{}.", 2, 2, 1, _USUAL),
+    "glm4_moe-shared": MtpCase("glm4_moe", "model.layers.{}.", 2, 2, 2, _SHARED),
+    "exaone_moe": MtpCase(
+        "exaone_moe", "mtp.layers.{}.", 3, 0, 1,
+        {"mtp.fc": (1, 2), "mtp.pre_fc_norm_embedding": (1,), "mtp.pre_fc_norm_hidden": (1,),
+         "mtp.norm": (1,)},
+    ),
+    "mimo2": MtpCase(
+        "mimo2", "model.mtp.layers.{}.", 1, 0, 3,
+        {f"model.mtp.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)
+         for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")},
+        ("post_attention_layernorm", "pre_mlp_layernorm"),
+    ),
+}  # fmt: skip
+
+
+def make_mtp_checkpoint(name: str, directory: Path) -> Path:
+    """Return a directory with a model of a form and its layers for MTP, which only exists once."""
+    return once(directory / "mtp" / name, lambda half: _make(FORMS[name], directory, half))
+
+
+def _make(form: MtpCase, directory: Path, into: Path) -> None:
+    copytree(make_checkpoint(form.case, directory).path, into)
+    tensors, config = into / "model.safetensors", into / "config.json"
+    stored, document = load_file(tensors), json.loads(config.read_text())
+    draw = np.random.default_rng(7)
+    layers = document["num_hidden_layers"]
+    first = layers if form.prefix.startswith("model.layers") else 0
+    for number in range(first, first + form.layers):
+        for each, shape in _list_shapes(form, stored, number).items():
+            stored[each] = draw.normal(0, 0.1, shape).astype(np.float32)
+    save_file(stored, tensors, {"format": "pt"})
+    document.pop(_COUNT, None)
+    if form.case != "mimo2":
+        document[_COUNT] = form.layers
+    config.write_text(json.dumps(document))
+
+
+def _list_shapes(
+    form: MtpCase, stored: dict[str, NDArray[np.float32]], number: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a layer."""
+    rows, hidden = stored["model.embed_tokens.weight"].shape
+    found: dict[str, tuple[int, ...]] = {}
+    for layer, is_mlp in ((form.attention, False), (form.mlp, True)):
+        begin = f"model.layers.{layer}."
+        for name, values in stored.items():
+            rest = name.removeprefix(begin).replace(*form.renamed) if name.startswith(begin) else ""
+            if rest and rest.startswith("mlp.") == is_mlp:
+                found[form.prefix.format(number) + rest] = values.shape
+    for name, shape in form.more.items():
+        sizes = tuple(rows if size < 0 else size * hidden for size in shape)
+        found[f"{name}.weight".format(number)] = sizes
+    return found

@@ -1,0 +1,103 @@
+"""Parts of a model that `--without` leaves out, since the model computes the same without them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.model import ARCHITECTURE
+from weightctl.families.mtp_tensors import (
+    BLOCK_COUNT,
+    COUNT_KEYS,
+    MTP_COUNT,
+    find_mtp,
+    find_text_config,
+)
+from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.text.untyped import is_sequence
+from weightctl.text.wording import pluralize
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.mtp_tensors import MtpTensors
+    from weightctl.plan.plan import Plan
+    from weightctl.weights.metadata import MetadataValue
+    from weightctl.weights.tree import Checkpoint
+
+__all__ = ["OptionalPart", "describe_without_mtp", "leave_out_mtp"]
+
+
+class OptionalPart(Enum):
+    """A part of a model that can be left out."""
+
+    MTP = "mtp"
+
+
+def describe_without_mtp(found: MtpTensors) -> str:
+    """Return the note on layers for MTP that are left out, or that do not exist."""
+    if not found.layers:
+        return "there are no layers for multi-token prediction (MTP) to leave out"
+    return (
+        f"left out because of --without mtp: {pluralize(found.layers, 'layer')} for multi-token "
+        f"prediction (MTP), {pluralize(len(found.names), 'tensor')}"
+    )
+
+
+def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:
+    """Return the plan of a copy without layers for MTP, whose number its config then states as 0.
+
+    `is_model` states that the output is a model directory, which has a config.json.
+    """
+    header = header_of(weights)
+    document = config(header.files)
+    found = find_mtp(header, document)
+    stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
+    plan = plan.only([name for name in stored if name not in found.names])
+    documents = dict(plan.documents)
+    if is_model and ARCHITECTURE not in header.metadata:
+        given = documents.get(CONFIG)
+        made = _state_none(document if given is None else json.loads(given))
+        documents |= {} if made is None else {CONFIG: json_document(made)}
+    return replace(
+        plan,
+        documents=documents,
+        metadata=_count_without(plan.metadata),
+        notes=(*plan.notes, describe_without_mtp(found)),
+    )
+
+
+def _state_none(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a config.json that states no layers for MTP, None if it does not change."""
+    text = find_text_config(document)
+    stated = {key: 0 for key in COUNT_KEYS if text.get(key)}
+    if not stated:
+        return None
+    changed = {**text, **stated}
+    return changed if text is document else {**document, "text_config": changed}
+
+
+def _count_without(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
+    """Return GGUF's metadata without layers for MTP, which also count as layers there.
+
+    An array with a value for each of all layers becomes shorter.
+    """
+    made = dict(metadata)
+    if ARCHITECTURE not in metadata:
+        return made
+    arch = metadata[ARCHITECTURE].content
+    count, stated = (key.format(arch=arch) for key in (BLOCK_COUNT, MTP_COUNT))
+    blocks, further = (made[key].content if key in made else 0 for key in (count, stated))
+    if type(blocks) is not int or type(further) is not int or not 0 < further < blocks:
+        return made
+    made[stated] = made[stated]._replace(content=0)
+    made[count] = made[count]._replace(content=blocks - further)
+    for key, value in metadata.items():
+        content = value.content
+        is_of_layers = key.startswith(f"{arch}.") and not key.startswith(f"{arch}.rope.")
+        if is_of_layers and is_sequence(content) and len(content) == blocks:
+            made[key] = value._replace(content=content[: blocks - further])
+    return made
