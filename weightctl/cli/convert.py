@@ -56,7 +56,6 @@ from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
-from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.executors.worker import DEFAULT_TASK
@@ -125,13 +124,13 @@ def convert(
     *,
     path: Path,
     out: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="OUT",
             help="The path to write. Its suffix selects the format; a path without a suffix is a "
             "model directory. OUT can also be a URL, a pipe, or - for stdout.",
         ),
-    ],
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -221,6 +220,19 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            "--mmproj",
+            metavar="FILE",
+            help="The GGUF file with the image encoder of a multimodal model and its projection "
+            "(the tower). It is written in addition to OUT, with types by --dtype; without OUT, "
+            "only FILE is written. If MODEL is a GGUF file and OUT a directory, FILE is read "
+            "instead, and OUT contains both.",
+            callback=locate,
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
     weights_only: Annotated[
         bool,
         typer.Option(
@@ -327,13 +339,15 @@ def convert(
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force, on=on)
-    for text in () if quiet else notes_on(plan, where):
+    beside = conversion.beside
+    for text in () if quiet else [*conversion.notes, *(beside.notes if beside else [])]:
         note(text)
     if dry_run:
         outcome, saved = conversion.outcome, None
     else:
         _require_stdout(where, as_json=as_json)
-        total = sum(item.info.nbytes for item in plan.items)
+        items = [*plan.items, *(beside.plan.items if beside else ())]
+        total = sum(item.info.nbytes for item in items)
         with (
             note_when_stopped(where),
             progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
@@ -347,7 +361,12 @@ def convert(
                 task_size=task_size,
             )
         outcome, saved = conversion.outcome, conversion.saved
+        beside = conversion.beside
     made = document(path, plan, where, outcome, saved=saved)
+    if beside is not None:
+        made["mmproj"] = document(
+            path, beside.plan, beside.target, beside.outcome, saved=beside.saved
+        )
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
@@ -357,12 +376,18 @@ def convert(
         if dry_run:
             lines += planned_resumption(conversion.kept_bytes)
         _show_summary(lines, plan, where, is_plan=dry_run)
+        if beside is not None:
+            lines = summary(path, beside.plan, beside.target, beside.outcome, saved=beside.saved)
+            _show_summary(lines, beside.plan, where, is_plan=dry_run)
     if dry_run:
         # If the plan cannot be carried out, it is shown before the error.
         outcome.refuse(force=force)
+        if beside is not None:
+            beside.outcome.refuse(force=force)
     # Lost values are reported even with -q.
-    for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
-        note(text)
+    for each in (saved, beside.saved if beside else None):
+        for text in (*overflow_notes(each), *nonfinite_notes(each)):
+            note(text)
 
 
 def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
@@ -29,7 +30,7 @@ from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
-from weightctl.translate.plans import Names, plan_of
+from weightctl.translate.plans import ModelPart, Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.conversion import Conversion
@@ -67,8 +68,9 @@ class NonFinite(Enum):
 
 def convert(
     source: str | os.PathLike[str] | Plan | Weights | Mapping[str, Any],
-    out: str | os.PathLike[str] | Target,
+    out: str | os.PathLike[str] | Target | None = None,
     *,
+    mmproj: str | os.PathLike[str] | None = None,
     dtype: DTypeLike | Encoding | None = None,
     quant: TypeLike | Recipe | os.PathLike[str] | None = None,
     tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
@@ -107,6 +109,12 @@ def convert(
     names. `out` is a path. Its suffix selects the format, unless `to` does. A path without a suffix
     is a model directory.
 
+    `mmproj` is the path of the GGUF file with the tower (image encoder and projection) of a
+    multimodal model. If the source is a model with Hugging Face's names, the file is written, in
+    addition to `out`, or alone if `out` is None. `dtype` then applies to both files, and `quant`,
+    `tensor_types` and the other choices only to `out` if there is one. If the source is a GGUF file
+    and `out` is a model directory, the tower is read from the file, and added to the model.
+
     `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
     leaves out the training state: optimizer state, step counts, random number generators and other
     values. If one entry contains all weights, such as Lightning's `state_dict`, the names begin
@@ -137,21 +145,32 @@ def convert(
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
     options = CommitOptions(private=private, pull_request=pr)
-    where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
+    where = _target(mmproj if out is None else out, None if out is None else to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = find_scheme(quant, is_directory=is_directory)
+    beside: Conversion | None = None
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
-        has_choice = has_choice or partial
+        has_choice = has_choice or partial or mmproj is not None
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
         weights = _weights_of(source, source_format, partial=partial)
         opened = source_of(weights)
+        part, tower = ModelPart.WHOLE, None
+        if mmproj is not None:
+            part = ModelPart.TOWER if out is None else ModelPart.TEXT
+        if mmproj is not None and part is ModelPart.TEXT and ARCHITECTURE in opened.header.metadata:
+            part, tower = ModelPart.WHOLE, open_weights(mmproj)
+        elif mmproj is not None and part is ModelPart.TEXT:
+            given_path = {"source_format": source_format} if isinstance(source, str) else {}
+            beside = convert(source, mmproj=mmproj, dtype=dtype, dry_run=True, **given_path)
         plan = _make_plan(
             weights,
             where,
+            part=part,
+            mmproj=tower,
             names=_names(names),
             weights_only=weights_only,
             rename=rename,
@@ -202,7 +221,8 @@ def convert(
         plan = aligned(plan, _nbytes(align, unit="B"))
     if max_shard_size is not None:
         plan = _split(plan, max_shard_size)
-    conversion = Conversion(plan, where, opened, request=PlanRequest.of(convert, given))
+    request = PlanRequest.of(convert, given)
+    conversion = Conversion(plan, where, opened, request=request, beside=beside)
     if dry_run:
         return conversion
     return conversion.save(
@@ -260,10 +280,22 @@ def _weights_of(
     return loaded_checkpoint(source)
 
 
+def _target(
+    out: str | os.PathLike[str] | Target | None, to: str | None, options: CommitOptions
+) -> Target:
+    if out is None:
+        raise ConversionError(
+            "OUT is missing", hint="weightctl convert MODEL OUT, or MODEL --mmproj FILE"
+        )
+    return out if isinstance(out, Target) else target(os.fspath(out), to, options)
+
+
 def _make_plan(
     weights: Checkpoint,
     where: Target,
     *,
+    part: ModelPart,
+    mmproj: Checkpoint | None,
     names: Names,
     weights_only: bool,
     rename: RenamingsLike | None,
@@ -296,6 +328,8 @@ def _make_plan(
         in_blocks=in_blocks,
         include=include,
         exclude=exclude,
+        part=part,
+        mmproj=mmproj,
     )
     if not prefix:
         return plan
@@ -314,8 +348,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include, exclude and partial do not apply to a plan: its "
-            "tensors and names are already chosen",
+            "names, weights_only, rename, include, exclude, partial and mmproj do not apply to a "
+            "plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 
