@@ -114,9 +114,9 @@ def _describe_left_out(
     if beside and find_tower(checkpoint.document.get("model_type")) is not None:
         if not has_tower_file:
             yield (
-                f"not written: {pluralize(len(beside), 'tensor')} of the encoder of images or sound "
-                "(the tower), which GGUF stores in a file of its own: to write it, use --mmproj "
-                "FILE (mmproj=FILE in Python)"
+                f"not written: {pluralize(len(beside), 'tensor')} of the image encoder and its "
+                "projection (the tower), which GGUF stores in a file of its own: to write it, use "
+                "--mmproj FILE (mmproj=FILE in Python)"
             )
     elif beside:
         shown = join_names(beside, _MOST_NAMED)

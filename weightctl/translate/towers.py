@@ -152,8 +152,8 @@ def _find_tokens(
 
 
 def _with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
-    old = next(filter(name.startswith, prefixes), None)
-    return name if old is None else prefixes[old] + name.removeprefix(old)
+    old = next((each for each in prefixes if name.startswith(each)), "")
+    return prefixes[old] + name.removeprefix(old) if old else name
 
 
 def _copy_embedding(text: RecognizedModel, token: BreakToken) -> dict[str, ReadableTensor]:
@@ -161,10 +161,10 @@ def _copy_embedding(text: RecognizedModel, token: BreakToken) -> dict[str, Reada
     number = next(_list_ids(header_of(text.tree).files, token.token), None)
     embedding = text.tensors[EMBEDDING_WEIGHT]
     if number is None or number >= embedding.info.shape[0]:
-        state = "is missing in" if number is None else "has an id that is too large in"
+        state = "is missing" if number is None else "has an id that is too large"
         raise ArchitectureError(
-            f"the token {token.token}, whose embedding is in the mmproj file, {state} the tokenizer "
-            f"of {text.where}",
+            f"{text.where}: the tokenizer's token {token.token}, whose embedding is stored in the "
+            f"mmproj file, {state}",
             hint="put tokenizer.json or tokenizer_config.json of the model beside its config.json",
         )
     row: ReadableTensor = DerivedTensor(token.gguf, RowRange(number, number + 1), [embedding])
@@ -182,9 +182,9 @@ def _list_ids(files: Sequence[str], token: str) -> Iterator[int]:
                 yield int(number)
     added = config(files, "tokenizer.json").get("added_tokens")
     for each in added if is_list(added) else ():
-        number = each.get("id") if is_object(each) else None
-        if is_object(each) and each.get("content") == token and isinstance(number, int):
-            yield number
+        place = each.get("id") if is_object(each) else None
+        if is_object(each) and each.get("content") == token and isinstance(place, int):
+            yield place
 
 
 def _directory(text: RecognizedModel) -> str:

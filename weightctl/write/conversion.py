@@ -59,6 +59,11 @@ class Conversion:
         return notes_on(self.plan, self.target)
 
     @property
+    def outputs(self) -> list[Conversion]:
+        """The conversion itself, and the one of the tower if there is one."""
+        return [self, *([] if self.beside is None else self.beside.outputs)]
+
+    @property
     def outcome(self) -> Outcome:
         """The files of the output, with names and sizes, also before they are written.
 

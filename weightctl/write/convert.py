@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial as partial_of
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
@@ -145,11 +146,11 @@ def convert(
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
     options = CommitOptions(private=private, pull_request=pr)
-    where = _target(mmproj if out is None else out, None if out is None else to, options)
+    where = _target(out, mmproj, to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = find_scheme(quant, is_directory=is_directory)
-    beside: Conversion | None = None
+    parts = _Parts()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
         has_choice = has_choice or partial or mmproj is not None
@@ -158,19 +159,14 @@ def convert(
     else:
         weights = _weights_of(source, source_format, partial=partial)
         opened = source_of(weights)
-        part, tower = ModelPart.WHOLE, None
-        if mmproj is not None:
-            part = ModelPart.TOWER if out is None else ModelPart.TEXT
-        if mmproj is not None and part is ModelPart.TEXT and ARCHITECTURE in opened.header.metadata:
-            part, tower = ModelPart.WHOLE, open_weights(mmproj)
-        elif mmproj is not None and part is ModelPart.TEXT:
-            given_path = {"source_format": source_format} if isinstance(source, str) else {}
-            beside = convert(source, mmproj=mmproj, dtype=dtype, dry_run=True, **given_path)
+        of_tower = partial_of(
+            convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
+        )
+        parts = _find_parts(weights, mmproj, where, None if out is None else of_tower)
         plan = _make_plan(
             weights,
             where,
-            part=part,
-            mmproj=tower,
+            parts=parts,
             names=_names(names),
             weights_only=weights_only,
             rename=rename,
@@ -222,7 +218,7 @@ def convert(
     if max_shard_size is not None:
         plan = _split(plan, max_shard_size)
     request = PlanRequest.of(convert, given)
-    conversion = Conversion(plan, where, opened, request=request, beside=beside)
+    conversion = Conversion(plan, where, opened, request=request, beside=parts.beside)
     if dry_run:
         return conversion
     return conversion.save(
@@ -280,22 +276,62 @@ def _weights_of(
     return loaded_checkpoint(source)
 
 
+class _Parts(NamedTuple):
+    """Which part of a multimodal model is written, and what is known of its tower.
+
+    - `mmproj`: the content of the file with the tower, if the output is to contain it.
+    - `beside`: the conversion that writes that file, if there is one.
+    """
+
+    part: ModelPart = ModelPart.WHOLE
+    mmproj: Checkpoint | None = None
+    beside: Conversion | None = None
+
+
+def _find_parts(
+    weights: Checkpoint,
+    mmproj: str | os.PathLike[str] | None,
+    where: Target,
+    plan_tower: Callable[[], Conversion] | None,
+) -> _Parts:
+    """Return what a conversion does with the file of a tower: read it, or write it.
+
+    `plan_tower` plans to write that file beside the output. It is None if the file is the output.
+    """
+    if mmproj is None:
+        return _Parts()
+    if plan_tower is None:
+        return _Parts(ModelPart.TOWER)
+    if ARCHITECTURE in header_of(weights).metadata:
+        return _Parts(mmproj=open_weights(mmproj))
+    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
+        raise ConversionError(
+            f"{where.path} is both the output and the file of the tower",
+            hint="choose another path for --mmproj (mmproj in Python)",
+        )
+    return _Parts(ModelPart.TEXT, beside=plan_tower())
+
+
 def _target(
-    out: str | os.PathLike[str] | Target | None, to: str | None, options: CommitOptions
+    out: str | os.PathLike[str] | Target | None,
+    mmproj: str | os.PathLike[str] | None,
+    to: str | None,
+    options: CommitOptions,
 ) -> Target:
-    if out is None:
+    if isinstance(out, Target):
+        return out
+    if out is None and mmproj is None:
         raise ConversionError(
             "OUT is missing", hint="weightctl convert MODEL OUT, or MODEL --mmproj FILE"
         )
-    return out if isinstance(out, Target) else target(os.fspath(out), to, options)
+    return target(os.fspath(out or mmproj or ""), to, options)
 
 
 def _make_plan(
     weights: Checkpoint,
     where: Target,
     *,
-    part: ModelPart,
-    mmproj: Checkpoint | None,
+    parts: _Parts,
     names: Names,
     weights_only: bool,
     rename: RenamingsLike | None,
@@ -328,8 +364,8 @@ def _make_plan(
         in_blocks=in_blocks,
         include=include,
         exclude=exclude,
-        part=part,
-        mmproj=mmproj,
+        part=parts.part,
+        mmproj=parts.mmproj,
     )
     if not prefix:
         return plan

@@ -35,6 +35,9 @@ class TowerLine(NamedTuple):
 # `families/towers/gemma3.py` lists the names of its tensors and the keys of its config.
 TOWERS: dict[str, TowerLine] = {
     "gemma3": TowerLine("weightctl.families.towers.gemma3", ("gemma3",)),
+    "pixtral": TowerLine("weightctl.families.towers.pixtral", ("mistral3", "llava")),
+    "idefics3": TowerLine("weightctl.families.towers.idefics3", ("idefics3", "smolvlm")),
+    "llama4": TowerLine("weightctl.families.towers.llama4", ("llama4",)),
 }
 
 

@@ -59,7 +59,10 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
     settings, notes = _complete(tower, _read_processor(files))
     document = {
         **text.document,
-        "text": {"hidden_size": text.config.hidden},
+        "text": {
+            "hidden_size": text.config.hidden,
+            "norm_epsilon": getattr(text.config, "norm_epsilon", None),
+        },
         "preprocessor": settings,
     }
     read = from_hugging_face(tower.family, document, text.where)
@@ -77,6 +80,8 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
         document=document,
         **found._asdict(),
     )
+    if differs := tower.differs(read.fields):
+        notes = (*notes, f"results of llama.cpp differ from transformers: {differs}")
     return RecognizedTower(tower, model, notes)
 
 
@@ -92,7 +97,7 @@ def read_tower_file(weights: Checkpoint, text: RecognizedModel) -> RecognizedTow
     if architecture is None or architecture.content != CLIP:
         stated = "nothing" if architecture is None else show_value(architecture.content)
         raise ArchitectureError(
-            f"{where}: this is not an mmproj file: `{ARCHITECTURE}` is {stated} instead of `{CLIP}`",
+            f"{where} is not an mmproj file: `{ARCHITECTURE}` is {stated} instead of `{CLIP}`",
             hint="llama.cpp's converter writes this file with --mmproj",
         )
     named = [header.metadata[key].content for key in _PROJECTORS if key in header.metadata]

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weightctl.families.configs import shortest
 from weightctl.families.family import Name, WeightAxes
 from weightctl.families.keys import Key
-from weightctl.families.kinds import EPSILON, FLAG, HEADS, LAYERS, SIZE, Exactly, Real, Reals
+from weightctl.families.kinds import (
+    EPSILON,
+    FLAG,
+    HEADS,
+    LAYERS,
+    SIZE,
+    Choice,
+    Exactly,
+    Real,
+    Reals,
+)
+from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightctl.families.changes import Change
     from weightctl.families.family import Extent, Family
     from weightctl.families.keys import Default, Fields
 
 __all__ = [
     "CLIP",
-    "MEAN",
-    "TEXT_WIDTH",
+    "TEXT_EPSILON",
     "BreakToken",
     "Tower",
     "VisionConfig",
@@ -28,17 +40,20 @@ __all__ = [
     "block",
     "count_patches",
     "part",
+    "rope_key",
     "vision_keys",
+    "with_rope",
 ]
 
 # The value of `general.architecture` in the file of every tower.
 CLIP = "clip"
 # Where the document that the keys of a tower describe has the width of the text model, and the
 # settings of the image processor, which are not in config.json.
-TEXT_WIDTH = "text.hidden_size"
+TEXT_WIDTH, TEXT_EPSILON = "text.hidden_size", "text.norm_epsilon"
 _PREPROCESSOR = "preprocessor"
-MEAN = f"{_PREPROCESSOR}.image_mean"
+_ROPE = "vision_config.rope_parameters"
 _CHANNELS = 3
+_MISSING = object()
 
 Document: TypeAlias = Mapping[str, Any]
 
@@ -122,7 +137,7 @@ class Tower:
     - `processor`: what GGUF does not state of preprocessor_config.json.
     - `tokens`: maps keys of config.json to the tokens whose ids they are.
     - `break_token`: a token whose embedding is also in the file of the tower.
-    - `left_out`: what of the tower GGUF does not have, for users.
+    - `differs`: returns what llama.cpp computes differently from transformers, or an empty text.
     """
 
     family: Family
@@ -133,7 +148,7 @@ class Tower:
     processor: Callable[[Fields], Document]
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     break_token: BreakToken | None = None
-    left_out: str = ""
+    differs: Callable[[Fields], str] = lambda _: ""
 
 
 class _Shortest(NamedTuple):
@@ -162,14 +177,17 @@ _FEATURES = "weightctl only supports images with 3 channels"
 def vision_keys(
     projector: str, *, epsilon: str = "layer_norm_eps", **defaults: Any
 ) -> tuple[Key, ...]:
-    """Return the keys of an image encoder; `defaults` are those of transformers, by field."""
+    """Return the keys of an image encoder; `defaults` are those of transformers, by field.
+
+    `epsilon` is the name of the epsilon of norms in config.json, empty if it does not state it.
+    """
 
     def size(name: str, gguf: str, hugging_face: str, kind: Any = SIZE) -> Key:
         return Key(
             field=name,
             kind=kind,
             gguf=f"clip.vision.{gguf}",
-            hugging_face=f"vision_config.{hugging_face}",
+            hugging_face=f"vision_config.{hugging_face}" if hugging_face else "",
             default=defaults[name],
         )
 
@@ -190,7 +208,7 @@ def vision_keys(
         Key(field="channels", default=_CHANNELS, gguf_default=_CHANNELS,
             hugging_face="vision_config.num_channels", kind=Exactly(_CHANNELS, _FEATURES)),
         Key(field="image_mean", kind=_BY_CHANNEL, gguf="clip.vision.image_mean",
-            hugging_face=MEAN),
+            hugging_face=f"{_PREPROCESSOR}.image_mean"),
         Key(field="image_std", kind=_BY_CHANNEL, gguf="clip.vision.image_std",
             hugging_face=f"{_PREPROCESSOR}.image_std"),
     )  # fmt: skip
@@ -201,7 +219,6 @@ def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ..
 
     `words` maps the words to `gelu` or `silu`. For each of these, the first word is written.
     """
-    from weightctl.families.kinds import Choice
 
     # A flag is only written if it is true: llama.cpp refuses a file with both.
     def flag(name: str) -> Key:
@@ -227,6 +244,32 @@ def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ..
     )  # fmt: skip
 
 
+def rope_key(base: float) -> Key:
+    """Return the key of the base of RoPE, for which llama.cpp has one value in its code."""
+    reason = f"llama.cpp assumes {base:g}"
+    return Key(
+        field="rope_base",
+        kind=Exactly(base, reason),
+        default=base,
+        gguf_default=base,
+        hugging_face=f"{_ROPE}.rope_theta",
+        written=False,
+    )
+
+
+def with_rope(document: Document) -> Document:
+    """Return a document with the base of RoPE where transformers 5 states it, as a float."""
+    vision = document.get("vision_config")
+    if not is_object(vision):
+        return document
+    stated = vision.get("rope_parameters")
+    base = (stated if is_object(stated) else vision).get("rope_theta", _MISSING)
+    if type(base) is int:
+        base = float(base)
+    rope = {} if base is _MISSING else {"rope_theta": base}
+    return {**document, "vision_config": {**vision, "rope_parameters": rope}}
+
+
 def part(
     module: str,
     gguf: str,
@@ -242,11 +285,17 @@ def part(
     return Name(module=module, gguf=gguf, hugging_face=name, axes=axes, **more)
 
 
-def block(prefix: str, lines: Mapping[str, str], *, bias: bool) -> tuple[Name, ...]:
+def block(
+    prefix: str,
+    lines: Mapping[str, str],
+    *,
+    bias: bool,
+    changes: Mapping[str, Change] = MappingProxyType({}),
+) -> tuple[Name, ...]:
     """Return the lines of the layers of an encoder.
 
     `lines` maps the names in GGUF to those in Hugging Face's convention, which follow `prefix`.
-    `bias` states whether the lines have biases.
+    `bias` states whether the lines have biases, and `changes` are those of lines by their modules.
     """
     shapes: dict[str, tuple[Extent, Extent | None]] = {
         "ln1": ("hidden", None),
@@ -262,6 +311,7 @@ def block(prefix: str, lines: Mapping[str, str], *, bias: bool) -> tuple[Name, .
             f"{prefix}{{}}.{name}",
             *shapes.get(gguf, ("hidden", "hidden")),
             bias=bias,
+            change=changes.get(f"layers.{{}}.{gguf}"),
         )
         for gguf, name in lines.items()
     )
