@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,7 +57,6 @@ from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
-from weightctl.write.conversion import notes_on
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.executors.worker import DEFAULT_TASK
@@ -66,6 +65,7 @@ from weightctl.write.targets import STDOUT
 if TYPE_CHECKING:
     from weightctl.cli.render import Cell
     from weightctl.plan.plan import Plan
+    from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
 __all__ = ["app"]
@@ -126,13 +126,13 @@ def convert(
     *,
     path: Path,
     out: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="OUT",
             help="The path to write. Its suffix selects the format; a path without a suffix is a "
             "model directory. OUT can also be a URL, a pipe, or - for stdout.",
         ),
-    ],
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -222,6 +222,19 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            "--mmproj",
+            metavar="FILE",
+            help="The GGUF file with the image encoder of a multimodal model and its projection "
+            "(the tower). It is written in addition to OUT, with types by --dtype; without OUT, "
+            "only FILE is written. If MODEL is a GGUF file and OUT a directory, FILE is read "
+            "instead, and OUT contains both.",
+            callback=locate,
+            rich_help_panel=_CONTENT,
+        ),
+    ] = None,
     weights_only: Annotated[
         bool,
         typer.Option(
@@ -329,13 +342,11 @@ def convert(
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force, on=on)
-    for text in () if quiet else notes_on(plan, where):
+    for text in () if quiet else [text for each in conversion.outputs for text in each.notes]:
         note(text)
-    if dry_run:
-        outcome, saved = conversion.outcome, None
-    else:
+    if not dry_run:
         _require_stdout(where, as_json=as_json)
-        total = sum(item.info.nbytes for item in plan.items)
+        total = sum(item.info.nbytes for each in conversion.outputs for item in each.plan.items)
         with (
             note_when_stopped(where),
             progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
@@ -348,23 +359,41 @@ def convert(
                 on=on,
                 task_size=task_size,
             )
-        outcome, saved = conversion.outcome, conversion.saved
-    made = document(path, plan, where, outcome, saved=saved)
+    made = _document(path, conversion)
+    saved = conversion.saved
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")
     elif not quiet:
-        lines = summary(path, plan, where, outcome, saved=saved)
-        if dry_run:
-            lines += planned_resumption(conversion.kept_bytes)
-        _show_summary(lines, plan, where, is_plan=dry_run)
-    if dry_run:
+        _show_summaries(path, conversion, is_plan=dry_run)
+    for each in conversion.outputs if dry_run else ():
         # If the plan cannot be carried out, it is shown before the error.
-        outcome.refuse(force=force)
+        each.outcome.refuse(force=force)
     # Lost values are reported even with -q.
-    for text in (*overflow_notes(saved), *nonfinite_notes(saved)):
+    losses = [each.saved for each in conversion.outputs]
+    for text in (
+        text for each in losses for text in (*overflow_notes(each), *nonfinite_notes(each))
+    ):
         note(text)
+
+
+def _show_summaries(path: str, conversion: Conversion, *, is_plan: bool) -> None:
+    """Show a summary of each output; stderr is used if the first one is written to stdout."""
+    for each in conversion.outputs:
+        lines = summary(path, each.plan, each.target, each.outcome, saved=each.saved)
+        if is_plan:
+            lines += planned_resumption(each.kept_bytes)
+        _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
+
+
+def _document(path: str, conversion: Conversion) -> dict[str, Any]:
+    """Return a conversion as JSON; that of the file of a tower is in the one beside it."""
+    made, *others = (
+        document(path, each.plan, each.target, each.outcome, saved=each.saved)
+        for each in conversion.outputs
+    )
+    return {**made, "mmproj": others[0]} if others else made
 
 
 def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:

@@ -33,6 +33,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
     return convert(
         given["path"],
         given["out"],
+        mmproj=given["mmproj"],
         dtype=given["dtype"],
         quant=given["quant"],
         tensor_types=[TypeRule.parse(each) for each in given["tensor_types"] or ()],

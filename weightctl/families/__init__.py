@@ -36,7 +36,11 @@ class FamilyLine(NamedTuple):
 # the keys of its config, and the blocks of its models. No other code names the family. The first
 # ten lines are the oldest families; the others are in alphabetical order.
 FAMILIES: dict[str, FamilyLine] = {
-    "llama": FamilyLine("weightctl.families.llama", "llama", ("llama", "mistral", "internlm3")),
+    "llama": FamilyLine(
+        "weightctl.families.llama",
+        "llama",
+        ("llama", "mistral", "internlm3", "idefics3", "smolvlm", "llava"),
+    ),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),

@@ -50,12 +50,13 @@ class WeightAxes(NamedTuple):
     `outputs` are the extents along the rows, one after the other (queries, keys and values of a
     fused projection), and `inputs` those along the columns. A vector has no `inputs`. `all_layers`
     states that the part is not in a layer, but that every layer needs it: each pipeline stage gets
-    a copy.
+    a copy. `kernel` has the extents of further axes, those of the kernel of a convolution.
     """
 
     outputs: tuple[Extent, ...]
     inputs: tuple[Extent, ...] = ()
     all_layers: bool = False
+    kernel: tuple[Extent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ Names and keys: transformers' `modeling_llama.py` and `configuration_llama.py`; 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from weightctl.families.changes import RopeRows
 from weightctl.families.decoder_keys import (
     BIASES,
@@ -16,9 +18,14 @@ from weightctl.families.decoder_keys import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
+from weightctl.families.kinds import show_value
+from weightctl.families.layer_rope import object_of
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import rope_factors, with_llama3
 from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["FAMILY", "ROPE_ROWS"]
 
@@ -28,19 +35,44 @@ ROPE_ROWS = {
     "attention.k": {"change": RopeRows("kv_heads")},
 }
 
+_MISTRAL_DEFAULTS = {
+    "context": 131072,
+    "intermediate": 14336,
+    "kv_heads": 8,
+    "sliding_window": 4096,
+}
+_WITHOUT_BIASES = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
+# The type of the text model in multimodal models of these types.
+_TEXTS = {"idefics3": "llama", "smolvlm": "llama", "llava": "mistral"}
+_TIED = "tie_word_embeddings"
+# The names in InternLM's own code.
+_usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the standard config.json of the text model, which multimodal models contain."""
+    usual = _TEXTS.get(document["model_type"])
+    if usual is None:
+        return _usual_standard(document)
+    text = object_of(document, "text_config")
+    kind = text.get("model_type", usual)
+    if kind != usual:
+        raise ValueError(
+            f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does not "
+            f"support in models of the type {document['model_type']}; it supports {usual}"
+        )
+    tied = {_TIED: document[_TIED]} if _TIED in document else {}
+    return _usual_standard({**text, **tied})
+
+
 FAMILY = Family(
     name="llama",
     model_types={
         "llama": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
         "mistral": ModelType(
             class_name="MistralForCausalLM",
-            defaults={
-                "context": 131072,
-                "intermediate": 14336,
-                "kv_heads": 8,
-                "sliding_window": 4096,
-            },
-            fixed={"attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
+            defaults=_MISTRAL_DEFAULTS,
+            fixed=_WITHOUT_BIASES,
         ),
         # transformers and GGUF treat it as a llama.
         "internlm3": ModelType(
@@ -56,7 +88,20 @@ FAMILY = Family(
             },
             fixed={"sliding_window": None},
         ),
+        # Multimodal models, whose text model is a llama.
+        "idefics3": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
+        "smolvlm": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
+        "llava": ModelType(
+            class_name="MistralForCausalLM", defaults=_MISTRAL_DEFAULTS, fixed=_WITHOUT_BIASES
+        ),
     },
+    # The prefixes of the text model in multimodal checkpoints.
+    other_prefixes=(
+        "model.text_model.",
+        "language_model.model.",
+        "model.language_model.",
+        "language_model.",
+    ),
     names=adapt(
         DECODER,
         {**ROPE_ROWS, "rope_factors": {"made": rope_factors, "add_fields": with_llama3}},
@@ -68,9 +113,11 @@ FAMILY = Family(
         SLIDING_WINDOW,
     ),
     fusions=(qkv_form(),),
-    # Frequencies of RoPE in the first GGUF files.
-    beside=(r"blk\.\d+\.attn_rot_embd\.weight",),
-    # The names in InternLM's own code.
-    standard=standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
+    # Frequencies of RoPE in the first GGUF files, and image encoders with their projections.
+    beside=(
+        r"blk\.\d+\.attn_rot_embd\.weight",
+        r"(vision_model|connector|vision_tower|multi_modal_projector)\..+",
+    ),
+    standard=_standard,
     checked=check_decoder,
 )  # fmt: skip

@@ -57,7 +57,7 @@ _KEPT = re.compile(
     r"indexer\.[kq]_proj\.weight|"
     r"time_mix_(first|[wva][012]|g[12]|decay_w[12]|lerp_fused)\.weight|attn_rel_b\.weight|"
     r"\.position_embd|sam\.(pos_embd|neck\.|net_)|\.rel_pos|\.patch_(embd|merger)|"
-    r"a\.rvq\.codebook|mm\.a\.code_embd|"
+    r"a\.rvq\.codebook|mm\.a\.code_embd|^mm\.input_projection\.weight$|"
     r"norm\.weight$|layernorm|layer_norm|\.(router|gate|shared_expert_gate)\.weight$|"
     r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|\.conv1d|"
     r"relative_attention_bias|patch_embed|\bconv\.conv\.",

@@ -132,8 +132,11 @@ def shape_of(names: TensorNames, config: Config) -> tuple[int, ...]:
     axes = names.line.axes
     if names.kind == "bias":
         return (_length(axes.outputs, config, names.layer),)
+    kernel = ((extent,) for extent in axes.kernel)
     shape = tuple(
-        _length(extents, config, names.layer) for extents in (axes.outputs, axes.inputs) if extents
+        _length(extents, config, names.layer)
+        for extents in (axes.outputs, axes.inputs, *kernel)
+        if extents
     )
     # Only configs of families with transposed lines get here, and they have the field.
     given: Any = config

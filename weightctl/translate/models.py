@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ArchitectureError
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.towers import find_tower
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
@@ -50,12 +51,14 @@ class Translation(NamedTuple):
     - `documents`: the files to be written beside the tensors, by name.
     - `notes`: notes for the user.
     - `text`: a description of the change, empty if there is none.
+    - `tower`: the names of the tensors that are not of the text model.
     """
 
     weights: Checkpoint
     documents: Mapping[str, bytes]
     notes: tuple[str, ...] = ()
     text: str = ""
+    tower: frozenset[str] = frozenset()
 
     def plan(self, format_name: str) -> Plan:
         """Return a plan to store the model in a container format, with its documents."""
@@ -68,9 +71,12 @@ class Translation(NamedTuple):
 _BY_HEAD = 4
 
 
-def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Translation:
+def translate(
+    checkpoint: RecognizedModel, convention: NamingConvention, *, has_tower_file: bool = False
+) -> Translation:
     """Return a whole model in a naming convention; unchanged if it has this convention.
 
+    `has_tower_file` states that the tower of a multimodal model is written to a file of its own.
     Only small tensors with settings, and copies of the embedding, are read. Raises
     `ArchitectureError` that lists all tensors that are missing, unexpected or of a wrong shape, or
     if the naming convention cannot express the config, and `TokenizerError` if it cannot express
@@ -88,18 +94,29 @@ def translate(checkpoint: RecognizedModel, convention: NamingConvention) -> Tran
     tensors = translate_tensors(checkpoint, convention)
     made = (_to_gguf if convention == "gguf" else _to_hugging_face)(checkpoint, tensors)
     text = f"{checkpoint.family.name}, {_TITLES[checkpoint.convention]} -> {_TITLES[convention]}"
-    notes = (*made.notes, *_describe_left_out(checkpoint, convention))
+    left_out = _describe_left_out(checkpoint, convention, has_tower_file=has_tower_file)
+    notes = (*made.notes, *left_out)
     return made._replace(text=text, notes=notes)
 
 
-def _describe_left_out(checkpoint: RecognizedModel, convention: NamingConvention) -> Iterator[str]:
+def _describe_left_out(
+    checkpoint: RecognizedModel, convention: NamingConvention, *, has_tower_file: bool
+) -> Iterator[str]:
     if checkpoint.lost_mtp:
         yield (
             f"{checkpoint.where} states {pluralize(checkpoint.lost_mtp, 'layer')} for multi-token "
             "prediction (MTP), but the checkpoint has none of their tensors: the output states 0"
         )
-    if checkpoint.beside:
-        shown = join_names(checkpoint.beside, _MOST_NAMED)
+    beside = checkpoint.beside
+    if beside and find_tower(checkpoint.document.get("model_type")) is not None:
+        if not has_tower_file:
+            yield (
+                f"not written: {pluralize(len(beside), 'tensor')} of the image encoder and its "
+                "projection (the tower), which GGUF stores in a file of its own: to write it, use "
+                "--mmproj FILE (mmproj=FILE in Python)"
+            )
+    elif beside:
+        shown = join_names(beside, _MOST_NAMED)
         yield (
             f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"
         )

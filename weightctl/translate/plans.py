@@ -15,6 +15,7 @@ from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
+from weightctl.families.names import is_matrix_weight
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Names", "plan_of"]
+__all__ = ["ModelPart", "Names", "plan_of"]
 
 # Names of dtypes in config.json, and ours; models are not trained in others.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -43,6 +44,17 @@ _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
     "transformers loads, write to a directory (OUT/)"
 )
+
+
+class ModelPart(Enum):
+    """Which part of a multimodal model is written: the text model with what is beside it, or one.
+
+    `TEXT` states that the tower is written to a file of its own, and `TOWER` that this is the file.
+    """
+
+    WHOLE = "whole"
+    TEXT = "text"
+    TOWER = "tower"
 
 
 class Names(Enum):
@@ -66,6 +78,8 @@ def plan_of(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     without: Collection[OptionalPart] = (),
+    part: ModelPart = ModelPart.WHOLE,
+    mmproj: Checkpoint | None = None,
 ) -> Plan:
     """Plan to store a checkpoint in a container format, with its naming convention.
 
@@ -75,7 +89,8 @@ def plan_of(
     `in_blocks`, they are in GGUF's blocks where these hold the same values, as always for GGUF.
     `include` and `exclude` are patterns as in `select` for the names in the output; `exclude` also
     applies to tensors of the input that are not part of the model. `without` are parts of the model
-    that are left out.
+    that are left out, `part` selects a part of a multimodal model, and `mmproj` is its tower, if
+    that is in a file of its own.
 
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
     change, and `ConversionError` for a LoRA adapter that is to become GGUF.
@@ -85,6 +100,7 @@ def plan_of(
     native = _native(weights)
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
+    _check_parts(part, mmproj, native, wanted)
     stored, apart = weights, False
     is_gguf = format_name == "gguf"
     if crosses or is_cast or (is_gguf and header_of(weights).format != "gguf"):
@@ -95,9 +111,26 @@ def plan_of(
         )
         apart = weights is not stored
         _refuse_without_scales(weights)
-    if crosses and wanted is not None:
-        plan, exclude = _translate_model(
-            weights, format_name, wanted, exclude, is_model=is_model, without=without
+    tower: frozenset[str] = frozenset()
+    if part is ModelPart.TOWER:
+        from weightctl.translate.towers import translate_tower
+
+        if not is_gguf:
+            raise ConversionError(
+                f"an mmproj file is a GGUF file, and cannot be stored as {format_name}",
+                hint="end its name with .gguf",
+            )
+        plan = translate_tower(_recognize_model(weights)).plan(format_name)
+    elif crosses and wanted is not None:
+        plan, exclude, tower = _translate_model(
+            weights,
+            format_name,
+            wanted,
+            exclude,
+            is_model=is_model,
+            without=without,
+            part=part,
+            mmproj=mmproj,
         )
     else:
         plan = Plan.copy(weights, format_name)
@@ -112,7 +145,7 @@ def plan_of(
             plan = leave_out_mtp(plan, weights, is_model=is_model)
     if not is_cast:
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
-        plan = _in_one_dtype(plan, together, stored)
+        plan = _in_one_dtype(plan, together, stored, tower)
     return select(plan, include, exclude)
 
 
@@ -166,7 +199,9 @@ def _translate_model(
     *,
     is_model: bool,
     without: Collection[OptionalPart],
-) -> tuple[Plan, list[str]]:
+    part: ModelPart,
+    mmproj: Checkpoint | None,
+) -> tuple[Plan, list[str], frozenset[str]]:
     from weightctl.families.mtp import without_mtp_layers
     from weightctl.translate.models import translate
 
@@ -182,7 +217,11 @@ def _translate_model(
     checkpoint = replace(checkpoint, unexpected=unexpected)
     has_mtp = not mtp.names.keys().isdisjoint(unexpected)
     with _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp):
-        made = translate(checkpoint, convention)
+        made = translate(checkpoint, convention, has_tower_file=part is ModelPart.TEXT)
+    if mmproj is not None:
+        from weightctl.translate.towers import join_tower
+
+        made = join_tower(checkpoint, made, mmproj)
     plan = made.plan(format_name)
     if is_without_mtp:
         plan = replace(plan, notes=(*plan.notes, describe_without_mtp(mtp)))
@@ -193,11 +232,39 @@ def _translate_model(
         )
         plan = replace(plan, notes=(*plan.notes, note))
     present = [item.info.name for item in plan.items]
-    return plan, [
+    patterns = [
         pattern
         for pattern in exclude
         if select_names(present, [pattern]) or not select_names(left_out, [pattern])
     ]
+    return plan, patterns, made.tower
+
+
+def _check_parts(
+    part: ModelPart,
+    mmproj: Checkpoint | None,
+    native: NamingConvention | None,
+    wanted: NamingConvention | None,
+) -> None:
+    """Raise `ConversionError` if a tower cannot be written to, or joined from, another file."""
+    if part is not ModelPart.WHOLE and native != "hugging_face":
+        raise ConversionError(
+            "--mmproj (mmproj in Python) writes the tower of a multimodal model in Hugging Face's "
+            "naming convention, but the input is not one",
+            hint="to change the types of an mmproj file, convert it as any GGUF file",
+        )
+    if part is ModelPart.TEXT and wanted != "gguf":
+        raise ConversionError(
+            "--mmproj (mmproj in Python) writes the tower to a file of its own, but the output is "
+            "not a GGUF file with GGUF's names",
+            hint="a model directory contains the tower anyway: leave out --mmproj",
+        )
+    if mmproj is not None and wanted != "hugging_face":
+        raise ConversionError(
+            "--mmproj (mmproj in Python) adds the tower to a model with Hugging Face's names, but "
+            "the output keeps GGUF's names",
+            hint="write to a directory (OUT/); an mmproj file can be converted on its own",
+        )
 
 
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
@@ -277,18 +344,26 @@ def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
         ) from error
 
 
-def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint) -> Plan:
+def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint, tower: frozenset[str]) -> Plan:
     """Store computed tensors in the model's own dtype instead of float32.
 
     These are weights that were decoded from several tensors, and tensors that GGUF stores in
-    float32 for llama.cpp.
+    float32 for llama.cpp. The tensors of a tower have a dtype of their own.
     """
     own = _own_dtype(plan, stored) if apart else None
-    vectors = _most(plan) if plan.translation and plan.format != "gguf" else None
+    is_translated = bool(plan.translation) and plan.format != "gguf"
+    text = [item for item in plan.items if item.info.name not in tower]
+    # GGUF stores whole matrices of a tower in float32: patches, and positions.
+    matrices = [
+        item for item in plan.items if item.info.name in tower and is_matrix_weight(item.stored)
+    ]
+    vectors = _most(text) if is_translated else None
+    of_tower = _most(matrices) if is_translated else None
 
     def settle_dtype(item: Item) -> Item:
         was_apart = any(source.name in apart for source in item.sources)
-        encoding = own if was_apart and len(item.info.shape) > 1 else vectors
+        usual = of_tower if item.info.name in tower else vectors
+        encoding = own if was_apart and len(item.info.shape) > 1 else usual
         if encoding is None or item.info.encoding.name != "F32":
             return item
         return replace(item, info=item.info._replace(encoding=encoding))
@@ -309,10 +384,10 @@ def _of_rest(plan: Plan) -> Encoding:
     return ENCODINGS[max(("BF16", "F16"), key=lambda name: kept[name])]
 
 
-def _most(plan: Plan) -> Encoding | None:
+def _most(items: Sequence[Item]) -> Encoding | None:
     """Return the encoding of most values if it has 16 bits, otherwise None."""
     sizes: Counter[str] = Counter()
-    for item in plan.items:
+    for item in items:
         sizes[item.info.encoding.name] += item.info.size
     name = sizes.most_common(1)[0][0] if sizes else ""
     return ENCODINGS[name] if name in {"BF16", "F16"} else None

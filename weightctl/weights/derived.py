@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
-__all__ = ["Derived", "DerivedTensor", "ReadableTensor", "Step", "StoredTensor", "tensor_of"]
+__all__ = [
+    "Combined",
+    "Derived",
+    "DerivedTensor",
+    "ReadableTensor",
+    "Step",
+    "StoredTensor",
+    "tensor_of",
+]
 
 
 class ReadableTensor(Protocol):
@@ -194,6 +202,59 @@ class Derived:
     def refuse_change(self) -> None:
         """Raise `FormatError` if a file was changed after it was opened."""
         self._base.refuse_change()
+
+
+class Combined:
+    """The tensors and files of two sources; the rest of the header is that of the first one.
+
+    A name that both have is that of the first one's tensor.
+    """
+
+    def __init__(self, first: Source, second: Source) -> None:
+        self._first, self._second = first, second
+        one, other = first.header, second.header
+        self._header = one._replace(
+            files=(*one.files, *other.files),
+            tensors={**other.tensors, **one.tensors},
+            extents={
+                name: extent._replace(file=extent.file + len(one.files))
+                for name, extent in other.extents.items()
+            }
+            | dict(one.extents),
+            origins={**other.origins, **one.origins},
+            notes=(*one.notes, *other.notes),
+            warnings=(*one.warnings, *other.warnings),
+        )
+
+    @property
+    def header(self) -> Header:
+        """The header, with the files and tensors of both sources."""
+        return self._header
+
+    @property
+    def files(self) -> Sequence[Reader]:
+        """The open files of both sources."""
+        return (*self._first.files, *self._second.files)
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data."""
+        return self._source(name).data(name)
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:
+        """Fill `buffer` with a tensor's bytes from `start`."""
+        return self._source(name).read_into(name, start, buffer)
+
+    def file_range(self, name: str, /) -> FileRange | None:
+        """Return the range of a file with the tensor's bytes; None if there is none."""
+        return self._source(name).file_range(name)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` if a file was changed after it was opened."""
+        self._first.refuse_change()
+        self._second.refuse_change()
+
+    def _source(self, name: str) -> Source:
+        return self._first if name in self._first.header.tensors else self._second
 
 
 def tensor_of(source: Source, name: str) -> ReadableTensor:

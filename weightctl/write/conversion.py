@@ -39,7 +39,7 @@ class Conversion:
 
     `opened` is the source before renaming and joining, so its tensors may have other names than
     those of the plan's source. Workers make the plan from `request`. It is None if the source
-    is not a path.
+    is not a path. `beside` is the conversion of the tower of a multimodal model to its own file.
     """
 
     plan: Plan
@@ -47,6 +47,7 @@ class Conversion:
     opened: Source
     saved: Saved | None = None
     request: PlanRequest | None = None
+    beside: Conversion | None = None
 
     def __repr__(self) -> str:
         state = "planned" if self.saved is None else "done"
@@ -56,6 +57,11 @@ class Conversion:
     def notes(self) -> list[str]:
         """Messages for the user, for example on values that are lost or programs that fail."""
         return notes_on(self.plan, self.target)
+
+    @property
+    def outputs(self) -> list[Conversion]:
+        """The conversion itself, and the one of the tower if there is one."""
+        return [self, *([] if self.beside is None else self.beside.outputs)]
 
     @property
     def outcome(self) -> Outcome:
@@ -96,8 +102,11 @@ class Conversion:
     ) -> Conversion:
         """Write the output; the arguments and errors are those of `convert` and `save`.
 
-        Raises `FormatError` if files of a sharded checkpoint were altered since they were written.
+        The file of a tower is written last. Raises `FormatError` if files of a sharded checkpoint
+        were altered since they were written.
         """
+        if self.beside is not None:
+            self.beside.outcome.refuse(force=force)
         refuse_altered(self.opened, threads=threads)
         distribution = None
         if on is not None:
@@ -121,7 +130,17 @@ class Conversion:
             progress=progress,
             distribution=distribution,
         )
-        return replace(self, saved=saved)
+        beside = self.beside
+        if beside is not None:
+            beside = beside.save(
+                force=force,
+                threads=threads,
+                memory=memory,
+                progress=progress,
+                on=on,
+                task_size=task_size,
+            )
+        return replace(self, saved=saved, beside=beside)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Return the work, for a worker with this number of threads and bytes of memory."""

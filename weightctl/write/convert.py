@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial as partial_of
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
@@ -30,7 +32,7 @@ from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.optional_parts import OptionalPart
-from weightctl.translate.plans import Names, plan_of
+from weightctl.translate.plans import ModelPart, Names, plan_of
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.conversion import Conversion
@@ -68,8 +70,9 @@ class NonFinite(Enum):
 
 def convert(
     source: str | os.PathLike[str] | Plan | Weights | Mapping[str, Any],
-    out: str | os.PathLike[str] | Target,
+    out: str | os.PathLike[str] | Target | None = None,
     *,
+    mmproj: str | os.PathLike[str] | None = None,
     dtype: DTypeLike | Encoding | None = None,
     quant: TypeLike | Recipe | os.PathLike[str] | None = None,
     tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
@@ -109,6 +112,12 @@ def convert(
     their full names. `out` is a path. Its suffix selects the format, unless `to` does. A path
     without a suffix is a model directory.
 
+    `mmproj` is the path of the GGUF file with the tower (image encoder and projection) of a
+    multimodal model. If the source is a model with Hugging Face's names, the file is written, in
+    addition to `out`, or alone if `out` is None. `dtype` then applies to both files, and `quant`,
+    `tensor_types` and the other choices only to `out` if there is one. If the source is a GGUF file
+    and `out` is a model directory, the tower is read from the file, and added to the model.
+
     `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
     leaves out the training state: optimizer state, step counts, random number generators and other
     values. If one entry contains all weights, such as Lightning's `state_dict`, the names begin
@@ -140,23 +149,29 @@ def convert(
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
     named = [without] if isinstance(without, str | OptionalPart) else without
-    parts = [_choice(OptionalPart, each, "without") for each in named]
+    left_out = [_choice(OptionalPart, each, "without") for each in named]
     options = CommitOptions(private=private, pull_request=pr)
-    where = out if isinstance(out, Target) else target(os.fspath(out), to, options)
+    where = _target(out, mmproj, to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = find_scheme(quant, is_directory=is_directory)
+    parts = _Parts()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
-        has_choice = has_choice or partial or bool(parts)
+        has_choice = has_choice or partial or bool(left_out) or mmproj is not None
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
         weights = _weights_of(source, source_format, partial=partial)
         opened = source_of(weights)
+        of_tower = partial_of(
+            convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
+        )
+        parts = _find_parts(weights, mmproj, where, None if out is None else of_tower)
         plan = _make_plan(
             weights,
             where,
+            parts=parts,
             names=_names(names),
             weights_only=weights_only,
             rename=rename,
@@ -164,7 +179,7 @@ def convert(
             in_blocks=scheme is not None,
             include=include,
             exclude=exclude,
-            without=parts,
+            without=left_out,
         )
     begin_phase("planning the conversion")
     settings = _settings(metadata)
@@ -208,7 +223,8 @@ def convert(
         plan = aligned(plan, _nbytes(align, unit="B"))
     if max_shard_size is not None:
         plan = _split(plan, max_shard_size)
-    conversion = Conversion(plan, where, opened, request=PlanRequest.of(convert, given))
+    request = PlanRequest.of(convert, given)
+    conversion = Conversion(plan, where, opened, request=request, beside=parts.beside)
     if dry_run:
         return conversion
     return conversion.save(
@@ -266,10 +282,62 @@ def _weights_of(
     return loaded_checkpoint(source)
 
 
+class _Parts(NamedTuple):
+    """Which part of a multimodal model is written, and what is known of its tower.
+
+    - `mmproj`: the content of the file with the tower, if the output is to contain it.
+    - `beside`: the conversion that writes that file, if there is one.
+    """
+
+    part: ModelPart = ModelPart.WHOLE
+    mmproj: Checkpoint | None = None
+    beside: Conversion | None = None
+
+
+def _find_parts(
+    weights: Checkpoint,
+    mmproj: str | os.PathLike[str] | None,
+    where: Target,
+    plan_tower: Callable[[], Conversion] | None,
+) -> _Parts:
+    """Return what a conversion does with the file of a tower: read it, or write it.
+
+    `plan_tower` plans to write that file beside the output. It is None if the file is the output.
+    """
+    if mmproj is None:
+        return _Parts()
+    if plan_tower is None:
+        return _Parts(ModelPart.TOWER)
+    if ARCHITECTURE in header_of(weights).metadata:
+        return _Parts(mmproj=open_weights(mmproj))
+    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
+        raise ConversionError(
+            f"{where.path} is both the output and the file of the tower",
+            hint="choose another path for --mmproj (mmproj in Python)",
+        )
+    return _Parts(ModelPart.TEXT, beside=plan_tower())
+
+
+def _target(
+    out: str | os.PathLike[str] | Target | None,
+    mmproj: str | os.PathLike[str] | None,
+    to: str | None,
+    options: CommitOptions,
+) -> Target:
+    if isinstance(out, Target):
+        return out
+    if out is None and mmproj is None:
+        raise ConversionError(
+            "OUT is missing", hint="weightctl convert MODEL OUT, or MODEL --mmproj FILE"
+        )
+    return target(os.fspath(out or mmproj or ""), to, options)
+
+
 def _make_plan(
     weights: Checkpoint,
     where: Target,
     *,
+    parts: _Parts,
     names: Names,
     weights_only: bool,
     rename: RenamingsLike | None,
@@ -304,6 +372,8 @@ def _make_plan(
         include=include,
         exclude=exclude,
         without=without,
+        part=parts.part,
+        mmproj=parts.mmproj,
     )
     if not prefix:
         return plan
@@ -322,8 +392,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include, exclude, without and partial do not apply to a "
-            "plan: its tensors and names are already chosen",
+            "names, weights_only, rename, include, exclude, without, partial and mmproj do not apply "
+            "to a plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 

@@ -48,7 +48,7 @@ DEFAULT_TASK = 2 << 30
 # Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
-_ALWAYS_PATHS = {"imatrix", "out", "path", "source"}
+_ALWAYS_PATHS = {"imatrix", "mmproj", "out", "path", "source"}
 _PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
 
 _GOLDEN_ROWS = 2
