@@ -1,4 +1,4 @@
-"""Types that transformers lacks, each as a type of transformers that computes the same.
+"""Types that transformers lacks, or has no text model of, each as a type that computes the same.
 
 A checkpoint of such a type is written from one of the other type, and read as one.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -135,9 +136,70 @@ def _from_bailing(tensors: Tensors, document: Document) -> Tensors:
     return made
 
 
+def _of_text(model_type: str, document: Document) -> Document:
+    """Return the config of a multimodal model's text as that of a text model.
+
+    In texts, all sections of RoPE have the same positions.
+    """
+    rope = {
+        key: value
+        for key, value in document["rope_parameters"].items()
+        if key not in {"mrope_section", "mrope_interleaved"}
+    }
+    # Of the types with experts, only the one without images needs the key.
+    return {
+        **document, "model_type": model_type, "rope_parameters": rope, "norm_topk_prob": True
+    }  # fmt: skip
+
+
+def _to_stacked(tensors: Tensors, document: Document) -> Tensors:
+    """Return tensors in which the experts of a layer are stacked, with inputs as rows."""
+    made = {name: array for name, array in tensors.items() if ".experts." not in name}
+    for layer in range(document["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([
+                tensors[f"{prefix}{expert}.{part}_proj.weight"].T
+                for expert in range(document["num_experts"])
+            ])
+            for part in ("gate", "up", "down")
+        )  # fmt: skip
+        made[f"{prefix}gate_up_proj"] = np.concatenate([gate, up], -1)
+        made[f"{prefix}down_proj"] = down
+    return made
+
+
+def _from_stacked(tensors: Tensors, document: Document) -> Tensors:
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if not name.endswith((".gate_up_proj", ".down_proj")):
+            made[name] = array
+            continue
+        prefix, _, part = name.rpartition(".")
+        halves = [array] if part == "down_proj" else np.split(array, 2, -1)
+        names = ["down"] if part == "down_proj" else ["gate", "up"]
+        for half, each in zip(halves, names, strict=True):
+            for expert in range(document["num_experts"]):
+                made[f"{prefix}.{expert}.{each}_proj.weight"] = np.ascontiguousarray(half[expert].T)
+    return made
+
+
 STAND_INS: Mapping[str, StandIn] = {
     "bailing_moe": StandIn(
         "qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing, _from_bailing
     ),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
+    "qwen2_5_vl_text": StandIn(
+        "qwen2", "Qwen2_5_VLForConditionalGeneration", partial(_of_text, "qwen2")
+    ),
+    "qwen3_vl_text": StandIn(
+        "qwen3", "Qwen3VLForConditionalGeneration", partial(_of_text, "qwen3")
+    ),
+    "qwen3_vl_moe_text": StandIn(
+        "qwen3_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        partial(_of_text, "qwen3_moe"),
+        _to_stacked,
+        _from_stacked,
+    ),
 }

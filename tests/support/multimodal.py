@@ -1,4 +1,4 @@
-"""Tiny multimodal checkpoints, as transformers writes them, with tokenizers and image processors."""
+"""Tiny multimodal checkpoints that transformers writes, with tokenizers and image processors."""
 
 from __future__ import annotations
 

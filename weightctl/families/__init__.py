@@ -125,11 +125,20 @@ FAMILIES: dict[str, FamilyLine] = {
     "phi2": FamilyLine("weightctl.families.phi2", "phi2", ("phi",)),
     "phimoe": FamilyLine("weightctl.families.phimoe", "phimoe", ("phimoe",)),
     "qwen2moe": FamilyLine("weightctl.families.qwen2moe", "qwen2moe", ("qwen2_moe",)),
+    "qwen2vl": FamilyLine(
+        "weightctl.families.qwen2vl",
+        "qwen2vl",
+        ("qwen2_5_vl_text", "qwen2_5_vl", "qwen2_vl_text", "qwen2_vl"),
+    ),
     "qwen35": FamilyLine("weightctl.families.qwen35", "qwen35", ("qwen3_5_text", "qwen3_5")),
     "qwen35moe": FamilyLine(
         "weightctl.families.qwen35moe", "qwen35moe", ("qwen3_5_moe_text", "qwen3_5_moe")
     ),
     "qwen3next": FamilyLine("weightctl.families.qwen3next", "qwen3next", ("qwen3_next",)),
+    "qwen3vl": FamilyLine("weightctl.families.qwen3vl", "qwen3vl", ("qwen3_vl_text", "qwen3_vl")),
+    "qwen3vlmoe": FamilyLine(
+        "weightctl.families.qwen3vlmoe", "qwen3vlmoe", ("qwen3_vl_moe_text", "qwen3_vl_moe")
+    ),
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
     "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
     "smollm3": FamilyLine("weightctl.families.smollm3", "smollm3", ("smollm3",)),

@@ -268,7 +268,6 @@ FAMILY = Family(
     other_prefixes=("model.",),
     names=place_names(LINES),
     keys=(*KEYS, *layer_keys(_MLP, "intermediate")),
-    has_further_layers=True,
     standard=standard,
     checked=check,
 )

@@ -32,7 +32,7 @@ from weightctl.families.qwen35 import (
     MULTIMODAL_PREFIXES,
     QWEN35_KEYS,
     find_unlike_qwen35,
-    standard_text,
+    standard_delta_text,
 )
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
@@ -58,7 +58,6 @@ FAMILY = Family(
     blocks={**BLOCKS, "shared_gate": True, "experts_normalized": True, "intermediate": 0},
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
-    has_further_layers=True,
     unloaded=find_unlike_qwen35,
     names=expert_lines(delta_lines(TILED_CHANGES), more=SHARED_EXPERT_LINES),
     keys=expert_keys(
@@ -71,6 +70,6 @@ FAMILY = Family(
         used=8,
     ),
     fusions=(*GATED_QUERIES, *TILED_FORMS, *expert_forms()),
-    standard=standard_text,
+    standard=standard_delta_text,
     checked=checking_experts(check_delta),
 )  # fmt: skip

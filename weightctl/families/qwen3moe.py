@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "standard_experts"]
 
 _DENSE = "models in which some layers have no experts are not supported"
 
@@ -49,7 +49,7 @@ _KEYS = expert_keys(
 )  # fmt: skip
 
 
-def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def standard_experts(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json with the keys of transformers 5 under the names of older versions."""
     found = {"sliding_window": 4096, **standard_rope(document)}
     if found.get("num_experts") is None:
@@ -78,6 +78,6 @@ FAMILY = Family(
     names=expert_lines(QWEN3.names),
     keys=_KEYS,
     fusions=(*QWEN3.fusions, *expert_forms()),
-    standard=_standard,
+    standard=standard_experts,
     checked=checking_experts(QWEN3.checked),
 )

@@ -86,7 +86,6 @@ FAMILY = Family(
         )
     },
     blocks={**BLOCKS, "shared_gate": True},
-    has_further_layers=True,
     unloaded=find_unlike_delta,
     names=expert_lines(
         delta_lines(

@@ -58,11 +58,26 @@ class Block(Module):
             self.rotation = int(config.local_rope_base is not None and window is not None)
         self.has_convolution = at_layer(config, "convolution_layers", layer)
         self.has_ssm = at_layer(config, "ssm_layers", layer)
-        self.mixes = self.has_attention or self.has_convolution or self.has_ssm
+        self.has_delta = at_layer(config, "delta_layers", layer)
+        self.mixes = any((self.has_attention, self.has_convolution, self.has_ssm, self.has_delta))
         normed = config.attention_norms
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.mixes and (self.reads_normed or config.norms_after):
             self.attention_norm = make_norm(config, dtype)
+        self._add_mixers(config, layer, dtype)
+        if config.post_norms:
+            self.post_attention_norm = make_norm(config, dtype)
+        self.has_mlp = at_layer(config, "mlp_layers", layer)
+        if not self.has_mlp:
+            return
+        if self.has_norms and not config.shared_norm:
+            self.mlp_norm = make_norm(config, dtype)
+        self.mlp = make_mlp(config, layer, dtype)
+        if config.post_norms:
+            self.post_mlp_norm = make_norm(config, dtype)
+
+    def _add_mixers(self, config: DecoderConfig, layer: int, dtype: DType) -> None:
+        """Add the parts that combine positions, whose outputs are added."""
         if self.has_attention:
             self.attention = _make_attention(config, layer, dtype)
         if self.has_convolution:
@@ -74,7 +89,6 @@ class Block(Module):
             )
         if self.has_ssm:
             self.ssm = _make_state_space(config, dtype)
-        self.has_delta = at_layer(config, "delta_layers", layer)
         if self.has_delta:
             self.delta = GatedDeltaNet(
                 config.hidden,
@@ -86,16 +100,6 @@ class Block(Module):
                 norm_epsilon=config.norm_epsilon,
                 dtype=dtype,
             )
-        if config.post_norms:
-            self.post_attention_norm = make_norm(config, dtype)
-        self.has_mlp = at_layer(config, "mlp_layers", layer)
-        if not self.has_mlp:
-            return
-        if self.has_norms and not config.shared_norm:
-            self.mlp_norm = make_norm(config, dtype)
-        self.mlp = make_mlp(config, layer, dtype)
-        if config.post_norms:
-            self.post_mlp_norm = make_norm(config, dtype)
 
     def __call__(
         self,

@@ -1,0 +1,116 @@
+"""Keys of multimodal RoPE: the rotated pairs are divided among time, height and width.
+
+In texts all three are the position, so that the model computes the same as with plain RoPE. Keys:
+llama.cpp's `rope.dimension_sections`, and transformers' `mrope_section`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightctl.families.keys import Key
+from weightctl.families.kinds import Exactly, WholeNumber, show_value
+from weightctl.families.layer_rope import object_of
+from weightctl.text.untyped import is_object, is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.keys import Fields
+
+__all__ = ["UNROTATED", "find_unrotated", "section_keys", "standard_text", "with_default_rope"]
+
+_SECTION = WholeNumber(0, 1 << 16)
+_ROPE = "rope_parameters"
+# For families whose published models have such pairs.
+UNROTATED = (
+    "llama.cpp does not rotate the pairs that no section of RoPE contains (in the published models "
+    "2 of 64, those with the lowest frequencies)"
+)
+_INTERLEAVED = "transformers and llama.cpp always interleave the sections of RoPE in this family"
+
+
+class _RopeSections(NamedTuple):
+    """The numbers of pairs for time, height and width; `length` numbers are written."""
+
+    length: int
+
+    def read(self, content: object) -> tuple[int, ...]:
+        """Return the three numbers; a fourth one must be 0."""
+        if not is_sequence(content) or len(content) not in {3, 4} or any(content[3:]):
+            raise ValueError(f"is {show_value(content)}; it must be a list of three integers")
+        return tuple(_SECTION.read(each) for each in content[:3])
+
+    @property
+    def gguf_type(self) -> str:
+        """The type of an array of integers."""
+        return "array[i32]"
+
+    def write(self, value: tuple[int, ...]) -> list[int]:
+        """Return the numbers, with zeros after them."""
+        return [*value, *[0] * (self.length - len(value))]
+
+
+def section_keys(usual: tuple[int, int, int], *, interleaved: bool) -> tuple[Key, ...]:
+    """Return the keys of the sections, by default `usual`.
+
+    With `interleaved`, neighboring pairs belong to different sections; otherwise the pairs of a
+    section follow one another.
+    """
+
+    def find_sections(fields: Fields) -> tuple[int, ...]:
+        del fields
+        return usual
+
+    def is_interleaved(fields: Fields) -> bool:
+        del fields
+        return True
+
+    keys = (
+        Key(field="rope_sections", kind=_RopeSections(3), default=find_sections, written=True,
+            hugging_face=f"{_ROPE}.mrope_section"),
+        Key(field="rope_sections", kind=_RopeSections(4), gguf="{arch}.rope.dimension_sections"),
+    )  # fmt: skip
+    if not interleaved:
+        return keys
+    stated = Key(field="interleaved_sections", kind=Exactly(True, _INTERLEAVED),
+                 default=is_interleaved, hugging_face=f"{_ROPE}.mrope_interleaved",
+                 written=True)  # fmt: skip
+    return (*keys, stated)
+
+
+def find_unrotated(fields: Fields) -> str | None:
+    """Return why llama.cpp does not rotate all pairs of a model, None if it does."""
+    sections = fields["rope_sections"]
+    total = sum(sections)
+    places = (pair % max(total, 1) for pair in range(fields["rope_dimensions"] // 2))
+    if "interleaved_sections" not in fields:
+        return None if total else "its sections of RoPE (`mrope_section`) are empty"
+    # The pairs take turns; llama.cpp does not rotate those that no section contains.
+    if not total or any(place >= 3 * sections[place % 3] for place in places):
+        return "its sections of RoPE (`mrope_section`) do not contain all rotated pairs"
+    return None
+
+
+def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model, which multimodal models contain.
+
+    Raises `ValueError` if it is not a JSON object.
+    """
+    if document["model_type"].endswith("_text") or "text_config" not in document:
+        return document
+    # The output belongs to the whole model, and so does the key that states that it is tied.
+    tied = "tie_word_embeddings"
+    outer = {tied: document[tied]} if tied in document else {}
+    return {**object_of(document, "text_config"), **outer}
+
+
+def with_default_rope(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the RoPE type `default` in place of the older name `mrope`."""
+    found = dict(document)
+    for name in (_ROPE, "rope_scaling"):
+        given = found.get(name)
+        if is_object(given) and "mrope" in {given.get("type"), given.get("rope_type")}:
+            rest = {key: value for key, value in given.items() if key != "type"}
+            found[name] = {**rest, "rope_type": "default"}
+    return found
