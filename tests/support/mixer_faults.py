@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from block_faults import change_part, drop_part, exchange_parts, negate_part, zero_part
-from delta_faults import DELTA_NET
+from delta_faults import DELTA_NET, KIMI_DELTA
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
@@ -43,4 +43,5 @@ _SHORT_CONVOLUTION = {
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
     "gated delta net": ("qwen35", DELTA_NET),
+    "Kimi delta attention": ("kimi_linear", KIMI_DELTA),
 }

@@ -56,7 +56,8 @@ class DecoderConfig:
       positions; with `convolution_bias`, its projections and the convolution have biases.
     - `delta_layers`: the layers with a gated delta net, whose convolution also reads
       `convolution_length` positions. It has `delta_heads` heads with values of `delta_value_size`
-      elements, and `delta_key_heads` key heads of `delta_key_size`.
+      elements, and `delta_key_heads` key heads of `delta_key_size`. With `delta_by_element`, it is
+      Kimi delta attention, in which a state fades by each element of a key.
     - `mlp_layers`: the layers with an MLP or experts.
 
     Norms:
@@ -169,6 +170,7 @@ class DecoderConfig:
     delta_key_heads: int = 0
     delta_key_size: int = 0
     delta_value_size: int = 0
+    delta_by_element: bool = False
     mlp_layers: LayerFlag = True
 
     norm: Literal["rms", "layer"] = "rms"
@@ -210,7 +212,7 @@ class DecoderConfig:
     plain_dimensions: int = 0
     value_dimensions: int = 0
 
-    position: Literal["rope", "learned", "alibi", "relative"] = "rope"
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     alibi_bias: float = 8.0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
@@ -329,7 +331,7 @@ class EncoderDecoderConfig(DecoderConfig):
     buckets: int = 32
     farthest: int = 128
     start_token: int | None = None
-    position: Literal["rope", "learned", "alibi", "relative"] = "relative"
+    position: Literal["rope", "learned", "alibi", "relative", "none"] = "relative"
 
     @property
     def in_encoder(self) -> tuple[bool, ...]:

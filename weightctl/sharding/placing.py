@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
+from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.sharing import list_runs
@@ -129,6 +130,8 @@ def _place_weight(
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
         # The weight has a matrix for each head along its first axis.
         extents, axis = ["each_head"], 0
+    if isinstance(first.change, ExtraAxes):
+        axis += next((place for place, size in enumerate(weight.shape) if size != 1), 0)
     heads = count_heads(checkpoint.config, first.layer)
     runs = _runs(weight, extents, axis + is_stacked, heads)
     misfit = None

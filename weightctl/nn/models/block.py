@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.convolution import ShortConvolution
-from weightctl.nn.delta_net import GatedDeltaNet
+from weightctl.nn.delta_net import GatedDeltaNet, KimiDeltaAttention
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
@@ -70,16 +70,7 @@ class Block(Module):
             )
         self.has_delta = at_layer(config, "delta_layers", layer)
         if self.has_delta:
-            self.delta = GatedDeltaNet(
-                config.hidden,
-                config.delta_heads,
-                key_heads=config.delta_key_heads,
-                key_size=config.delta_key_size,
-                value_size=config.delta_value_size,
-                kernel=config.convolution_length,
-                norm_epsilon=config.norm_epsilon,
-                dtype=dtype,
-            )
+            self.delta = _make_delta(config, dtype)
         if config.post_norms:
             self.post_attention_norm = make_norm(config, dtype)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
@@ -190,6 +181,28 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
+        dtype=dtype,
+    )
+
+
+def _make_delta(config: DecoderConfig, dtype: DType) -> GatedDeltaNet | KimiDeltaAttention:
+    if config.delta_by_element:
+        return KimiDeltaAttention(
+            config.hidden,
+            config.delta_heads,
+            size=config.delta_key_size,
+            kernel=config.convolution_length,
+            norm_epsilon=config.norm_epsilon,
+            dtype=dtype,
+        )
+    return GatedDeltaNet(
+        config.hidden,
+        config.delta_heads,
+        key_heads=config.delta_key_heads,
+        key_size=config.delta_key_size,
+        value_size=config.delta_value_size,
+        kernel=config.convolution_length,
+        norm_epsilon=config.norm_epsilon,
         dtype=dtype,
     )
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["JoinedHeads", "SplitHeads", "WithAxis", "WithoutAxis"]
+__all__ = ["InShape", "JoinedHeads", "SplitHeads", "WithAxis", "WithoutAxis"]
 
 
 class _SameBytes:
@@ -61,6 +61,24 @@ class WithAxis(_SameBytes):
 
     def __str__(self) -> str:
         return f"with dimension {self.axis} of 1"
+
+
+@dataclass(frozen=True, slots=True)
+class InShape(_SameBytes):
+    """A tensor with more or fewer dimensions of 1."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape."""
+        (info,) = inputs
+        own, wanted = ([size for size in each if size != 1] for each in (info.shape, self.shape))
+        if own != wanted or info.encoding.block > 1:
+            raise _cannot_reshape(info, f"it cannot have the shape {list(self.shape)}")
+        return self.shape, info.encoding
+
+    def __str__(self) -> str:
+        return f"in the shape {list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
