@@ -6,6 +6,7 @@ and older spellings of config.json. Most draws run with `-m long`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +75,13 @@ def make(family: str, seed: int, directory: Path) -> tuple[Variant, VariantCheck
 
 
 def plain(family: str, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return tensors by what their names have in common; no GGUF has BERT's pooler."""
+    """Return tensors by what their names have in common; no GGUF has BERT's pooler.
+
+    transformers gives the MLPs of Kimi Linear, in layers without experts, the name of the others.
+    """
     prefix = FAMILIES[family].load().prefix
     return {
-        name.removeprefix(prefix): tensor
+        re.sub(r"block_sparse_moe(?=\.\w+_proj)", "mlp", name.removeprefix(prefix)): tensor
         for name, tensor in tensors.items()
         if "pooler." not in name
     }

@@ -128,6 +128,7 @@ UNREAD_OF = {
     "glm4_moe": {"num_nextn_predict_layers"},
     "hunyuan_v1_dense": {"eod_token_id"},
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
+    "kimi_linear": {"head_dim", "qk_head_dim"},
     "mistral4": {"head_dim", "qk_head_dim"},
     "minicpm3": {"head_dim", "qk_head_dim"},
     "phimoe": {"input_jitter_noise"},

@@ -1,4 +1,4 @@
-"""Faults of gated delta nets, and of the attention with a gate beside them."""
+"""Faults of gated delta nets and Kimi delta attention, and of the attention beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["DELTA_NET"]
+__all__ = ["DELTA_NET", "KIMI_DELTA"]
 
 _ATTENDED = 2  # the layer with attention
 
@@ -51,4 +51,24 @@ DELTA_NET = {
         changed(of("attention.q.weight", _ATTENDED), _part_gates), None
     ),
     "rotated dimensions": change_key("rope.dimension_count", lambda size: size * 2),
+}
+KIMI_DELTA = {
+    "gate zero": zero_part("delta.gate_b.weight"),
+    "offsets zero": zero_part("delta.offsets.weight"),
+    "norm of the heads with 1 added": add_one("delta.norm.weight"),
+    "weights of the convolution in reverse": change_part(
+        "delta.k_kernel.weight", None, lambda channels: channels[..., ::-1]
+    ),
+    "two heads swapped": change_part(
+        "delta.q.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, len(rows) // 4)
+    ),
+    "decays transposed": change_part(
+        "delta.decay_b.weight", None, lambda rows: rows.T.reshape(rows.shape)
+    ),
+    "rates as Hugging Face has them": change_part(
+        "delta.rates.weight", None, lambda rates: np.log(-rates)
+    ),
+    "values of latent vectors zero": BlockFault(
+        changed(of("attention.v_b.weight", _ATTENDED), np.zeros_like), "zeroed"
+    ),
 }

@@ -15,7 +15,7 @@ from block_faults import (
     negate_part,
     zero_part,
 )
-from delta_faults import DELTA_NET
+from delta_faults import DELTA_NET, KIMI_DELTA
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
@@ -62,4 +62,5 @@ MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
     "sparse attention": ("deepseek_v32", _SPARSE_ATTENTION),
     "gated delta net": ("qwen35", DELTA_NET),
+    "Kimi delta attention": ("kimi_linear", KIMI_DELTA),
 }

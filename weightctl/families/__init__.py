@@ -99,6 +99,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
     "jamba": FamilyLine("weightctl.families.jamba", "jamba", ("jamba",)),
+    "kimi_linear": FamilyLine("weightctl.families.kimi_linear", "kimi-linear", ("kimi_linear",)),
     "lfm2": FamilyLine("weightctl.families.lfm2", "lfm2", ("lfm2",)),
     "lfm2_moe": FamilyLine("weightctl.families.lfm2_moe", "lfm2moe", ("lfm2_moe",)),
     "llama4": FamilyLine("weightctl.families.llama4", "llama4", ("llama4_text", "llama4")),

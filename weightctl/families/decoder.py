@@ -58,7 +58,8 @@ class DecoderConfig:
       positions; with `convolution_bias`, its projections and the convolution have biases.
     - `delta_layers`: the layers with a gated delta net, whose convolution also reads
       `convolution_length` positions. It has `delta_heads` heads with values of `delta_value_size`
-      elements, and `delta_key_heads` key heads of `delta_key_size`.
+      elements, and `delta_key_heads` key heads of `delta_key_size`. With `delta_by_element`, it is
+      Kimi delta attention, in which a state fades by each element of a key.
     - `mlp_layers`: the layers with an MLP or experts.
     - `ssm_layers`: the layers with a state space model (SSM).
 
@@ -200,6 +201,7 @@ class DecoderConfig:
     delta_key_heads: int = 0
     delta_key_size: int = 0
     delta_value_size: int = 0
+    delta_by_element: bool = False
     mlp_layers: LayerFlag = True
     ssm_layers: LayerFlag = False
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.changes import MINUS_EXP, Squeezed
+from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Name, WeightAxes
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 
@@ -180,6 +181,22 @@ _OF_LAYERS = (
     _vector("delta.norm", "ssm_norm", "linear_attn.norm", "delta_value_size", when=_IF_DELTA),
     _matrix("delta.outputs", "ssm_out", "linear_attn.out_proj", _HIDDEN, ("values",),
             when=_IF_DELTA),
+    # In Kimi's form of it, a state fades by each element of a key. The decays and the gates are
+    # computed by two projections (`a`, then `b`), and queries, keys and values by one each.
+    *(line for part, extent in (("q", "keys"), ("k", "keys"), ("v", "values")) for line in (
+        _matrix(f"delta.{part}", f"attn_{part}", f"self_attn.{part}_proj", (extent,),
+                when=_IF_DELTA),
+        _matrix(f"delta.{part}_kernel", f"ssm_conv1d_{part}", f"self_attn.{part}_conv1d",
+                (extent,), ("convolution_length",), when=_IF_DELTA, is_float32=True,
+                change=ExtraAxes(gguf=(1,), hugging_face=(1,))),
+    )),
+    _matrix("delta.decay_a", "ssm_f_a", "self_attn.f_a_proj", ("delta_key_size",),
+            when=_IF_DELTA),
+    _matrix("delta.decay_b", "ssm_f_b", "self_attn.f_b_proj", ("keys",), ("delta_key_size",),
+            when=_IF_DELTA),
+    _matrix("delta.gate_a", "ssm_g_a", "self_attn.g_a_proj", ("delta_key_size",), when=_IF_DELTA),
+    _matrix("delta.gate_b", "ssm_g_b", "self_attn.g_b_proj", ("values",), ("delta_key_size",),
+            when=_IF_DELTA),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),
@@ -212,6 +229,7 @@ _BEHIND = ("norm", "output")
 # `apart`: each head has its own norm weights. `sized` and `latent`: values have a size of their
 # own. `channels`: each channel of a state space model has its own rates.
 _VARIANTS = {
+    "delta.offsets.apart": WeightAxes(("keys",)),
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
     "attention.k.whole": WeightAxes(("all_keys",), _HIDDEN),
     "attention.q_norm.whole": WeightAxes(("all_queries",)),

@@ -59,7 +59,7 @@ _KEPT = re.compile(
     r"\.position_embd|sam\.(pos_embd|neck\.|net_)|\.rel_pos|\.patch_(embd|merger)|"
     r"a\.rvq\.codebook|mm\.a\.code_embd|^mm\.input_projection\.weight$|"
     r"norm\.weight$|layernorm|layer_norm|\.(router|gate|shared_expert_gate)\.weight$|"
-    r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|\.conv1d|"
+    r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|conv1d|"
     r"relative_attention_bias|patch_embed|\bconv\.conv\.",
     re.IGNORECASE,
 )

@@ -1,4 +1,4 @@
-"""The gated delta net, which replaces attention by a state of fixed size."""
+"""Gated delta nets and Kimi delta attention, which replace attention by a state of fixed size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
-__all__ = ["GatedDeltaNet", "HeadValues", "unit_vectors"]
+__all__ = ["GatedDeltaNet", "HeadValues", "KimiDeltaAttention", "unit_vectors"]
 
 # The epsilon of the lengths of queries and keys, whatever that of the norms of a model is.
 _EPSILON = 1e-6
@@ -132,6 +132,99 @@ class GatedDeltaNet(Divisible):
     def _split(self, x: Value, size: int) -> Value:
         """Return (batch, positions, heads * size) as (batch, positions, heads, size)."""
         return x.reshape((*x.shape[:-1], int(x.shape[-1]) // size, size))
+
+
+class KimiDeltaAttention(Divisible):
+    """Attention whose heads keep a state in place of the keys and values of all positions.
+
+    Each of the `heads` heads has queries, keys and values of `size` elements. Causal convolutions
+    over `kernel` positions, with SiLU, follow their projections. Two projections, `decay_a` and
+    `decay_b`, compute how much each element of a key fades at a position, and `beta` by which share
+    the state is corrected. What the heads return gets an RMSNorm of each head, is multiplied by the
+    sigmoid of what `gate_a` and `gate_b` compute, and is projected to the outputs. RoPE is not
+    used.
+
+    Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture" (2025);
+    transformers' `KimiLinearDeltaAttention`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        *,
+        size: int,
+        kernel: int,
+        norm_epsilon: float = 1e-5,
+        dtype: DTypeLike = DType.float32,
+        device: DeviceRef = CPU,
+        quantization_encoding: QuantizationEncoding | None = None,
+    ) -> None:
+        self.heads, self.size = heads, size
+        width = heads * size
+        projection = partial(
+            Linear, dtype=dtype, device=device, quantization_encoding=quantization_encoding
+        )
+        convolution = partial(CausalConvolution, width, kernel, dtype=dtype, device=device)
+        self.q, self.k, self.v = (projection(features, width) for _ in range(3))
+        self.q_kernel, self.k_kernel, self.v_kernel = (convolution() for _ in range(3))
+        self.decay_a, self.gate_a = (projection(features, size) for _ in range(2))
+        self.decay_b, self.gate_b = (projection(size, width) for _ in range(2))
+        self.beta = projection(features, heads)
+        self.rates = HeadValues(heads, device=device)
+        self.offsets = HeadValues(width, device=device)
+        self.norm = RMSNorm(size, norm_epsilon, dtype=dtype, device=device)
+        self.outputs = projection(width, features)
+
+    def __call__(self, x: Value) -> Value:
+        """Return outputs in the shape of the inputs, `(batch, positions, features)`."""
+        q = self._split(ops.silu(self.q_kernel(self.q(x)))).cast(DType.float32)
+        k = self._split(ops.silu(self.k_kernel(self.k(x)))).cast(DType.float32)
+        v = self._split(ops.silu(self.v_kernel(self.v(x)))).cast(DType.float32)
+        faded = self.decay_b(self.decay_a(x)).cast(DType.float32) + self.offsets()
+        rates = ops.exp(self.rates()).reshape((self.heads, 1))
+        y = ops.gated_delta_rule(
+            unit_vectors(q) / sqrt(self.size),
+            unit_vectors(k),
+            v,
+            -rates * self._split(ops.softplus(faded)),
+            ops.sigmoid(self.beta(x).cast(DType.float32)),
+        )
+        y = self.norm(y.cast(x.dtype)).cast(DType.float32)
+        gate = ops.sigmoid(self._split(self.gate_b(self.gate_a(x))).cast(DType.float32))
+        y = (y * gate).cast(x.dtype)
+        return self.outputs(y.reshape((*x.shape[:-1], self.heads * self.size)))
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return strategies with which each shard has some of the heads.
+
+        Raises `ShardingError` if not every rank can get a head in whole blocks.
+        """
+        heads = Heads(self.heads, self.heads, self.size, value=self.size, called=DELTA_HEADS)
+        parts: dict[str, MatrixLayer] = {
+            "delta.q": self.q,
+            "delta.k": self.k,
+            "delta.v": self.v,
+            "delta.q_kernel": self.q_kernel,
+            "delta.k_kernel": self.k_kernel,
+            "delta.v_kernel": self.v_kernel,
+            "delta.decay_b": self.decay_b,
+            "delta.gate_b": self.gate_b,
+            "delta.beta": self.beta,
+            "delta.rates": self.rates,
+            "delta.offsets.apart": self.offsets,
+            "delta.outputs": self.outputs,
+        }
+        whole = (self.decay_a.weight, self.gate_a.weight, self.norm.weight)
+        return cut_parts(parts, devices, heads) | replicate_weights(devices, *whole)
+
+    def take_shards(self) -> None:
+        """Adopt the number of heads of a shard."""
+        self.heads = self.q.outputs.size // self.size
+
+    def _split(self, x: Value) -> Value:
+        """Return (batch, positions, heads * size) as (batch, positions, heads, size)."""
+        return x.reshape((*x.shape[:-1], self.heads, self.size))
 
 
 class HeadValues(Module):

@@ -101,15 +101,15 @@ class LatentAttention(Divisible):
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
-        `cos` and `sin` are those of a `RotaryEmbedding` of the rotated numbers. `mask` is as that
-        of `Attention`.
+        `cos` and `sin` are those of a `RotaryEmbedding` of the rotated numbers; without them, no
+        numbers are rotated. `mask` is as that of `Attention`.
         """
-        if cos is None or sin is None:
-            raise GraphError("latent attention needs `cos` and `sin`, but one is missing")
+        if (cos is None) != (sin is None):
+            raise GraphError("`cos` and `sin` must be given together, but one is missing")
         if self.query_rank:
             given = self.q_a_norm(self.q_a(x))
             q = self.q_b(given)
-            if self.has_indexer:
+            if self.has_indexer and cos is not None and sin is not None:
                 mask = self.indexer(x, given, cos, sin)
         else:
             q = self.q(x)
@@ -117,8 +117,10 @@ class LatentAttention(Divisible):
         latent, shared = ops.split(self.kv_a(x), [self.latent_rank, self.rotated], axis=-1)
         latent = self.kv_a_norm(latent)
         plain_k, v = self._heads(self.k_b(latent)), self._heads(self.v_b(latent))
-        rotated_q = ops.rope(rotated_q, cos, sin, interleaved=self.interleaved)
-        shared = ops.rope(ops.unsqueeze(shared, 1), cos, sin, interleaved=self.interleaved)
+        shared = ops.unsqueeze(shared, 1)
+        if cos is not None and sin is not None:
+            rotated_q = ops.rope(rotated_q, cos, sin, interleaved=self.interleaved)
+            shared = ops.rope(shared, cos, sin, interleaved=self.interleaved)
         rotated_k = ops.broadcast_to(shared, (*plain_k.shape[:-1], self.rotated))
         q = ops.concat([plain_q, rotated_q], -1)
         if self.temperature is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
+from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.reshapes import GroupRows
@@ -132,6 +133,8 @@ def _place_weight(
         extents, axis = ["each_head"], 0
     if isinstance(first.change, GroupRows) and checkpoint.convention == "gguf":
         extents = ["ssm_groups"]
+    if isinstance(first.change, ExtraAxes):
+        axis += next((place for place, size in enumerate(weight.shape) if size != 1), 0)
     heads = count_heads(checkpoint.config, first.layer, tuple(extents))
     runs = _runs(weight, extents, axis + is_stacked, heads)
     misfit = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.convolution import ShortConvolution
-from weightctl.nn.delta_net import GatedDeltaNet
+from weightctl.nn.delta_net import GatedDeltaNet, KimiDeltaAttention
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
@@ -90,16 +90,7 @@ class Block(Module):
         if self.has_ssm:
             self.ssm = _make_state_space(config, dtype)
         if self.has_delta:
-            self.delta = GatedDeltaNet(
-                config.hidden,
-                config.delta_heads,
-                key_heads=config.delta_key_heads,
-                key_size=config.delta_key_size,
-                value_size=config.delta_value_size,
-                kernel=config.convolution_length,
-                norm_epsilon=config.norm_epsilon,
-                dtype=dtype,
-            )
+            self.delta = _make_delta(config, dtype)
 
     def __call__(
         self,
@@ -254,6 +245,28 @@ def _make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
         kernel_bias=config.ssm_kernel_bias,
         norm_epsilon=config.norm_epsilon if config.ssm_norm else None,
         scales=SegmentScales.of(config.ssm_scales) if config.ssm_scales else None,
+        dtype=dtype,
+    )
+
+
+def _make_delta(config: DecoderConfig, dtype: DType) -> GatedDeltaNet | KimiDeltaAttention:
+    if config.delta_by_element:
+        return KimiDeltaAttention(
+            config.hidden,
+            config.delta_heads,
+            size=config.delta_key_size,
+            kernel=config.convolution_length,
+            norm_epsilon=config.norm_epsilon,
+            dtype=dtype,
+        )
+    return GatedDeltaNet(
+        config.hidden,
+        config.delta_heads,
+        key_heads=config.delta_key_heads,
+        key_size=config.delta_key_size,
+        value_size=config.delta_value_size,
+        kernel=config.convolution_length,
+        norm_epsilon=config.norm_epsilon,
         dtype=dtype,
     )
 

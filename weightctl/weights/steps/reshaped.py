@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chained",
+    "InShape",
     "JoinedHeads",
     "JoinedRows",
     "SplitHeads",
@@ -132,6 +133,24 @@ class Chained:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, map(str, self.steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class InShape(_SameBytes):
+    """A tensor with more or fewer dimensions of 1."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape."""
+        (info,) = inputs
+        own, wanted = ([size for size in each if size != 1] for each in (info.shape, self.shape))
+        if own != wanted or info.encoding.block > 1:
+            raise _cannot_reshape(info, f"it cannot have the shape {list(self.shape)}")
+        return self.shape, info.encoding
+
+    def __str__(self) -> str:
+        return f"in the shape {list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
