@@ -114,11 +114,13 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mark_sparse(fields: Fields) -> tuple[bool, ...]:
-    return (fields["experts"] > 0,) * fields["layers"]
+    count: int = fields["layers"]
+    return (fields["experts"] > 0,) * count
 
 
 def _mark_none(fields: Fields) -> tuple[bool, ...]:
-    return (False,) * fields["layers"]
+    count: int = fields["layers"]
+    return (False,) * count
 
 
 def _state_no_rope(fields: Fields) -> str:
