@@ -117,12 +117,12 @@ class Heads(NamedTuple):
     size: int
     plain: int = 0  # of a key, the numbers that are made of a latent vector
     value: int = 0  # the size of a value that is
-    of_states: bool = False  # whether they are SSM heads and groups of `value` states
+    of_states: bool = False  # SSM heads, and groups of `value` states
 
     def __str__(self) -> str:
         head, other = ("SSM head", "group") if self.of_states else ("query head", "KV head")
         shared = f" and {pluralize(self.keys, other)}" * (self.keys != self.queries)
-        return f"{pluralize(self.queries, head)}{shared} (head size {self.size})"
+        return pluralize(self.queries, head) + f"{shared} (head size {self.size})"
 
     def ranges(
         self, ranks: int, *, block: int = 1, key_block: int = 1
@@ -153,8 +153,7 @@ class Whole(NamedTuple):
 def shares(count: int, ranks: int) -> list[Range]:
     """Divide items in order and as evenly as possible: the first ranks get one more."""
     least, more = divmod(count, ranks)
-    ends = accumulate((least + (rank < more) for rank in range(ranks)), initial=0)
-    return list(pairwise(ends))
+    return list(pairwise(accumulate((least + (rank < more) for rank in range(ranks)), initial=0)))
 
 
 def unit_ranges(size: int, unit: int, ranks: int) -> list[Range] | None:

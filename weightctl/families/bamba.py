@@ -132,7 +132,7 @@ def _has_no_factors(metadata: Mapping[str, MetadataValue]) -> bool:
     return f"{_GGUF}.attention.scale" not in metadata
 
 
-def _find_unloaded(fields: Fields) -> str | None:
+def _find_obstacle(fields: Fields) -> str | None:
     if all(fields["attention_layers"]):
         return "it has no state space models"
     return find_expansion(fields)
@@ -168,6 +168,6 @@ FAMILY = Family(
     keys=_list_keys(),
     fusions=(qkv_form(),),
     standard=_standard,
-    unloaded=_find_unloaded,
+    unloaded=_find_obstacle,
     checked=_check,
 )

@@ -73,7 +73,7 @@ def _ones(count: int) -> Callable[[Fields], tuple[float, ...]]:
     return make
 
 
-def _unbiased(field: str, name: str) -> Key:
+def _refuse_bias(field: str, name: str) -> Key:
     return Key(field=field, kind=Exactly(False, _UNBIASED), default=False, gguf_default=False,
                hugging_face=name)  # fmt: skip
 
@@ -151,9 +151,9 @@ def _list_keys() -> tuple[Key, ...]:
             seen=Present("blk.0.ssm_norm.weight")),
         Key(field="norm_before_gate", kind=FLAG, default=True,
             hugging_face="mamba_norm_before_gate"),
-        _unbiased("attention_bias", "attention_bias"),
-        _unbiased("mlp_bias", "mlp_bias"),
-        _unbiased("projectors_bias", "projectors_bias"),
+        _refuse_bias("attention_bias", "attention_bias"),
+        _refuse_bias("mlp_bias", "mlp_bias"),
+        _refuse_bias("projectors_bias", "projectors_bias"),
         *_factor_keys(),
     )  # fmt: skip
 

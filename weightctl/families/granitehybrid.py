@@ -79,7 +79,7 @@ ROPE_FLAG = Key(
 )
 
 
-def _find_unloaded(fields: Fields) -> str | None:
+def _find_obstacle(fields: Fields) -> str | None:
     if all(fields["attention_layers"]):
         return "it has no state space models; llama.cpp runs such models as `granite`"
     return find_expansion(fields)
@@ -215,6 +215,6 @@ FAMILY = replace(
         _gate_up(_SHARED, ""),
     ),
     standard=_standard,
-    unloaded=_find_unloaded,
+    unloaded=_find_obstacle,
     checked=_check,
 )
