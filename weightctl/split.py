@@ -152,8 +152,7 @@ class Whole(NamedTuple):
 def shares(count: int, ranks: int) -> list[Range]:
     """Divide items in order and as evenly as possible: the first ranks get one more."""
     least, more = divmod(count, ranks)
-    ends = accumulate((least + (rank < more) for rank in range(ranks)), initial=0)
-    return list(pairwise(ends))
+    return list(pairwise(accumulate((least + (rank < more) for rank in range(ranks)), initial=0)))
 
 
 def unit_ranges(size: int, unit: int, ranks: int) -> list[Range] | None:

@@ -74,8 +74,8 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
             ),
         ),
         (
-            b'{"model_type": "mamba"}',
-            ("`model_type` is `'mamba'`, a model family that weightctl does not support"),
+            b'{"model_type": "zamba2"}',
+            ("`model_type` is `'zamba2'`, a model family that weightctl does not support"),
         ),
         (
             b'{"model_type": "llama", "model_type": "bert"}',
@@ -107,8 +107,8 @@ def test_a_config_that_is_not_a_file_is_not_waited_for(
 
 
 def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
-    error_text = refused(weights_of({"a": np.ones(1)}), {"model_type": "mamba"})
-    assert "mamba" in error_text
+    error_text = refused(weights_of({"a": np.ones(1)}), {"model_type": "zamba2"})
+    assert "zamba2" in error_text
     assert "weightctl ls --families" in error_text
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv7")})
     assert "`'rwkv7'`" in refused(weights)
@@ -191,7 +191,7 @@ def test_of_two_tensors_of_one_name_the_second_is_too_much(tensors: dict[str, An
 def test_a_config_that_is_given_stands_before_all_others(
     tmp_path: Path, tensors: dict[str, Any]
 ) -> None:
-    weights = beside(tmp_path, tensors, b'{"model_type": "mamba"}')
+    weights = beside(tmp_path, tensors, b'{"model_type": "zamba2"}')
     assert recognize(weights, LLAMA).missing == []
 
 

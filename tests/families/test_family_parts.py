@@ -28,7 +28,7 @@ def test_every_part_of_every_family_has_a_role(line: Name) -> None:
 
 def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
     for name, line in USUAL.items():
-        assert part_of_layer(line) == re.sub(r"\.(whole|latent|sized|apart)$", "", name)
+        assert part_of_layer(line) == re.sub(r"\.(whole|latent|sized|apart|channels)$", "", name)
 
 
 @pytest.mark.parametrize("family", LOADED.values(), ids=LOADED)
@@ -38,15 +38,21 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
     # Keys and values are read by the queries, tokens by people.
     own = {"queries", "keys", "plain_keys", "each_head"}
+    # Numbers of SSM heads, and matrices of their groups, are read where they are made.
+    own |= {"ssm_heads", "ssm_group_states"}
     if "key_values" in made:  # of which each is that of several query heads
         own |= {"key_values", "values"}
     outputs = {extent for line in family.names for extent in line.axes.outputs}
     # Where numbers are normed together, every rank computes all of them.
     own |= {"inner"} if "intermediate" in outputs else set()
     assert made - own == (read | {"vocabulary"}) - own
-    assert made & {"keys", "plain_keys"} or "all_keys" in outputs
-    assert "queries" in made or "all_queries" in outputs
-    assert read & {"inner", "expert_inner"}
+    parts = {module.partition(".")[0] for module in roles}
+    if "attention" in parts:
+        assert made & {"keys", "plain_keys"} or "all_keys" in outputs
+        assert "queries" in made or "all_queries" in outputs
+    if "mlp" in parts:
+        assert read & {"inner", "expert_inner"}
+    assert parts & {"attention", "ssm"}
 
 
 @pytest.mark.parametrize(

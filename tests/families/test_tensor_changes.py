@@ -25,6 +25,7 @@ from weightctl.families.changes import (
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 from weightctl.families.row_orders import alternate, group_heads, invert
+from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
 from weightctl.families.tiled_heads import Columns
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus
@@ -105,6 +106,21 @@ def test_weights_of_queries_get_a_scale_that_llama_cpp_does_not_take(is_norm: bo
 def test_rates_of_state_spaces_are_negative_exponentials() -> None:
     found = done(MINUS_EXP.to_gguf(CONFIG), np.array([0, 1, 2], np.float32))
     assert np.allclose(found, [-1, -np.e, -(np.e**2)])
+
+
+def test_weights_are_multiplied_by_factors_that_the_config_then_lacks() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    by_row = np.array([2, 2, 0.5, 3], np.float32)[:, None]
+    scaled = ScaledRuns(lambda _: [(2, 2.0), (1, 0.5), (1, 3.0)])
+    step = scaled.to_gguf(CONFIG)
+    assert step is not None
+    assert done(step, array).tolist() == (array * by_row).tolist()
+    assert str(step) == "rows times 2, 0.5, 3"
+    for change in (scaled, ScaledBy(lambda _: 2.0)):
+        assert change.to_hugging_face(CONFIG) is None
+    assert ScaledBy(lambda _: 1.0).to_gguf(CONFIG) is None
+    with pytest.raises(ConversionError, match="4 rows are expected"):
+        done(step, array[:3])
 
 
 def test_the_matrix_of_each_head_is_turned() -> None:

@@ -53,7 +53,7 @@ def llama(
 def unknown_model(directory: Path, **shapes: tuple[int, ...]) -> Weights:
     """Return a checkpoint of no family, with dots for the double underscores of its names."""
     tensors = {name.replace("__", "."): (shape, "F32") for name, shape in shapes.items()}
-    return stated(tensors, directory=directory, config={"model_type": "mamba"})
+    return stated(tensors, directory=directory, config={"model_type": "zamba2"})
 
 
 def rules(directory: Path, *lines: str) -> CutRules:
@@ -69,7 +69,7 @@ def parts_of(weights: Weights, grid: Grid, own: CutRules | None = None) -> dict[
 
 
 def test_a_family_that_nobody_knows_is_cut_by_people_alone(tmp_path: Path) -> None:
-    with pytest.raises(ArchitectureError, match="mamba") as caught:
+    with pytest.raises(ArchitectureError, match="zamba2") as caught:
         shard_plan(unknown_model(tmp_path, a=(4, 4)), Grid(2))
     assert "to split by your own rules, use --plan FILE (rules=FILE in Python)" in caught.value.hint
 
@@ -273,7 +273,7 @@ def test_each_number_of_ranks_works_or_has_a_tensor_in_its_way(tmp_path: Path) -
     assert found[4] is found[1] is None
     assert "q_proj.weight` of shape [64, 64] cannot be split" in str(found[3])
     assert "are not valid numbers of ranks" in str(found[0])
-    with pytest.raises(ArchitectureError, match="mamba"):
+    with pytest.raises(ArchitectureError, match="zamba2"):
         possible(unknown_model(tmp_path, a=(4, 4)), [2])
 
 

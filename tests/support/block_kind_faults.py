@@ -25,6 +25,7 @@ from block_faults import (
 )
 from faults import of
 from mixer_faults import MIXER_KINDS
+from state_space_faults import STATE_SPACE_KINDS
 from tensor_faults import changed, swapped_rows
 
 if TYPE_CHECKING:
@@ -316,4 +317,5 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "ALiBi": ("mpt", _ALIBI),
     "learned positions": ("gpt2", _LEARNED),
     **MIXER_KINDS,
+    **STATE_SPACE_KINDS,
 }

@@ -71,20 +71,6 @@ def _convolved(x: Array, weight: Array) -> Array:
     return made
 
 
-def _scanned(x: Array, steps: Array, rates: Array, read_in: Array, read_out: Array) -> Array:
-    batch, positions, heads, size = x.shape
-    made = np.zeros_like(x)
-    for text, head, channel in np.ndindex(batch, heads, size):
-        group = head * read_in.shape[2] // heads
-        states = np.zeros(read_in.shape[3])
-        for place in range(positions):
-            step = steps[text, place, head]
-            added = step * x[text, place, head, channel] * read_in[text, place, group]
-            states = states * np.exp(step * rates[head]) + added
-            made[text, place, head, channel] = states @ read_out[text, place, group]
-    return made
-
-
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     numbers = x[..., 0::2] + 1j * x[..., 1::2]
     turned = numbers * (cos + 1j * sin)
@@ -99,11 +85,6 @@ def _attention(query: Array, key: Array, value: Array) -> Array:
 
 WEIGHT, BIAS, KERNEL = floats(4), floats(4), floats(4, 3)
 QUERY, KEY, VALUE = floats(1, 2, 3, 4), floats(1, 2, 5, 4), floats(1, 2, 5, 4)
-# Four heads in two groups.
-SCANNED = (
-    floats(2, 3, 4, 2), np.abs(floats(2, 3, 4)), -np.abs(floats(4, 5)), floats(2, 3, 2, 5),
-    floats(2, 3, 2, 5),
-)  # fmt: skip
 ANGLES = floats(3, 2)
 COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
 HALVES = tuple(array.astype(ml_dtypes.bfloat16) for array in (floats(3, 64), floats(64)))
@@ -148,10 +129,6 @@ EXAMPLES = [
     Example("layer_norm", (*HALVES, HALVES[1]), _layer_norm(*HALVES, HALVES[1]), {"epsilon": 1e-5}),
     Example("causal_convolution", (X, KERNEL), _convolved(X, KERNEL), {}, 1e-6),
     Example("causal_convolution", (X, KERNEL, BIAS), _convolved(X, KERNEL) + BIAS, {}, 1e-6),
-    *(
-        Example("selective_scan", inputs, _scanned(*inputs), {}, 1e-5)
-        for inputs in (SCANNED, (*SCANNED[:2], SCANNED[2][:, :1], *SCANNED[3:]))
-    ),
     Example("rope", (X, COS, SIN), _rotated(X, COS, SIN), {"interleaved": True}, 1e-6),
     Example("attention", (QUERY, KEY, VALUE), _attention(QUERY, KEY, VALUE), PLAIN, 1e-6),
 ]
@@ -204,17 +181,6 @@ INFERRED = [
     Inferred("rms_norm", (f32("batch", 4),), f32("batch", 4), {"epsilon": 1e-6}),
     Inferred(
         "layer_norm", (f32("batch", "dim"), f32("dim")), f32("batch", "dim"), {"epsilon": 1e-5}
-    ),
-    Inferred(
-        "selective_scan",
-        (
-            f32("batch", "seq", 4, 2),
-            f32("batch", "seq", 4),
-            f32(4, 1),
-            f32("batch", "seq", 2, 5),
-            f32("batch", "seq", 2, 5),
-        ),
-        f32("batch", "seq", 4, 2),
     ),
     Inferred("causal_convolution", (f32("batch", "seq", 4), f32(4, 3)), f32("batch", "seq", 4)),
     Inferred(
@@ -307,20 +273,6 @@ REFUSED = [
         (f32(2), TensorType(BF16, [2])),
         "float32 and bfloat16 cannot be combined",
         {"epsilon": 0.0},
-    ),
-    Refused(
-        "selective_scan",
-        (f32(2, 4), f32(2), f32(4, 1), f32(1, 2, 2, 5), f32(1, 2, 2, 5)),
-        "must have four dimensions",
-    ),
-    *(
-        Refused("selective_scan", (f32(1, 3, 4, 2), *others), says)
-        for others, says in (
-            ((f32(1, 3, 5), f32(4, 1), f32(1, 3, 2, 5), f32(1, 3, 2, 5)), "the steps must be"),
-            ((f32(1, 3, 4), f32(4, 2), f32(1, 3, 2, 5), f32(1, 3, 2, 5)), "the rates must be"),
-            ((f32(1, 3, 4), f32(4, 1), f32(1, 3, 2, 5), f32(1, 3, 1, 5)), "B and C must be equal"),
-            ((f32(1, 3, 4), f32(4, 1), f32(1, 3, 3, 5), f32(1, 3, 3, 5)), "cannot be divided"),
-        )
     ),
     Refused("causal_convolution", (f32(2, 4), f32(4, 3)), "must have three dimensions"),
     Refused("causal_convolution", (f32(1, 2, 4), f32(3, 3)), "weight must be [4, kernel]"),

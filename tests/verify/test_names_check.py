@@ -295,9 +295,9 @@ def _add_values(path: Path, values: dict[str, Any]) -> None:
 
 
 def test_an_unknown_family_is_skipped_with_the_nearest_one(llama: Any, tmp_path: Path) -> None:
-    result = checked(written(tmp_path, llama, model_type="mamba"))
+    result = checked(written(tmp_path, llama, model_type="zamba2"))
     assert result.problems == ()
-    assert "`mamba`" in result.skipped.replace("'", "")
+    assert "`zamba2`" in result.skipped.replace("'", "")
     assert "the closest is llama, which has 12 of the 12 tensor names" in result.skipped
 
 

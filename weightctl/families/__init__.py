@@ -86,6 +86,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
     "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),
     "granite": FamilyLine("weightctl.families.granite", "granite", ("granite",)),
+    "granite4": FamilyLine("weightctl.families.granite4", "granite", ("granitemoehybrid",)),
     "granitehybrid": FamilyLine(
         "weightctl.families.granitehybrid", "granitehybrid", ("granitemoehybrid",)
     ),

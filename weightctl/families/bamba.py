@@ -32,7 +32,7 @@ from weightctl.families.state_space import (
     ssm_roles,
     without_auto,
 )
-from weightctl.text.untyped import is_sequence
+from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,16 +123,17 @@ def _list_lines() -> tuple[Name, ...]:
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json in transformers' current form, which rotates half of each head."""
     found = dict(without_auto(standard_rope(document)))
-    rope = dict(found.get("rope_parameters") or {})
-    rope["partial_rotary_factor"] = 0.5
-    return {**found, "rope_parameters": rope}
+    rope = found.get("rope_parameters", {})
+    if is_object(rope):
+        found["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
+    return found
 
 
 def _has_no_factors(metadata: Mapping[str, MetadataValue]) -> bool:
     return f"{_GGUF}.attention.scale" not in metadata
 
 
-def _find_unloaded(fields: Fields) -> str | None:
+def _find_obstacle(fields: Fields) -> str | None:
     if all(fields["attention_layers"]):
         return "it has no state space models"
     return find_expansion(fields)
@@ -168,6 +169,6 @@ FAMILY = Family(
     keys=_list_keys(),
     fusions=(qkv_form(),),
     standard=_standard,
-    unloaded=_find_unloaded,
+    unloaded=_find_obstacle,
     checked=_check,
 )

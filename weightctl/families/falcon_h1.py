@@ -26,7 +26,7 @@ from weightctl.families.state_space import (
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
@@ -65,11 +65,15 @@ def _factor_keys() -> tuple[Key, ...]:
     )  # fmt: skip
 
 
-def _ones(count: int) -> Any:
-    return lambda _: (1.0,) * count
+def _ones(count: int) -> Callable[[Fields], tuple[float, ...]]:
+    def make(fields: Fields) -> tuple[float, ...]:
+        del fields
+        return (1.0,) * count
+
+    return make
 
 
-def _unbiased(field: str, name: str) -> Key:
+def _refuse_bias(field: str, name: str) -> Key:
     return Key(field=field, kind=Exactly(False, _UNBIASED), default=False, gguf_default=False,
                hugging_face=name)  # fmt: skip
 
@@ -147,9 +151,9 @@ def _list_keys() -> tuple[Key, ...]:
             seen=Present("blk.0.ssm_norm.weight")),
         Key(field="norm_before_gate", kind=FLAG, default=True,
             hugging_face="mamba_norm_before_gate"),
-        _unbiased("attention_bias", "attention_bias"),
-        _unbiased("mlp_bias", "mlp_bias"),
-        _unbiased("projectors_bias", "projectors_bias"),
+        _refuse_bias("attention_bias", "attention_bias"),
+        _refuse_bias("mlp_bias", "mlp_bias"),
+        _refuse_bias("projectors_bias", "projectors_bias"),
         *_factor_keys(),
     )  # fmt: skip
 
@@ -178,7 +182,8 @@ def _check(fields: Fields) -> Fields:
     if not is_sequence(segments) or len(segments) != _SEGMENTS or len(mlp) != 2:
         raise ValueError(f"{_SEGMENTS} `ssm_multipliers` and 2 `mlp_multipliers` are needed")
     scales = (fields["ssm_input_factor"], *segments, fields["ssm_output_factor"])
-    return check_decoder(fields) | {
+    return {
+        **check_decoder(fields),
         "attention_scales": tuple(
             fields[f"{part}_factor"] for part in ("attention_input", "key", "attention_output")
         ),

@@ -34,13 +34,22 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "ROPE_FLAG", "SILU", "check_hybrid"]
+__all__ = [
+    "ATTENTION",
+    "FAMILY",
+    "POSITION_KEYS",
+    "ROPE_FLAG",
+    "SILU",
+    "STATES",
+    "check_hybrid",
+    "standard",
+]
 
 _LAYER = "model.layers.{}."
 _MOE, _SHARED = "block_sparse_moe.", "shared_mlp."
 # transformers' words for layers before version 5, which newer versions and llama.cpp also read.
-_ATTENTION, _STATES = "attention", "mamba"
-_OLDER = {"full_attention": _ATTENTION, "linear_attention": _STATES}
+ATTENTION, STATES = "attention", "mamba"
+_OLDER = {"full_attention": ATTENTION, "linear_attention": STATES}
 _COUNT = WholeNumber(0, 1024)
 
 SILU = Key(
@@ -79,10 +88,26 @@ ROPE_FLAG = Key(
 )
 
 
-def _find_unloaded(fields: Fields) -> str | None:
+def _find_obstacle(fields: Fields) -> str | None:
     if all(fields["attention_layers"]):
-        return "it has no state space models; llama.cpp runs such models as `granite`"
+        return "it has experts and no state space models"
     return find_expansion(fields)
+
+
+def _state_no_rope(fields: Fields) -> str:
+    del fields
+    return "none"
+
+
+POSITION_KEYS = (
+    ROPE_FLAG,
+    Key(
+        field="position",
+        kind=Choice({"rope": "rope", "nope": "none"}),
+        default=_state_no_rope,
+        hugging_face="position_embedding_type",
+    ),
+)
 
 
 def check_hybrid(fields: Fields) -> Fields:
@@ -96,7 +121,7 @@ def _check(fields: Fields) -> Fields:
     return checking_experts(check_hybrid)(fields) if fields["experts"] else check_hybrid(fields)
 
 
-def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json with the older words for layers, and the width of its MLP.
 
     Without experts, the MLP has the width that is stated for a shared one.
@@ -114,16 +139,13 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mark_sparse(fields: Fields) -> tuple[bool, ...]:
-    return (fields["experts"] > 0,) * fields["layers"]
+    count: int = fields["layers"]
+    return (fields["experts"] > 0,) * count
 
 
 def _mark_none(fields: Fields) -> tuple[bool, ...]:
-    return (False,) * fields["layers"]
-
-
-def _state_no_rope(fields: Fields) -> str:
-    del fields
-    return "none"
+    count: int = fields["layers"]
+    return (False,) * count
 
 
 def _list_keys() -> tuple[Key, ...]:
@@ -144,19 +166,13 @@ def _list_keys() -> tuple[Key, ...]:
         else key
         for key in keys
     )
-    hybrid = hybrid_keys(keys, LayerChoice(_ATTENTION, _STATES), "ssm_layers")
+    hybrid = hybrid_keys(keys, LayerChoice(ATTENTION, STATES), "ssm_layers")
     return (
         *(
             replace(key, default=_mark_none) if key.hugging_face == "layer_types" else key
             for key in hybrid
         ),
-        ROPE_FLAG,
-        Key(
-            field="position",
-            kind=Choice({"rope": "rope", "nope": "none"}),
-            default=_state_no_rope,
-            hugging_face="position_embedding_type",
-        ),
+        *POSITION_KEYS,
         *mamba2_keys(hybrid=True),
     )
 
@@ -212,7 +228,7 @@ FAMILY = replace(
         _gate_up(_SHARED, "shared."),
         _gate_up(_SHARED, ""),
     ),
-    standard=_standard,
-    unloaded=_find_unloaded,
+    standard=standard,
+    unloaded=_find_obstacle,
     checked=_check,
 )

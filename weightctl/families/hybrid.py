@@ -61,7 +61,8 @@ def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...
         made += (
             Key(field="layer_kv_heads", kind=_COUNTS, gguf_default=_list_kv_heads,
                 gguf="{arch}.attention.head_count_kv"),
-            replace(key, gguf="", gguf_default=_find_kv_heads),
+            # The list states the number, unless no layer has attention.
+            replace(key, gguf="", gguf_default=_find_kv_heads, is_in_weights=True),
             Key(field="attention_layers", kind=ONES, gguf_default=_find_attention_layers),
         )  # fmt: skip
     return (

@@ -75,7 +75,8 @@ def _mark_sparse(fields: Fields) -> tuple[bool, ...]:
 
 
 def _mark_none(fields: Fields) -> tuple[bool, ...]:
-    return (False,) * fields["layers"]
+    count: int = fields["layers"]
+    return (False,) * count
 
 
 def _period_keys(name: str, prefix: str, flags: str, period: int, offset: int) -> tuple[Key, ...]:

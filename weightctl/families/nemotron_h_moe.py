@@ -22,7 +22,7 @@ from weightctl.families.experts import (
     expert_lines,
 )
 from weightctl.families.family import ModelType
-from weightctl.families.keys import Key
+from weightctl.families.keys import REQUIRED, Key
 from weightctl.families.kinds import Exactly, OrNone
 from weightctl.families.lines import adapt
 from weightctl.families.nemotron_h import (
@@ -87,7 +87,11 @@ FAMILY = replace(
             _GIVEN["experts_scale"],
             *GROUP_KEYS,
             SHARED_COUNT_KEYS[0],
-            replace(SHARED_WIDTH, hugging_face="moe_shared_expert_intermediate_size"),
+            replace(
+                SHARED_WIDTH,
+                gguf_default=REQUIRED,
+                hugging_face="moe_shared_expert_intermediate_size",
+            ),
             Key(field="expert_latent", kind=OrNone(Exactly(0, _LATENT)), default=None,
                 gguf_default=None,
                 gguf="{arch}.moe_latent_size", hugging_face="moe_latent_size", written=False),

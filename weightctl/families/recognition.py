@@ -141,6 +141,7 @@ def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Fa
         decided = (each for each in families if each.is_of_config and each.is_of_config(document))
         if (family := next(decided, None)) is not None:
             return family
+        lines = [line for line, each in zip(lines, families, strict=True) if not each.is_of_config]
     if lines:
         return next((line for line in lines if kind in line.model_types), lines[0]).load()
     says = _says(f"`{MODEL_TYPE}`", found, where)

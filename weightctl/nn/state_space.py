@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
-    from weightctl.nn.cuts import Ranges
+    from weightctl.nn.cuts import MatrixLayer, Ranges
 
 __all__ = ["HeadNumbers", "Mamba", "Mamba2", "SegmentScales"]
 
@@ -161,7 +161,7 @@ class Mamba(Staged):
 
         Raises `ShardingError` if there are fewer channels, or blocks of them, than devices.
         """
-        parts = {
+        parts: dict[str, MatrixLayer] = {
             "ssm.inputs.channels": self.inputs,
             "ssm.kernel.channels": self.kernel,
             "ssm.selection": self.selection,
@@ -269,7 +269,7 @@ class Mamba2(Staged):
         heads = Heads(
             self.heads, self.own_groups, self.head_dim, value=self.states, called=SSM_HEADS
         )
-        parts = {
+        parts: dict[str, MatrixLayer] = {
             "ssm.inputs": self.inputs,
             "ssm.kernel": self.kernel,
             "ssm.step_bias": self.step_bias,
