@@ -94,9 +94,7 @@ def _encode(
     text: str, tower: str, pixels: np.ndarray[Any, Any], hidden: int
 ) -> list[np.ndarray[Any, Any]]:
     library = _library()
-    model = library.llama_model_load_from_file(
-        text.encode(), library.llama_model_default_params()
-    )
+    model = library.llama_model_load_from_file(text.encode(), library.llama_model_default_params())
     assert model, f"llama.cpp does not load {text}"
     params = library.mtmd_context_params_default()
     assert params.words[_THREADS] == 4, "the record has another layout"

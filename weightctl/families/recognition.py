@@ -15,7 +15,6 @@ from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.nearest import describe_nearest
 from weightctl.text.untyped import is_object
-from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
@@ -79,13 +78,6 @@ def _checkpoint(
     document: Mapping[str, Any] | None = None,
 ) -> RecognizedModel:
     convention: NamingConvention = "gguf" if document is None else "hugging_face"
-    count = len(header_of(weights).tensors)
-    if read.config.layers > count:
-        raise ArchitectureError(
-            f"{where} states {pluralize(read.config.layers, 'layer')}, but the checkpoint has only "
-            f"{pluralize(count, 'tensor')}",
-            hint="check that the config belongs to this checkpoint",
-        )
     found = match(weights, family, convention, read.config, where)
     return RecognizedModel(
         tree=weights,
