@@ -23,7 +23,7 @@ TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
 # Their own config classes fill in what is in a config of another text model.
-NESTED = {"gemma3", "llama4", "mistral3"}
+NESTED = {"gemma3", "idefics3", "llama4", "llava", "mistral3", "smolvlm"}
 
 
 def stated(kind: str) -> dict[str, Any]:

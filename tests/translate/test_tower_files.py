@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,6 @@ from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from subprocess import CompletedProcess
 
 NOTE = "the image encoder and its projection"
@@ -216,6 +216,14 @@ def test_towers_of_the_table_are_loaded(name: str) -> None:
     assert tuple(tower.family.model_types) == TOWERS[name].model_types
     (projector,) = (key for key in tower.family.keys if key.field == "projector")
     assert projector.gguf_default == name
+
+
+def test_the_documentation_lists_the_towers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    for name, line in TOWERS.items():
+        cells = ([name], line.model_types, line.load().texts)
+        row = " | ".join(", ".join(f"`{each}`" for each in cell) for cell in cells)
+        assert f"| {row} |" in page
 
 
 def test_an_mmproj_file_is_quantized_on_its_own(files: tuple[Path, Path], tmp_path: Path) -> None:
