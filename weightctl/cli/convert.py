@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,11 +23,14 @@ from weightctl.cli.options import (
     Include,
     Json,
     Memory,
+    Mmproj,
     On,
+    Partial,
     Path,
     Private,
     PullRequest,
     Quiet,
+    Report,
     TaskSize,
     Threads,
     To,
@@ -35,7 +38,6 @@ from weightctl.cli.options import (
     examples,
     exit_codes,
     locate,
-    locate_local,
     section,
 )
 from weightctl.cli.outline import outline
@@ -44,7 +46,7 @@ from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import (
     check_report,
-    document,
+    document_outputs,
     note_when_stopped,
     plan_kind,
     plan_row,
@@ -222,19 +224,7 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
-    mmproj: Annotated[
-        str | None,
-        typer.Option(
-            "--mmproj",
-            metavar="FILE",
-            help="The GGUF file with the image encoder of a multimodal model and its projection "
-            "(the tower). It is written in addition to OUT, with types by --dtype; without OUT, "
-            "only FILE is written. If MODEL is a GGUF file and OUT a directory, FILE is read "
-            "instead, and OUT contains both.",
-            callback=locate,
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
+    mmproj: Mmproj = None,
     weights_only: Annotated[
         bool,
         typer.Option(
@@ -297,15 +287,7 @@ def convert(
     ] = None,
     to: To = None,
     source: From = None,
-    partial: Annotated[
-        bool,
-        typer.Option(
-            "--partial",
-            help="If files of a split checkpoint are missing, convert the tensors in the files "
-            "that are present.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = False,
+    partial: Partial = False,
     private: Private = False,
     pull_request: PullRequest = False,
     force: Force = False,
@@ -314,15 +296,7 @@ def convert(
     memory: Memory = f"{DEFAULT_MEMORY >> 20}MiB",
     on: On = None,
     task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
-    report: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
-            "error of each.",
-            callback=locate_local,
-        ),
-    ] = None,
+    report: Report = None,
     anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -359,7 +333,7 @@ def convert(
                 on=on,
                 task_size=task_size,
             )
-    made = _document(path, conversion)
+    made = document_outputs(path, conversion)
     saved = conversion.saved
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
@@ -385,15 +359,6 @@ def _show_summaries(path: str, conversion: Conversion, *, is_plan: bool) -> None
         if is_plan:
             lines += planned_resumption(each.kept_bytes)
         _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
-
-
-def _document(path: str, conversion: Conversion) -> dict[str, Any]:
-    """Return a conversion as JSON; that of the file of a tower is in the one beside it."""
-    made, *others = (
-        document(path, each.plan, each.target, each.outcome, saved=each.saved)
-        for each in conversion.outputs
-    )
-    return {**made, "mmproj": others[0]} if others else made
 
 
 def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:

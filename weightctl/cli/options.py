@@ -181,6 +181,37 @@ Memory = Annotated[
         "less.",
     ),
 ]
+Mmproj = Annotated[
+    str | None,
+    typer.Option(
+        "--mmproj",
+        metavar="FILE",
+        help="The GGUF file with the tower of a multimodal model: its image encoder, and the "
+        "projection to the vectors of tokens. It is written in addition to OUT, with types by "
+        "--dtype; without OUT, only FILE is written. If MODEL is a GGUF file and OUT a directory, "
+        "FILE is read, and OUT contains both.",
+        callback=locate,
+        rich_help_panel="Content",
+    ),
+]
+Partial = Annotated[
+    bool,
+    typer.Option(
+        "--partial",
+        help="If files of a split checkpoint are missing, convert the tensors in the files "
+        "that are present.",
+        rich_help_panel="Content",
+    ),
+]
+Report = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
+        "error of each.",
+        callback=locate_local,
+    ),
+]
 On = Annotated[
     str | None,
     typer.Option(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from weightctl.cli.outline import OutlineLine
     from weightctl.plan.plan import Item, Plan
+    from weightctl.write.conversion import Conversion
     from weightctl.write.outcome import Outcome
     from weightctl.write.save import Saved
     from weightctl.write.targets import Target
@@ -48,6 +49,7 @@ __all__ = [
     "check_report",
     "describe_other_files",
     "document",
+    "document_outputs",
     "note_when_stopped",
     "plan_kind",
     "plan_row",
@@ -265,6 +267,15 @@ def document(
         **document_workers(saved),
         **document_network(),
     }
+
+
+def document_outputs(path: str, conversion: Conversion) -> dict[str, Any]:
+    """Return a conversion as JSON, with that of the file of a tower as `mmproj`."""
+    made, *others = (
+        document(path, each.plan, each.target, each.outcome, saved=each.saved)
+        for each in conversion.outputs
+    )
+    return {**made, "mmproj": others[0]} if others else made
 
 
 def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:

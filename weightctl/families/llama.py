@@ -89,10 +89,16 @@ FAMILY = Family(
             fixed={"sliding_window": None},
         ),
         # Multimodal models, whose text model is a llama.
-        "idefics3": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
-        "smolvlm": ModelType(class_name="LlamaForCausalLM", fixed={"sliding_window": None}),
+        "idefics3": ModelType(
+            class_name="Idefics3ForConditionalGeneration", fixed={"sliding_window": None}
+        ),
+        "smolvlm": ModelType(
+            class_name="SmolVLMForConditionalGeneration", fixed={"sliding_window": None}
+        ),
         "llava": ModelType(
-            class_name="MistralForCausalLM", defaults=_MISTRAL_DEFAULTS, fixed=_WITHOUT_BIASES
+            class_name="LlavaForConditionalGeneration",
+            defaults=_MISTRAL_DEFAULTS,
+            fixed=_WITHOUT_BIASES,
         ),
     },
     # The prefixes of the text model in multimodal checkpoints.

@@ -10,6 +10,7 @@ from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.parts import shape_of
 from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
+from weightctl.text.wording import pluralize
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
 from weightctl.weights.steps.transposed import Transposed
@@ -56,9 +57,16 @@ def match(
 
     A part of a fused tensor becomes a derived tensor. Rows of an embedding or output after those of
     the vocabulary are left out. Raises `ArchitectureError` if a fused tensor does not have the rows
-    of its parts.
+    of its parts, or if the config has more layers than the checkpoint has tensors.
     """
     names = _Names(weights, family, convention)
+    count = len(names.stored)
+    if config.layers > count:
+        raise ArchitectureError(
+            f"{where} states {pluralize(config.layers, 'layer')}, but the checkpoint has only "
+            f"{pluralize(count, 'tensor')}",
+            hint="check that the config belongs to this checkpoint",
+        )
     fusions = [each for each in family.fusions if each.convention == convention]
     lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}

@@ -71,6 +71,13 @@ _LOOKED_UP = re.compile(
     re.IGNORECASE,
 )
 
+# Encoders of images and sound beside a text model, and what projects their outputs. Engines and
+# their tools quantize only the text model.
+_OF_TOWERS = re.compile(
+    r"(^|\.)(vision_tower|vision_model|vision_encoder|visual|audio_tower|audio_model|embed_vision|"
+    r"embed_audio|multi_modal_projector|vision_language_adapter|patch_merger|connector)\."
+)
+
 # Matrices of a layer that inference engines join into one, by Hugging Face's names.
 _JOINED = {
     module: joined
@@ -129,11 +136,15 @@ def is_matrix_weight(info: TensorInfo) -> bool:
 
 
 def is_projection(info: TensorInfo) -> bool:
-    """Whether a tensor is a matrix of a layer, except norms, routers, biases and embeddings."""
+    """Whether a tensor is a matrix of a layer, except norms, routers, biases and embeddings.
+
+    The layers of towers do not count.
+    """
     name = info.name
     return (
         any(size > 1 for size in info.shape[:-1])
         and not name.endswith("bias")
+        and _OF_TOWERS.search(name) is None
         and not is_buffer(info)
         and role(name) not in {"token_embd", "output"}
         and not _has_kept_name(plain := _NUMBERS.sub("", name))

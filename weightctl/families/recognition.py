@@ -16,7 +16,6 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
 from weightctl.families.nearest import describe_nearest
 from weightctl.text.untyped import is_object
-from weightctl.text.wording import pluralize
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
@@ -80,13 +79,6 @@ def _checkpoint(
     document: Mapping[str, Any] | None = None,
 ) -> RecognizedModel:
     convention: NamingConvention = "gguf" if document is None else "hugging_face"
-    count = len(header_of(weights).tensors)
-    if read.config.layers > count:
-        raise ArchitectureError(
-            f"{where} states {pluralize(read.config.layers, 'layer')}, but the checkpoint has only "
-            f"{pluralize(count, 'tensor')}",
-            hint="check that the config belongs to this checkpoint",
-        )
     fields, config, lost = read.fields, read.config, 0
     if family.mtp is not None:
         header = header_of(weights)

@@ -33,7 +33,7 @@ _WIDE = ("BF16", "F16", "F32", "F64")
 # The encoding of scales in blocks of GGUF.
 _HALF, _IN_HALF = ENCODINGS["F16"], ("Q4_0", "Q4_1", "Q8_0")
 # Matrices that are not linear modules.
-_LOOKED_UP = re.compile(r"embed|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
+_LOOKED_UP = re.compile(r"embed(?!ding\.linear\.)|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
 _OUTPUT = "lm_head"
 _FEW = 3
 
@@ -65,12 +65,13 @@ def store_in_scheme(
 ) -> Plan:
     """Store the matrices of layers in a scheme, and state it in config.json.
 
-    Norms, biases, routers, embeddings and the output projection keep their type; the lines of a
-    recipe decide otherwise. `rules` give tensors a type without blocks. Weights that the scheme
-    cannot store keep their type too, unless `fallback` is False. Other types than 16 and 32 bits
-    become the type of most of the other matrices, by default BF16. Blocks of GGUF whose values the
-    scheme can hold are repacked, and not rounded. With `exact`, tensors that keep their type become
-    F32 where another type would round them, and rounded weights are left to the caller.
+    Norms, biases, routers, embeddings, the output projection and the towers of multimodal models
+    keep their type; the lines of a recipe decide otherwise. `rules` give tensors a type without
+    blocks. Weights that the scheme cannot store keep their type too, unless `fallback` is False.
+    Other types than 16 and 32 bits become the type of most of the other matrices, by default BF16.
+    Blocks of GGUF whose values the scheme can hold are repacked, and not rounded. With `exact`,
+    tensors that keep their type become F32 where another type would round them, and rounded weights
+    are left to the caller.
 
     Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
     that could state it, if a rule is for a type with blocks, and, without `requantize`, for values

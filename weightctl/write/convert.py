@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial as partial_of
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
-from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
@@ -20,24 +19,23 @@ from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
-from weightctl.plan.rename import RenamingsLike, collect_renamings, list_rule_files
-from weightctl.plan.rename import rename as renamed
+from weightctl.plan.rename import RenamingsLike, list_rule_files
 from weightctl.plan.scheme_names import find_scheme
 from weightctl.plan.scheme_weights import store_in_scheme
 from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
-from weightctl.plan.weights_only import keep_weights
 from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.optional_parts import OptionalPart
-from weightctl.translate.plans import ModelPart, Names, plan_of
+from weightctl.translate.plans import Names
 from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
+from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
+from weightctl.write.model_parts import ModelParts, find_parts, make_plan
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
+    from weightctl.weights.tree import Checkpoint
 
 __all__ = ["NonFinite", "convert"]
 
@@ -155,7 +154,7 @@ def convert(
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = find_scheme(quant, is_directory=is_directory)
-    parts = _Parts()
+    parts = ModelParts()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
         has_choice = has_choice or partial or bool(left_out) or mmproj is not None
@@ -167,8 +166,8 @@ def convert(
         of_tower = partial_of(
             convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
         )
-        parts = _find_parts(weights, mmproj, where, None if out is None else of_tower)
-        plan = _make_plan(
+        parts = find_parts(weights, mmproj, where, None if out is None else of_tower)
+        plan = make_plan(
             weights,
             where,
             parts=parts,
@@ -282,42 +281,6 @@ def _weights_of(
     return loaded_checkpoint(source)
 
 
-class _Parts(NamedTuple):
-    """Which part of a multimodal model is written, and what is known of its tower.
-
-    - `mmproj`: the content of the file with the tower, if the output is to contain it.
-    - `beside`: the conversion that writes that file, if there is one.
-    """
-
-    part: ModelPart = ModelPart.WHOLE
-    mmproj: Checkpoint | None = None
-    beside: Conversion | None = None
-
-
-def _find_parts(
-    weights: Checkpoint,
-    mmproj: str | os.PathLike[str] | None,
-    where: Target,
-    plan_tower: Callable[[], Conversion] | None,
-) -> _Parts:
-    """Return what a conversion does with the file of a tower: read it, or write it.
-
-    `plan_tower` plans to write that file beside the output. It is None if the file is the output.
-    """
-    if mmproj is None:
-        return _Parts()
-    if plan_tower is None:
-        return _Parts(ModelPart.TOWER)
-    if ARCHITECTURE in header_of(weights).metadata:
-        return _Parts(mmproj=open_weights(mmproj))
-    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
-        raise ConversionError(
-            f"{where.path} is both the output and the file of the tower",
-            hint="choose another path for --mmproj (mmproj in Python)",
-        )
-    return _Parts(ModelPart.TEXT, beside=plan_tower())
-
-
 def _target(
     out: str | os.PathLike[str] | Target | None,
     mmproj: str | os.PathLike[str] | None,
@@ -328,59 +291,11 @@ def _target(
         return out
     if out is None and mmproj is None:
         raise ConversionError(
-            "OUT is missing", hint="weightctl convert MODEL OUT, or MODEL --mmproj FILE"
+            "OUT is missing",
+            hint="only --mmproj FILE (mmproj=FILE in Python) can replace it; "
+            "`weightctl convert --help` describes the options",
         )
     return target(os.fspath(out or mmproj or ""), to, options)
-
-
-def _make_plan(
-    weights: Checkpoint,
-    where: Target,
-    *,
-    parts: _Parts,
-    names: Names,
-    weights_only: bool,
-    rename: RenamingsLike | None,
-    is_cast: bool,
-    in_blocks: bool,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    without: Sequence[OptionalPart],
-) -> Plan:
-    """Plan to store a tree; the tensors below a node that is not the root keep their names."""
-    prefix = weights.name
-    tree = Checkpoint(source_of(weights)) if prefix else weights
-    if prefix and (rename is not None or weights_only):
-        name = "weights_only" if rename is None else "rename"
-        raise ConversionError(
-            f"{name} works only on a whole checkpoint, but `{prefix}` is a part of one",
-            hint="convert the root of the tree, with include",
-        )
-    if weights_only:
-        tree = keep_weights(tree)
-    if rename is not None:
-        tree = renamed(tree, collect_renamings(rename))
-    # Only a whole model can be translated to another naming convention.
-    is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
-    plan = plan_of(
-        tree,
-        where.format,
-        names=Names.KEEP if is_kept else names,
-        is_model=where.file_name is not None,
-        is_cast=is_cast,
-        in_blocks=in_blocks,
-        include=include,
-        exclude=exclude,
-        without=without,
-        part=parts.part,
-        mmproj=parts.mmproj,
-    )
-    if not prefix:
-        return plan
-    if not weights:
-        find_stored_name(weights)  # raises MissingTensorError, with similar names
-    stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
-    return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 
 
 def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:
@@ -392,8 +307,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _names(names) is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include, exclude, without, partial and mmproj do not apply "
-            "to a plan: its tensors and names are already chosen",
+            "names, weights_only, rename, include, exclude, without, partial and mmproj do not "
+            "apply to a plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 

@@ -136,6 +136,7 @@ TOWER = Tower(
     mean=(0.5, 0.5, 0.5),
     deviation=(0.5, 0.5, 0.5),
     processor=_describe_processor,
+    differs=lambda _: "it orders the vectors of an image by columns instead of rows",
     tokens={
         "boi_token_index": "<|image_start|>",
         "eoi_token_index": "<|image_end|>",

@@ -49,6 +49,7 @@ _BLOCK = {
 }
 _ROTATED = ("layers.{}.attn_q", "layers.{}.attn_k")
 _MERGER = "mm.patch_merger.weight"
+_SELECTION = Exactly("full", "the image encoder has no class token that could be left out")
 
 
 def _check(fields: Fields) -> Fields:
@@ -96,13 +97,17 @@ TOWER = Tower(
         model_types={
             "mistral3": ModelType(
                 class_name="Mistral3ForConditionalGeneration",
-                fixed={"has_merger": True},
+                fixed={"has_merger": True, "selection": "full"},
                 defaults={"image_size": 1540, "patch_size": 14},
             ),
             "llava": ModelType(
                 class_name="LlavaForConditionalGeneration",
                 fixed={"has_merger": False, "merge": 1},
-                defaults={"has_projector_bias": True, "feature_layer": -2},
+                defaults={
+                    "has_projector_bias": True,
+                    "feature_layer": -2,
+                    "selection": "default",
+                },
             ),
         },
         prefix="",
@@ -128,6 +133,8 @@ TOWER = Tower(
             Key(field="feature_layer", default=-1, gguf_default=-1,
                 hugging_face="vision_feature_layer",
                 kind=Exactly(-1, "llama.cpp takes the features of the last layer")),
+            Key(field="selection", kind=_SELECTION, default="full", gguf_default="full",
+                hugging_face="vision_feature_select_strategy"),
             Key(field="text_epsilon", kind=EPSILON, default=_EPSILON, hugging_face=TEXT_EPSILON),
         ),
         standard=with_rope,

@@ -1,0 +1,119 @@
+"""The parts of a multimodal model in a conversion, and the plan of the part that is written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.families.model import ARCHITECTURE
+from weightctl.formats.open.opening import open_weights
+from weightctl.plan.rename import collect_renamings
+from weightctl.plan.rename import rename as renamed
+from weightctl.plan.weights_only import keep_weights
+from weightctl.translate.plans import ModelPart, Names, plan_of
+from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.plan.plan import Plan
+    from weightctl.plan.rename import RenamingsLike
+    from weightctl.translate.optional_parts import OptionalPart
+    from weightctl.write.conversion import Conversion
+    from weightctl.write.targets import Target
+
+__all__ = ["ModelParts", "find_parts", "make_plan"]
+
+
+class ModelParts(NamedTuple):
+    """Which part of a multimodal model is written, and what is known of its tower.
+
+    - `mmproj`: the content of the file with the tower, if the output is to contain it.
+    - `beside`: the conversion that writes that file, if there is one.
+    """
+
+    part: ModelPart = ModelPart.WHOLE
+    mmproj: Checkpoint | None = None
+    beside: Conversion | None = None
+
+
+def find_parts(
+    weights: Checkpoint,
+    mmproj: str | os.PathLike[str] | None,
+    where: Target,
+    plan_tower: Callable[[], Conversion] | None,
+) -> ModelParts:
+    """Return what a conversion does with the file of a tower: read it, or write it.
+
+    `mmproj` is the path of the file, None if there is none. `plan_tower` plans to write it beside
+    the output `where`; it is None if the file is the output. Raises `ConversionError` if both have
+    the same path, and as `open_weights` does for a file that is read.
+    """
+    if mmproj is None:
+        return ModelParts()
+    if plan_tower is None:
+        return ModelParts(ModelPart.TOWER)
+    if ARCHITECTURE in header_of(weights).metadata:
+        return ModelParts(mmproj=open_weights(mmproj))
+    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
+        raise ConversionError(
+            f"{where.path} is both the output and the file of the tower",
+            hint="choose another path for --mmproj (mmproj in Python)",
+        )
+    return ModelParts(ModelPart.TEXT, beside=plan_tower())
+
+
+def make_plan(
+    weights: Checkpoint,
+    where: Target,
+    *,
+    parts: ModelParts,
+    names: Names,
+    weights_only: bool,
+    rename: RenamingsLike | None,
+    is_cast: bool,
+    in_blocks: bool,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    without: Sequence[OptionalPart],
+) -> Plan:
+    """Plan to store a tree; the tensors below a node that is not the root keep their names.
+
+    The other arguments are those of `convert` and `plan_of`. Raises `ConversionError` for arguments
+    that need the root of the tree, `MissingTensorError` if nothing exists at a node, and as
+    `plan_of` does.
+    """
+    prefix = weights.name
+    tree = Checkpoint(source_of(weights)) if prefix else weights
+    if prefix and (rename is not None or weights_only):
+        name = "weights_only" if rename is None else "rename"
+        raise ConversionError(
+            f"{name} works only on a whole checkpoint, but `{prefix}` is a part of one",
+            hint="convert the root of the tree, with include",
+        )
+    if weights_only:
+        tree = keep_weights(tree)
+    if rename is not None:
+        tree = renamed(tree, collect_renamings(rename))
+    # Only a whole model can be translated to another naming convention.
+    is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
+    plan = plan_of(
+        tree,
+        where.format,
+        names=Names.KEEP if is_kept else names,
+        is_model=where.file_name is not None,
+        is_cast=is_cast,
+        in_blocks=in_blocks,
+        include=include,
+        exclude=exclude,
+        without=without,
+        part=parts.part,
+        mmproj=parts.mmproj,
+    )
+    if not prefix:
+        return plan
+    if not weights:
+        find_stored_name(weights)  # raises MissingTensorError, with similar names
+    stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
+    return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
