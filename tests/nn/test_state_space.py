@@ -15,7 +15,7 @@ from weightctl.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.nn import Module
 from weightctl.nn.across_ranks import parallel
-from weightctl.nn.state_space import Mamba, Mamba2, SegmentScales
+from weightctl.nn.recurrent.state_space import Mamba, Mamba2, SegmentScales
 from weightctl.split import Grid
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.decoder:EncoderConfig",
+    config="weightctl.families.encoder:EncoderConfig",
     module="weightctl.nn.models.encoder:TextEncoder",
     blocks={
         "norm": "layer",

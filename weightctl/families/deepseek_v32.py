@@ -86,7 +86,7 @@ def check_indexer(fields: Fields) -> Fields:
     rotated, size = fields["rope_dimensions"], fields["indexer_size"]
     if rotated > size:
         raise ValueError(
-            f"the indexer has heads of {size} elements, of which {rotated} cannot be rotated"
+            f"{rotated} elements of a head of the indexer cannot be rotated: it has only {size}"
         )
     return check_latent(fields)
 

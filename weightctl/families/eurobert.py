@@ -30,7 +30,7 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.decoder:EncoderConfig",
+    config="weightctl.families.encoder:EncoderConfig",
     module="weightctl.nn.models.encoder:TextEncoder",
     names=adapt(DECODER, {"output": None}),
     keys=with_keys(

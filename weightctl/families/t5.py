@@ -142,7 +142,7 @@ FAMILY = Family(
             },
         )
     },
-    config="weightctl.families.decoder:EncoderDecoderConfig",
+    config="weightctl.families.encoder:EncoderDecoderConfig",
     module="weightctl.nn.models.encoder_decoder:EncoderDecoder",
     blocks={"attention_scale": 1.0},
     prefix="",

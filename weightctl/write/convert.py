@@ -147,8 +147,7 @@ def convert(
     budget, count = memory_budget(memory, least=_LEAST_MEMORY), thread_count(threads)
     is_zero = _choice(NonFinite, nonfinite, "nonfinite") is NonFinite.ZERO
     include, exclude, unset = map(_as_list, (include, exclude, unset))
-    named = [without] if isinstance(without, str | OptionalPart) else without
-    left_out = [_choice(OptionalPart, each, "without") for each in named]
+    left_out = _list_optional_parts(without)
     options = CommitOptions(private=private, pull_request=pr)
     where = _target(out, mmproj, to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
@@ -187,8 +186,7 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
-    plan = replace(plan, consulted={**plan.consulted, **files})
+    plan = replace(plan, consulted={**plan.consulted, **_describe_rule_files(rename)})
     if scheme is not None:
         plan = store_in_scheme(
             plan,
@@ -296,6 +294,17 @@ def _target(
             "`weightctl convert --help` describes the options",
         )
     return target(os.fspath(out or mmproj or ""), to, options)
+
+
+def _list_optional_parts(
+    without: str | OptionalPart | Sequence[str | OptionalPart],
+) -> list[OptionalPart]:
+    named = [without] if isinstance(without, str | OptionalPart) else without
+    return [_choice(OptionalPart, each, "without") for each in named]
+
+
+def _describe_rule_files(rename: RenamingsLike | None) -> dict[str, str]:
+    return dict.fromkeys(list_rule_files(rename), "the file of naming rules")
 
 
 def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:

@@ -7,17 +7,16 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from weightctl.families.family import at_layer
-from weightctl.nn.attention import Attention
-from weightctl.nn.convolution import ShortConvolution
-from weightctl.nn.delta_net import GatedDeltaNet, KimiDeltaAttention
 from weightctl.nn.experts import MixtureOfExperts
-from weightctl.nn.indexer import IndexerSizes
-from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.mlp import MLP, GatedMLP
+from weightctl.nn.models.mixers import (
+    make_attention,
+    make_convolution,
+    make_delta_net,
+    make_state_space,
+)
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm, RMSNorm
-from weightctl.nn.state_space import Mamba, Mamba2, SegmentScales
-from weightctl.nn.temperature import Temperature
 from weightctl.nn.xielu import XIELU, XieluNumbers
 
 if TYPE_CHECKING:
@@ -79,18 +78,13 @@ class Block(Module):
     def _add_mixers(self, config: DecoderConfig, layer: int, dtype: DType) -> None:
         """Add the parts that combine positions, whose outputs are added."""
         if self.has_attention:
-            self.attention = _make_attention(config, layer, dtype)
+            self.attention = make_attention(config, layer, dtype)
         if self.has_convolution:
-            self.convolution = ShortConvolution(
-                config.hidden,
-                config.convolution_length,
-                bias=config.convolution_bias,
-                dtype=dtype,
-            )
+            self.convolution = make_convolution(config, dtype)
         if self.has_ssm:
-            self.ssm = _make_state_space(config, dtype)
+            self.ssm = make_state_space(config, dtype)
         if self.has_delta:
-            self.delta = _make_delta(config, dtype)
+            self.delta = make_delta_net(config, dtype)
 
     def __call__(
         self,
@@ -143,132 +137,6 @@ class Block(Module):
 
 def _times(x: Value, scale: float) -> Value:
     return x if scale == 1 else x * scale
-
-
-def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
-    scale = config.attention_scale
-    if config.query_scalar is not None:
-        scale = config.query_scalar**-0.5
-    if config.attention_scales[1] != 1:
-        scale = (scale or config.head_dim**-0.5) * config.attention_scales[1]
-    is_rotated = config.is_rotated(layer)
-    temperature = None
-    if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
-        temperature = Temperature(
-            config.temperature_scale, config.temperature_length, config.temperature_offset
-        )
-    is_normed = config.qk_norm is not None and (config.qk_norm != "unit" or is_rotated)
-    if config.latent_rank:
-        return LatentAttention(
-            config.hidden,
-            config.heads,
-            latent_rank=config.latent_rank,
-            plain=config.plain_dimensions,
-            rotated=config.rope_dimensions,
-            value=config.value_dimensions,
-            query_rank=config.query_rank,
-            scale=scale,
-            causal=config.causal,
-            interleaved=config.rope_interleaved,
-            temperature=temperature,
-            indexer=_size_indexer(config),
-            dtype=dtype,
-        )
-    return Attention(
-        config.hidden,
-        config.heads,
-        kv_heads=config.count_kv_heads(layer),
-        head_dim=config.head_dim,
-        value_dim=config.value_dimensions or None,
-        value_scale=config.value_scale,
-        bias=config.attention_bias,
-        output_bias=config.attention_output_bias,
-        causal=config.causal,
-        window=config.window(layer),
-        chunk=config.chunk(layer),
-        inner_norm=config.norm_epsilon if config.inner_norms else None,
-        softcap=config.attention_softcap,
-        scale=scale,
-        norm_epsilon=config.norm_epsilon if is_normed else None,
-        norm_offset=config.norm_offset,
-        norms_whole=config.qk_norm == "whole",
-        norms_last=config.qk_norm_after_rope or config.qk_norm == "unit",
-        norms_weighted=config.qk_norm != "unit",
-        norms_apart=config.qk_norm == "apart",
-        clamp=config.query_clamp,
-        alibi=config.alibi_bias if config.position == "alibi" else None,
-        sinks=config.has_sinks(layer),
-        temperature=temperature,
-        gated=config.attention_gate,
-        fused=config.fused_qkv,
-        transposed=config.transposed,
-        interleaved=config.rope_interleaved,
-        dtype=dtype,
-    )
-
-
-def _size_indexer(config: DecoderConfig) -> IndexerSizes | None:
-    if not config.indexer_heads:
-        return None
-    return IndexerSizes(
-        config.indexer_heads,
-        config.indexer_size,
-        config.rope_dimensions,
-        config.indexer_used,
-        config.indexer_interleaved,
-    )
-
-
-def _make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
-    """Return the state space model of a layer."""
-    if config.ssm_version == 1:
-        return Mamba(
-            config.hidden,
-            config.ssm_inner,
-            states=config.ssm_state,
-            rank=config.ssm_rank,
-            kernel=config.ssm_length,
-            bias=config.ssm_bias,
-            kernel_bias=config.ssm_kernel_bias,
-            norm_epsilon=config.ssm_inner_epsilon if config.ssm_inner_norms else None,
-            norms_weighted=config.ssm_inner_norms == "weighted",
-            dtype=dtype,
-        )
-    return Mamba2(
-        config.hidden,
-        config.ssm_heads,
-        config.ssm_inner // config.ssm_heads,
-        groups=config.ssm_groups,
-        states=config.ssm_state,
-        kernel=config.ssm_length,
-        bias=config.ssm_bias,
-        kernel_bias=config.ssm_kernel_bias,
-        norm_epsilon=config.norm_epsilon if config.ssm_norm else None,
-        scales=SegmentScales.of(config.ssm_scales) if config.ssm_scales else None,
-        dtype=dtype,
-    )
-
-
-def _make_delta(config: DecoderConfig, dtype: DType) -> GatedDeltaNet | KimiDeltaAttention:
-    if config.delta_by_element:
-        return KimiDeltaAttention(
-            config.hidden,
-            config.delta_heads,
-            size=config.delta_key_size,
-            kernel=config.convolution_length,
-            norm_epsilon=config.norm_epsilon,
-            dtype=dtype,
-        )
-    return GatedDeltaNet(
-        config.hidden,
-        config.delta_heads,
-        key_heads=config.delta_key_heads,
-        key_size=config.delta_key_size,
-        value_size=config.delta_value_size,
-        kernel=config.convolution_length,
-        norm_epsilon=config.norm_epsilon,
-        dtype=dtype,
-    )
 
 
 def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP | MixtureOfExperts:

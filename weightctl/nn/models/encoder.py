@@ -15,7 +15,7 @@ from weightctl.nn.module import Divisible
 from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
-    from weightctl.families.decoder import EncoderConfig
+    from weightctl.families.encoder import EncoderConfig
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight

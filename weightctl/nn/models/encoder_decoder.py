@@ -19,7 +19,7 @@ from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
-    from weightctl.families.decoder import EncoderDecoderConfig
+    from weightctl.families.encoder import EncoderDecoderConfig
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 

@@ -9,7 +9,6 @@ from weightctl.dtype import DType
 from weightctl.families.parts import SSM_HEADS
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.convolution import CausalConvolution
 from weightctl.nn.cuts import (
     CutAxis,
     cut_along,
@@ -22,6 +21,7 @@ from weightctl.nn.linear import Linear
 from weightctl.nn.module import Module, Staged
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.precision import weight_as
+from weightctl.nn.recurrent.convolution import CausalConvolution
 from weightctl.nn.xielu import softplus
 from weightctl.split import Heads
 

@@ -12,12 +12,12 @@ from weightctl.errors import GraphError
 from weightctl.families.parts import DELTA_HEADS
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
-from weightctl.nn.convolution import CausalConvolution
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.precision import weight_as
+from weightctl.nn.recurrent.convolution import CausalConvolution
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
