@@ -132,11 +132,11 @@ _OF_LAYERS = (
     # A short convolution: the projection to two gates and the values, the weights of each channel,
     # and the projection to the outputs.
     _matrix("convolution.inputs", "shortconv.in_proj", "conv.in_proj",
-            ("channels", "channels", "channels"), when=_IF_CONVOLUTION, bias="convolution_bias"),
-    _matrix("convolution.kernel", "shortconv.conv", "conv.conv", ("channels",),
+            ("convolved", "convolved", "convolved"), when=_IF_CONVOLUTION, bias="convolution_bias"),
+    _matrix("convolution.kernel", "shortconv.conv", "conv.conv", ("convolved",),
             ("convolution_length",), when=_IF_CONVOLUTION, bias="convolution_bias",
             is_float32=True, change=Squeezed(1, is_run_without=True)),
-    _matrix("convolution.outputs", "shortconv.out_proj", "conv.out_proj", _HIDDEN, ("channels",),
+    _matrix("convolution.outputs", "shortconv.out_proj", "conv.out_proj", _HIDDEN, ("convolved",),
             when=_IF_CONVOLUTION, bias="convolution_bias"),
     # State space models: as in Mamba-2; those of Mamba have the variant `channels`. `selection`
     # projects to the matrices B and C and the vector that steps are computed from.

@@ -38,13 +38,13 @@ SSM_HEADS = ("SSM head", "group")
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary", "channels", "each_head", "ssm_channels", "ssm_group_states",
+        "shared_inner", "vocabulary", "convolved", "each_head", "ssm_channels", "ssm_group_states",
         "ssm_heads", "ssm_inner",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
 _FIELDS: Mapping[Extent, str] = {
-    "channels": "hidden",
+    "convolved": "hidden",
     "inner": "intermediate",
     "expert_inner": "expert_intermediate",
     "shared_inner": "shared_intermediate",
