@@ -19,7 +19,7 @@ from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, 
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import Family, TensorNames
@@ -157,7 +157,8 @@ def from_block_values(key: Key, value: Any, known: Fields, family: Family) -> An
 
 def _list_values(value: object) -> tuple[Any, ...] | None:
     """Return the values of a field that has one for each layer, None for other fields."""
-    return (*value,) if is_sequence(value) and type(value) is tuple else None
+    values: Sequence[Any] = value if is_sequence(value) else ()
+    return tuple(values) if type(value) is tuple else None
 
 
 def find_mtp_layers(
