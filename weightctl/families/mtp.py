@@ -16,9 +16,10 @@ from weightctl.families.family import Name, WeightAxes
 from weightctl.families.keys import REQUIRED, Key
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
+from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import Family, TensorNames
@@ -154,12 +155,10 @@ def from_block_values(key: Key, value: Any, known: Fields, family: Family) -> An
     return value
 
 
-def _list_values(value: Any) -> tuple[Any, ...] | None:
+def _list_values(value: object) -> tuple[Any, ...] | None:
     """Return the values of a field that has one for each layer, None for other fields."""
-    if type(value) is not tuple:
-        return None
-    values: tuple[Any, ...] = value
-    return values
+    values: Sequence[Any] = value if is_sequence(value) else ()
+    return tuple(values) if type(value) is tuple else None
 
 
 def find_mtp_layers(
