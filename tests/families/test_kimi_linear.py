@@ -1,4 +1,4 @@
-"""Kimi Linear: tensors whose dimensions of 1 differ, and configs of older versions."""
+"""Kimi Linear and Qwen3.5: dimensions of 1 that differ, and configs of older versions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,25 @@ def read(**stated: Any) -> Any:
     return from_hugging_face(FAMILIES["kimi_linear"].load(), TYPE | stated, "here").config
 
 
-def test_dimensions_of_1_before_others_mean_nothing(tmp_path: Path) -> None:
+# As llama.cpp's script writes tensors, before its quantization leaves these dimensions out.
+LONGER = {
+    "kimi_linear": {"ssm_conv1d_": 1, "ssm_a": 2},
+    "qwen35moe": {"ffn_gate_inp_shexp": 1},
+}
+
+
+@pytest.mark.parametrize("family", LONGER)
+def test_dimensions_of_1_before_others_mean_nothing(family: str, tmp_path: Path) -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 32}
-    variant = draw_variant("kimi_linear", 1, **sizes)._replace(dtype="f32", parts=1, is_old=False)
+    variant = draw_variant(family, 1, **sizes)._replace(dtype="f32", parts=1, is_old=False)
     make_variant(variant, tmp_path / "model")
     convert(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
     own = open_weights(tmp_path / "model.gguf")
     arrays = {name: node.data().to_numpy() for name, node in own.items()}
-    # As llama.cpp's script writes them, before its quantization leaves these dimensions out.
-    given = {
-        name: array[None] if "conv1d" in name else array[None, None] if "ssm_a" in name else array
-        for name, array in arrays.items()
-    }
-    assert given["blk.0.ssm_a"].shape == (1, 1, 4, 1)
+    given: dict[str, Any] = {}
+    for name, array in arrays.items():
+        more = next((count for part, count in LONGER[family].items() if part in name), 0)
+        given[name] = array.reshape((1,) * more + array.shape)
     tree = as_checkpoint(
         {name: WeightData.from_numpy(array, name) for name, array in given.items()},
         header_of(own).metadata,
@@ -48,8 +54,9 @@ def test_dimensions_of_1_before_others_mean_nothing(tmp_path: Path) -> None:
     for name, tensor in expected.weights.items():
         other = found.weights[name].data().to_numpy()
         assert np.array_equal(other, tensor.data().to_numpy()), name
-    sharding = shard_plan(tree, Grid(2)).shardings["blk.0.ssm_a"]
-    assert [sharding.shape((1, 1, 4, 1), rank) for rank in (0, 1)] == [(1, 1, 2, 1)] * 2
+    if family == "kimi_linear":
+        sharding = shard_plan(tree, Grid(2)).shardings["blk.0.ssm_a"]
+        assert [sharding.shape((1, 1, 4, 1), rank) for rank in (0, 1)] == [(1, 1, 2, 1)] * 2
 
 
 def test_older_configs_count_layers_from_1() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from weightctl.families.changes import Squeezed
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.keys import NamingConvention
 from weightctl.families.parts import shape_of
@@ -47,6 +48,9 @@ def convert_form(
     steps: list[Step | None]
     if isinstance(change, ExtraAxes):
         steps = _list_steps(names, change, config, form, wanted)
+    elif isinstance(change, Squeezed) and wanted == "hugging_face" and not change.is_run_without:
+        # GGUF files may have dimensions of 1 before the others, which mean nothing to ggml.
+        steps = [InShape(shape_of(names, config))]
     else:
         steps = [change.to_gguf(config) if wanted == "gguf" else change.to_hugging_face(config)]
     if steps == [None]:
