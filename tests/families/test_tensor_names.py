@@ -35,7 +35,15 @@ MAPS = {
 
 # Small sizes, and others of which any two differ that a shape could confuse.
 SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4, "intermediate": 8,
-         "experts": 4, "experts_used": 2, "rope_dimensions": 4, "global_kv_heads": 2}  # fmt: skip
+         "experts": 4, "experts_used": 2, "rope_dimensions": 4, "global_kv_heads": 2,
+         "ssm_inner": 64, "ssm_heads": 4, "ssm_size": 16, "ssm_groups": 2, "ssm_state": 6,
+         "ssm_rank": 3}  # fmt: skip
+# What a config must state.
+STATED: dict[str, dict[str, Any]] = {
+    "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
+    "nemotron_h": {"hybrid_override_pattern": "M-*"},
+    "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+}
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
           "intermediate": 20, "experts": 9, "expert_intermediate": 10,
           "shared_intermediate": 14, "value_dimensions": 5}  # fmt: skip
@@ -52,6 +60,7 @@ def config(name: str, **changes: Any) -> Any:
     called = keys_of(name)
     document: dict[str, Any] = {"model_type": next(iter(family.model_types))}
     document |= {called[field]: size for field, size in SMALL.items() if field in called}
+    document |= STATED.get(name, {})
     made = from_hugging_face(family, document, "here").config
     return dataclasses.replace(made, **changes)
 

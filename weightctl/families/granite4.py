@@ -62,6 +62,7 @@ FAMILY = replace(
     names=adapt(
         GRANITE.names,
         {
+            "rope_factors": None,
             "mlp.gate": {"hugging_face": None},
             "mlp.up": {"hugging_face": None},
             "mlp.down": _SHARED + "output_linear",
@@ -73,6 +74,7 @@ FAMILY = replace(
             SILU,
             Key(field="intermediate", kind=SIZE, default=1024, gguf="{arch}.feed_forward_length",
                 hugging_face="shared_intermediate_size"),
+            without=("has_rope_factors",),
         ),
         # transformers does not read this width, but other programs do.
         Key(field="stated_intermediate", kind=SIZE, default=same("intermediate"),

@@ -150,7 +150,7 @@ def _mark_none(fields: Fields) -> tuple[bool, ...]:
 
 def _list_keys() -> tuple[Key, ...]:
     keys = expert_keys(
-        with_keys(GRANITE.keys, SILU),
+        with_keys(GRANITE.keys, SILU, without=("has_rope_factors",)),
         "num_local_experts",
         # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),
@@ -181,6 +181,7 @@ def _list_lines() -> tuple[Name, ...]:
     names = adapt(
         GRANITE.names,
         {
+            "rope_factors": None,
             "mlp.gate": {"hugging_face": None},
             "mlp.up": {"hugging_face": None},
             "mlp.down": _SHARED + "output_linear",
