@@ -139,10 +139,10 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
     assert {name: line.partition("[OPTIONS] ")[2] for name, line in first.items()} == {
         "ls": "MODEL...",
         "diff": "MODEL OTHER",
-        "convert": "MODEL OUT",
+        "convert": "MODEL [OUT]",
         "shard": "MODEL [OUT]",
         "verify": "MODEL",
-        "tasks": "MODEL OUT",
+        "tasks": "MODEL [OUT]",
     }
 
 

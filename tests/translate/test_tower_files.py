@@ -192,6 +192,9 @@ def test_places_and_directions_that_make_no_sense_are_refused(
     refused(ConversionError, "keeps GGUF's names", text, out, mmproj=tower)
     refused(ConversionError, "is not one", tower, mmproj=new)
     refused(ConversionError, "is not one", text, mmproj=new)
+    with pytest.raises(ArchitectureError) as caught:
+        convert(tower, tmp_path / "dir")
+    assert "this is an mmproj file" in caught.value.hint
 
 
 def test_a_model_without_a_tower_is_refused(model: Path, tmp_path: Path) -> None:

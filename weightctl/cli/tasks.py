@@ -47,6 +47,7 @@ _HELP = {
     "tensor": "Tensor parallelism: split the tensors of each layer across N ranks.",
     "gather": "List the tasks of joining the shards in MODEL.",
 }
+_OF_OUT = "the tasks are those of OUT; to list those of the mmproj file, leave out OUT"
 _GENERAL = {
     "path", "out", "task_size", "bandwidth", "as_json", "quiet", "anonymous", *_WITHOUT_EFFECT,
 }  # fmt: skip
@@ -102,6 +103,8 @@ def tasks(**given: Any) -> None:
     if not given["quiet"]:
         for text in getattr(planned, "notes", ()):
             note(text)
+        if getattr(planned, "beside", None) is not None:
+            note(_OF_OUT)
     found = _list_tasks(planned, given)
     if given["as_json"]:
         show_text(json.dumps(document(given["path"], found)) + "\n")

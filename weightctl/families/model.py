@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCHITECTURE", "DescribedModel"]
+__all__ = ["ARCHITECTURE", "CLIP", "DescribedModel"]
 
 ARCHITECTURE = "general.architecture"
+# Its value in the file of every tower, which is not a whole model.
+CLIP = "clip"
 
 # The number of layers by which llama.cpp takes a model for one of 70 billion parameters, by
 # architecture (`LLM_TYPE_70B`, set by its `load_arch_hparams`).

@@ -12,7 +12,7 @@ from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
-from weightctl.families.model import ARCHITECTURE
+from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
 from weightctl.families.nearest import describe_nearest
 from weightctl.text.untyped import is_object
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from weightctl.families.keys import NamingConvention
 
 __all__ = ["find_named_family", "recognize"]
+
+_OF_TOWER = (
+    "this is an mmproj file, the tower of a multimodal model: convert the GGUF file of the text "
+    "model to a directory, and add this file with --mmproj (mmproj in Python)"
+)
 
 
 def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> RecognizedModel:
@@ -119,7 +124,8 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
     found = find_named_family(weights)
     if found is None:
         says = _says(f"`{ARCHITECTURE}`", name, where)
-        raise UnknownArchitectureError(says, hint=_hint(weights, "gguf", {}))
+        hint = _OF_TOWER if name == CLIP else _hint(weights, "gguf", {})
+        raise UnknownArchitectureError(says, hint=hint)
     return found
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.matching import EMBEDDING_WEIGHT
-from weightctl.families.model import ARCHITECTURE
+from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers.recognition import PREPROCESSOR, find_own_tower, read_tower_file
-from weightctl.families.towers.tower import CLIP
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.file_types import file_type

@@ -13,8 +13,8 @@ from weightctl.families.changes import PLUS_ONE
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, SIZE, Choice
+from weightctl.families.model import CLIP
 from weightctl.families.towers.tower import (
-    CLIP,
     Tower,
     activation_keys,
     block,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE
+from weightctl.families.model import CLIP
 from weightctl.families.towers.gemma3 import SIGLIP_ACTIVATION, SIGLIP_BLOCK
 from weightctl.families.towers.tower import (
-    CLIP,
     Tower,
     activation_keys,
     block,

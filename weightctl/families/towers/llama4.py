@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, RowCount, same
 from weightctl.families.kinds import SIZE, Exactly, show_value
+from weightctl.families.model import CLIP
 from weightctl.families.towers.tower import (
-    CLIP,
     Tower,
     activation_keys,
     block,

@@ -13,8 +13,8 @@ from weightctl.families.changes import RopeRows
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import EPSILON, FLAG, SIZE, Choice, Exactly
+from weightctl.families.model import CLIP
 from weightctl.families.towers.tower import (
-    CLIP,
     TEXT_EPSILON,
     BreakToken,
     Tower,

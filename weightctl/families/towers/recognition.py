@@ -9,9 +9,8 @@ from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
-from weightctl.families.model import ARCHITECTURE
+from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers import TOWERS, find_tower
-from weightctl.families.towers.tower import CLIP
 from weightctl.formats.huggingface import config as read_document
 from weightctl.text.untyped import is_object
 from weightctl.weights.derived import Derived, tensor_of

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Default, Fields
 
 __all__ = [
-    "CLIP",
     "TEXT_EPSILON",
     "BreakToken",
     "Tower",
@@ -45,8 +44,6 @@ __all__ = [
     "with_rope",
 ]
 
-# The value of `general.architecture` in the file of every tower.
-CLIP = "clip"
 # Where the document that the keys of a tower describe has the width of the text model, and the
 # settings of the image processor, which are not in config.json.
 TEXT_WIDTH, TEXT_EPSILON = "text.hidden_size", "text.norm_epsilon"

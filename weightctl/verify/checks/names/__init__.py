@@ -132,12 +132,12 @@ def _explain_whole(request: Request, checkpoint: RecognizedModel, fit: Fit) -> P
 
 
 def _note_unused(checkpoint: RecognizedModel) -> list[str]:
-    """Return a note on tensors of training heads, if there are any."""
+    """Return a note on tensors that the text model does not have, if there are any."""
     names = checkpoint.beside
     if not names:
         return []
     shown = join_names([f"`{name}`" for name in names], _MOST_NAMED)
-    return [f"tensors of training heads, which the model does not need: {shown}"]
+    return [f"tensors of towers or training heads, which did not run: {shown}"]
 
 
 def _config_beside(file: str) -> str:
