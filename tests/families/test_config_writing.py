@@ -122,11 +122,13 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         family: Family = line.load()
         # Today's llama.cpp reads it no more than its constants have it.
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
-        # llama.cpp reads these of ModernBERT, MiMo and Qwen3.5; the constants of older releases of
-        # gguf lack them.
+        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5 and GLM-5; the constants of older
+        # releases of gguf lack them.
         newer = {
             "ARCH.hidden_activation", "ARCH.attention.value_scale",
             "ARCH.attention.recurrent_layers",
+            *(f"ARCH.attention.indexer.{key}"
+              for key in ("head_count", "key_length", "top_k", "types")),
         }  # fmt: skip
         assert keys - {""} - newer <= known_keys
 

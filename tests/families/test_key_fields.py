@@ -15,6 +15,7 @@ from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
 from weightctl.families.mistral3 import HEAD_MULTIPLIER
 from weightctl.families.rope_keys import LONGROPE_KEYS
+from weightctl.families.state_space import Unlimited
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # What of these is read follows from the kind of scaling.
 OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER, HEAD_MULTIPLIER)}
-OF_ROPE |= {"ramp_between_pairs"}
+# Sections of RoPE matter for images only.
+OF_ROPE |= {"ramp_between_pairs", "rope_sections"}
 
 
 class Watched(dict[str, Any]):
@@ -62,8 +64,8 @@ def test_every_key_is_a_field_of_the_config_or_says_something_of_one(name: str) 
     assert family.blocks.keys() <= fields
     asked = list_asked(family)
     for key in family.keys:
-        is_refused = isinstance(key.kind, Exactly | LayersAlike) or (
-            isinstance(key.kind, WholeNumber) and key.written is False
+        is_refused = isinstance(key.kind, Exactly | LayersAlike | Unlimited) or (
+            isinstance(key.kind, WholeNumber) and (key.written is False or key.kind.most == 0)
         )
         follows = callable(key.default) or callable(key.gguf_default)
         is_used = key.field in fields | asked or is_refused or follows

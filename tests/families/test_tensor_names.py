@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
+# Architectures that this release of gguf lacks, each with one that has the same names.
+NEWER = {"deepseek32": "glm-dsa"}
 MAPS = {
-    name: gguf.get_tensor_name_map(KINDS[FAMILIES[name].load().gguf_name], 3) for name in FAMILIES
+    name: gguf.get_tensor_name_map(KINDS[NEWER.get(kind, kind)], 3)
+    for name in FAMILIES
+    for kind in [FAMILIES[name].load().gguf_name]
 }
 
 

@@ -125,6 +125,14 @@ UNREAD_OF = {
     "eurobert": {"classifier_pooling", "mask_token_id", "tie_word_embeddings"},
     # They follow from the sizes of a head's parts.
     "deepseek_v2": {"head_dim", "qk_head_dim"},
+    "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
+    "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
+    "lfm2": {
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
+        "full_attn_idxs",
+    },
     "deepseek_v3": {"head_dim", "num_nextn_predict_layers", "qk_head_dim"},
     "modernbert": {
         "classifier_activation",
@@ -151,6 +159,7 @@ UNREAD_OF = {
     "minicpm3": {"head_dim", "qk_head_dim"},
     "phimoe": {"input_jitter_noise"},
     "qwen3_moe": {"num_local_experts"},
+    "qwen3_vl_moe_text": {"num_local_experts"},
     "smollm3": {"sliding_window"},
     # What its `standard` and other keys say.
     "t5": {

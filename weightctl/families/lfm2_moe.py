@@ -31,7 +31,8 @@ _UNSCALED = "llama.cpp does not scale the outputs of experts in LFM2"
 _CORRECTED = "llama.cpp adds a bias to the scores of experts in any case"
 
 FAMILY = Family(
-    name="lfm2moe",
+    name="lfm2_moe",
+    gguf="lfm2moe",
     model_types={
         "lfm2_moe": ModelType(
             class_name="Lfm2MoeForCausalLM",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_HEADS",
     "ONLY_STATES",
+    "Unlimited",
     "check_heads_of_states",
     "find_expansion",
     "mamba2_keys",
@@ -61,7 +62,7 @@ def ssm_roles(version: int, prefix: str, *, inner_norms: bool = False) -> dict[s
     return made
 
 
-class _Unlimited(NamedTuple):
+class Unlimited(NamedTuple):
     """The range of the steps, which must be that from 0 to infinity."""
 
     def read(self, content: object) -> None:
@@ -162,7 +163,7 @@ def mamba2_keys(*, hybrid: bool = False) -> tuple[Key, ...]:
             gguf_default=quotient("ssm_inner", "ssm_heads"), hugging_face=size, written=True),
         Key(field="ssm_groups", kind=HEADS, default=1, gguf="{arch}.ssm.group_count",
             hugging_face=groups),
-        Key(field="step_limit", kind=_Unlimited(), default=None, gguf_default=None,
+        Key(field="step_limit", kind=Unlimited(), default=None, gguf_default=None,
             hugging_face="time_step_limit", written=False),
     )  # fmt: skip
 
