@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from test_tensor_names import STATED
 
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
@@ -47,7 +48,7 @@ class Watched(dict[str, Any]):
 def list_asked(family: Family) -> set[str]:
     """Return the fields that others follow from, or that are checked."""
     asked: set[str] = set()
-    document = {"model_type": next(iter(family.model_types))}
+    document = {"model_type": next(iter(family.model_types)), **STATED.get(family.name, {})}
     fields = from_hugging_face(family, document, "here").fields
     rules = [rule for key in family.keys for rule in (key.default, key.gguf_default)]
     for rule in (*rules, family.checked, family.unloaded):

@@ -176,7 +176,7 @@ def _complete(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check(fields: Fields) -> Fields:
     check_heads_of_states(fields)
-    if fields["ssm_norm"] and fields.get("norm_before_gate", False):
+    if fields.get("norm_before_gate", False) and fields["ssm_norm"]:
         raise ValueError(f"`mamba_norm_before_gate` is true: {_NORM_AFTER_GATE}")
     segments, mlp = fields["ssm_factors"], fields["mlp_factors"]
     if not is_sequence(segments) or len(segments) != _SEGMENTS or len(mlp) != 2:
