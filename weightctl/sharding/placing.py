@@ -10,7 +10,7 @@ from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.reshapes import GroupRows
-from weightctl.families.sharing import list_runs
+from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
 from weightctl.weights.tree import header_of
@@ -182,7 +182,9 @@ def _strategy(roles: Sequence[Role], axis: int) -> str:
         return "stacked_qkv"
     found = roles[0]
     if len(roles) == 2:
-        return "stacked_kv" if found.extents == ("plain_keys",) else "gate_up"
+        if found.extents == ("plain_keys",):
+            return "stacked_kv"
+        return "gate_up" if OF_HEADS.isdisjoint(found.extents) else "segmented"
     if axis != found.axis and len(found.extents) == 1:
         return "columnwise" if axis else "rowwise"
     return found.strategy
