@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from safetensors.torch import load_file, save_file
 
 from multimodal import make_multimodal
@@ -77,6 +79,8 @@ def test_the_command_reports_both_files(
     done = weightctl("convert", model, out, "--mmproj", tower, "--quant", "Q8_0", "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
+    schema = files_of("weightctl") / "schemas" / "convert.json"
+    Draft202012Validator(json.loads(schema.read_text())).validate(made)
     assert made["recipe"] == "Q8_0"
     assert made["mmproj"]["output"] == str(tower)
     assert made["mmproj"]["written"]
