@@ -137,6 +137,19 @@ def test_the_pooling_of_siglip_is_left_out_with_a_note(model: Path, tmp_path: Pa
     assert any("vision_tower.head.probe" in note for note in made.notes)
 
 
+def test_a_file_of_an_older_converter_is_read(
+    files: tuple[Path, Path], model: Path, tmp_path: Path
+) -> None:
+    """It has the names of the two matrices of an MLP swapped."""
+    old, out = tmp_path / "old.gguf", tmp_path / "out"
+    convert(files[1], old, rename={"ffn_up": "ffn_down", "ffn_down": "ffn_up"})
+    assert header_of(open_weights(old)).tensors["v.blk.0.ffn_down.weight"].shape == (64, 32)
+    convert(files[0], out, mmproj=old)
+    name = "encoder.layers.0.mlp.fc1.weight"
+    found = load_file(out / "model.safetensors")[f"vision_tower.vision_model.{name}"]
+    assert found.equal(load_file(model / "model.safetensors")[f"vision_tower.{name}"])
+
+
 def refused(error: type[WeightctlError], text: str, *arguments: Any, **options: Any) -> None:
     with pytest.raises(error, match=re.escape(text)):
         convert(*arguments, **options)
