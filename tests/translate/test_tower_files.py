@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from safetensors.torch import load_file, save_file
 
 from multimodal import make_multimodal
@@ -77,6 +79,8 @@ def test_the_command_reports_both_files(
     done = weightctl("convert", model, out, "--mmproj", tower, "--quant", "Q8_0", "--json")
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
+    schema = files_of("weightctl") / "schemas" / "convert.json"
+    Draft202012Validator(json.loads(schema.read_text())).validate(made)
     assert made["recipe"] == "Q8_0"
     assert made["mmproj"]["output"] == str(tower)
     assert made["mmproj"]["written"]
@@ -131,6 +135,19 @@ def test_the_pooling_of_siglip_is_left_out_with_a_note(model: Path, tmp_path: Pa
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
     made = convert(copy, mmproj=tmp_path / "m.gguf", dry_run=True)
     assert any("vision_tower.head.probe" in note for note in made.notes)
+
+
+def test_a_file_of_an_older_converter_is_read(
+    files: tuple[Path, Path], model: Path, tmp_path: Path
+) -> None:
+    """It has the names of the two matrices of an MLP swapped."""
+    old, out = tmp_path / "old.gguf", tmp_path / "out"
+    convert(files[1], old, rename={"ffn_up": "ffn_down", "ffn_down": "ffn_up"})
+    assert header_of(open_weights(old)).tensors["v.blk.0.ffn_down.weight"].shape == (64, 32)
+    convert(files[0], out, mmproj=old)
+    name = "encoder.layers.0.mlp.fc1.weight"
+    found = load_file(out / "model.safetensors")[f"vision_tower.vision_model.{name}"]
+    assert found.equal(load_file(model / "model.safetensors")[f"vision_tower.{name}"])
 
 
 def refused(error: type[WeightctlError], text: str, *arguments: Any, **options: Any) -> None:

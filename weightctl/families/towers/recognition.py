@@ -26,6 +26,7 @@ __all__ = ["PREPROCESSOR", "RecognizedTower", "find_own_tower", "read_tower_file
 # The file that is written; files that are read, the last of which takes precedence.
 PREPROCESSOR = "preprocessor_config.json"
 _READ = (PREPROCESSOR, "processor_config.json")
+_UP, _DOWN = "ffn_up", "ffn_down"
 _PROJECTORS = ("clip.projector_type", "clip.vision.projector_type")
 _SUPPORTED = "weightctl supports the towers "
 
@@ -118,6 +119,7 @@ def read_tower_file(weights: Checkpoint, text: RecognizedModel) -> RecognizedTow
             f"{text.config.hidden}",
             hint="use the mmproj file that was made from the same checkpoint",
         )
+    weights = _with_usual_names(weights, given)
     found = match(weights, tower.family, "gguf", read.config, where)
     model = RecognizedModel(
         tree=weights,
@@ -130,6 +132,24 @@ def read_tower_file(weights: Checkpoint, text: RecognizedModel) -> RecognizedTow
         **found._asdict(),
     )
     return RecognizedTower(tower, model)
+
+
+def _with_usual_names(weights: Checkpoint, config: Any) -> Checkpoint:
+    """Return the tensors of a tower with the names of the MLP that converters write now.
+
+    Older converters swapped the names of its two matrices. llama.cpp detects that by
+    their shapes, too.
+    """
+    tensors = header_of(weights).tensors
+    first = tensors.get(f"v.blk.0.{_DOWN}.weight")
+    swapped = (config.intermediate, config.hidden)
+    if first is None or first.shape != swapped or config.intermediate == config.hidden:
+        return weights
+    source = source_of(weights)
+    names = {name: name.replace(_DOWN, _UP) for name in tensors if _DOWN in name}
+    names |= {name: name.replace(_UP, _DOWN) for name in tensors if _UP in name}
+    renamed = {names.get(name, name): tensor_of(source, name) for name in tensors}
+    return Checkpoint(Derived(source, renamed, header_of(weights).metadata))
 
 
 def _refuse_text(tower: Tower, text: RecognizedModel) -> None:
