@@ -1,116 +1,43 @@
-"""Makers of faults in a part or a key of a model that is sound otherwise."""
+"""Damage inside quantized blocks: single bits of one block's scale in a GGUF file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from faults import of
-from tensor_faults import changed, swapped_rows
-from weightctl.weights.metadata import MetadataValue
+import fault_files
+from faults import Injected, of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from fault_files import Files
-
-    Array = np.ndarray[Any, Any]
-    Hurt = Callable[[Files], tuple[str, ...]]
-
-__all__ = [
-    "BlockFault",
-    "add_one",
-    "change_key",
-    "change_layer_key",
-    "change_part",
-    "drop_part",
-    "exchange_parts",
-    "negate_part",
-    "opposite",
-    "swap_heads",
-    "times",
-    "zero_part",
-]
+# Where in a block its first scale is, a half-precision number.
+SCALE_AT = {"Q8_0": 0, "Q4_0": 0, "Q4_K": 0, "Q6_K": 208}
+EXPONENT_BITS = range(10, 15)
+MODULE = of("mlp.up.weight")
+ROW, BLOCK = 5, 2
+NAN = np.float16("nan").view(np.uint16)
 
 
-class BlockFault(NamedTuple):
-    """What is done, and the cause that is to be named; None where no cause explains it."""
-
-    hurt: Hurt
-    cause: str | None
+def flip(source: Path, out: Path, bit: int) -> Injected:
+    """Write a copy of a Q8_0 file in which one bit of one scale is another."""
+    return _write(source, out, "Q8_0", lambda scale: scale ^ np.uint16(1 << bit))
 
 
-def change_part(part: str, cause: str | None, change: Callable[[Array], Array]) -> BlockFault:
-    """Return the fault that changes the numbers of a part of the second layer, or of the model."""
-    module = part if part in _OF_MODEL else of(part)
-    return BlockFault(changed(module, change), cause)
+def make_nan(source: Path, out: Path, kind: str) -> Injected:
+    """Write a copy of a GGUF file in which one block's scale is NaN."""
+    return _write(source, out, kind, lambda _: NAN)
 
 
-_OF_MODEL = {
-    "decoder_bias.weight", "embedding.weight", "encoder_bias.weight", "position_embedding.weight",
-    "token_type_embedding.weight",
-}  # fmt: skip
-
-
-def swap_heads(part: str, heads: str) -> BlockFault:
-    def hurt(files: Files) -> tuple[str, ...]:
-        module = of(f"attention.{part}.weight")
-        rows = files.numbers(module)
-        size = len(rows) // getattr(files.ours, heads)
-        return changed(module, lambda rows: swapped_rows(rows, 0, 1, size))(files)
-
-    return BlockFault(hurt, "heads_exchanged")
-
-
-def exchange_parts(one: str, other: str, cause: str) -> BlockFault:
-    return BlockFault(lambda files: files.exchange(of(one), of(other)), cause)
-
-
-def drop_part(part: str, cause: str | None = None) -> BlockFault:
-    return BlockFault(lambda files: (files.drop(of(part)),), cause)
-
-
-def change_key(name: str, change: Callable[[Any], Any]) -> BlockFault:
-    """Return the fault of a key of the metadata that has another value."""
-
-    def hurt(files: Files) -> tuple[str, ...]:
-        key = f"{files.model.family.gguf_name}.{name}"
-        old = files.metadata[key]
-        files.metadata[key] = MetadataValue(old.type, change(old.content))
-        return (key,)
-
-    return BlockFault(hurt, "config")
-
-
-def change_layer_key(key: str, added: float) -> BlockFault:
-    """Return the fault of a key with a value for each layer, of which the second is larger."""
-
-    def hurt(files: Files) -> tuple[str, ...]:
-        old = files.metadata[key]
-        values = list(old.content)
-        values[1] += added
-        files.metadata[key] = MetadataValue(old.type, values)
-        return (key,)
-
-    return BlockFault(hurt, "config")
-
-
-def add_one(part: str) -> BlockFault:
-    return change_part(part, "norm_offset", lambda weight: weight + 1)
-
-
-def zero_part(part: str) -> BlockFault:
-    return change_part(part, "zeroed", np.zeros_like)
-
-
-def negate_part(part: str) -> BlockFault:
-    return change_part(part, "scaled", np.negative)
-
-
-def times(factor: float) -> Callable[[Any], Any]:
-    return lambda value: type(value)(value * factor)
-
-
-def opposite(value: bool) -> bool:
-    return not value
+def _write(source: Path, out: Path, kind: str, change: Callable[..., np.uint16]) -> Injected:
+    files = fault_files.read(source)
+    encoding = files.tensors[files.where(MODULE)].info.encoding
+    assert encoding.name == kind
+    rows = files.numbers(MODULE)
+    start = min(BLOCK, rows.shape[1] // encoding.size - 1) * encoding.size + SCALE_AT[kind]
+    scale = rows[ROW, start : start + 2].view(np.uint16)
+    scale[0] = change(scale[0])
+    where = files.put(MODULE, rows)
+    return Injected(files.write(out), (where,), "scale")

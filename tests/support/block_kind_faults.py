@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from block_faults import (
+from faults import of
+from mixer_faults import MIXER_KINDS
+from part_faults import (
     BlockFault,
     add_one,
     change_key,
@@ -23,8 +25,6 @@ from block_faults import (
     times,
     zero_part,
 )
-from faults import of
-from mixer_faults import MIXER_KINDS
 from state_space_faults import STATE_SPACE_KINDS
 from tensor_faults import changed, swapped_rows
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from block_faults import BlockFault, add_one, change_key, change_part, negate_part, zero_part
 from faults import of
+from part_faults import BlockFault, add_one, change_key, change_part, negate_part, zero_part
 from tensor_faults import changed, swapped_rows
 
 if TYPE_CHECKING:

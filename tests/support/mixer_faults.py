@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from block_faults import (
+from delta_faults import DELTA_NET, KIMI_DELTA
+from part_faults import (
     add_one,
     change_key,
     change_part,
@@ -15,11 +16,10 @@ from block_faults import (
     negate_part,
     zero_part,
 )
-from delta_faults import DELTA_NET, KIMI_DELTA
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
-    from block_faults import BlockFault
+    from part_faults import BlockFault
 
     Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from block_faults import (
+from part_faults import (
     add_one,
     change_key,
     change_part,
@@ -18,7 +18,7 @@ from block_faults import (
 from tensor_faults import swapped_rows
 
 if TYPE_CHECKING:
-    from block_faults import BlockFault
+    from part_faults import BlockFault
 
     Array = np.ndarray[Any, Any]
 
