@@ -41,7 +41,7 @@ FAMILY = replace(
 '''
 LINE = Line(
     '    "toy": FamilyLine("weightctl.families.toy", "toy", ("toy",)),',
-    before='("llama", "mistral", "internlm3")),',
+    before='"bert", ("bert",)),',
 )
 RULES = r"""
 [rename]
