@@ -69,6 +69,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
     "exaone_moe": FamilyLine("weightctl.families.exaone_moe", "exaone-moe", ("exaone_moe",)),
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
+    "gemma4": FamilyLine("weightctl.families.gemma4", "gemma4", ("gemma4_text", "gemma4")),
     "gemma": FamilyLine("weightctl.families.gemma", "gemma", ("gemma",)),
     "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
     "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),

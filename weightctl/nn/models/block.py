@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.graph.value import Value
 
-__all__ = ["Block", "make_mlp", "make_norm"]
+__all__ = ["Block", "make_attention", "make_mlp", "make_norm"]
 
 
 def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
@@ -58,7 +58,7 @@ class Block(Module):
         if self.reads_normed or config.norms_after:
             self.attention_norm = make_norm(config, dtype)
         if self.has_attention:
-            self.attention = _make_attention(config, layer, dtype)
+            self.attention = make_attention(config, layer, dtype)
         self.has_convolution = at_layer(config, "convolution_layers", layer)
         if self.has_convolution:
             self.convolution = ShortConvolution(
@@ -120,7 +120,8 @@ class Block(Module):
         return x if scale == 1 else x * scale
 
 
-def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
+def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
+    """Return the attention of a layer."""
     scale = config.attention_scale
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
@@ -150,9 +151,11 @@ def _make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attentio
         config.hidden,
         config.heads,
         kv_heads=config.count_kv_heads(layer),
-        head_dim=config.head_dim,
+        head_dim=at_layer(config, "head_dim", layer),
         value_dim=config.value_dimensions or None,
         value_scale=config.value_scale,
+        values_normed=config.values_normed,
+        values_from_keys=at_layer(config, "values_from_keys", layer),
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
@@ -194,6 +197,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             groups=config.expert_groups,
             groups_used=config.expert_groups_used,
             has_correction=config.router_correction,
+            has_scales=config.expert_scales,
             bias=config.expert_bias,
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
@@ -203,7 +207,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
     if config.gated:
         return GatedMLP(
             config.hidden,
-            config.intermediate,
+            at_layer(config, "intermediate", layer),
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
@@ -212,7 +216,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
         )
     return MLP(
         config.hidden,
-        config.intermediate,
+        at_layer(config, "intermediate", layer),
         config.activation,
         bias=config.mlp_bias,
         transposed=config.transposed,
