@@ -296,6 +296,28 @@ _LEARNED = {
     "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
     "epsilon": change_key("attention.layer_norm_epsilon", times(1e4)),
 }
+_LAYER_INPUTS = {
+    "embeddings of layers zero": zero_part("layer_inputs.embedding.weight"),
+    "embeddings of layers one token too far": change_part(
+        "layer_inputs.embedding.weight", "shifted", _rolled
+    ),
+    "norm of layers' embeddings with 1 added": add_one("layer_inputs.norm.weight"),
+    "gate of a layer's embedding negated": negate_part("layer_input.gate.weight"),
+    "norm of a layer's input zero": zero_part("layer_input.norm.weight"),
+    "scale of a layer zero": zero_part("scale.weight"),
+}
+_SHARED_KEYS = {
+    "shared keys zero": BlockFault(changed(of("attention.k.weight", 3), np.zeros_like), "zeroed"),
+    "shared values negated": BlockFault(
+        changed(of("attention.v.weight", 3), np.negative), "scaled"
+    ),
+    "norm of shared keys with 1 added": BlockFault(
+        changed(of("attention.k_norm.weight", 3), lambda weight: weight + 1), "norm_offset"
+    ),
+    "queries that read shared keys negated": BlockFault(
+        changed(of("attention.q.weight", 5), np.negative), "scaled"
+    ),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "grouped heads": ("llama", _DENSE),
@@ -304,6 +326,8 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "latent attention": ("deepseek_v2", _LATENT),
     "sinks": ("gpt_oss", _SINKS),
     "windows by layer": ("gemma3", _WINDOWS),
+    "embeddings by layer": ("gemma4", _LAYER_INPUTS),
+    "shared keys and values": ("gemma4", _SHARED_KEYS),
     "encoder": ("bert", _ENCODER),
     "parallel residual": ("gptneox", _PARALLEL),
     "multipliers": ("granite", _MULTIPLIERS),

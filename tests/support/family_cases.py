@@ -47,6 +47,11 @@ _FILES = Path(__file__).parents[1] / "crossing" / "cases"
 _TOKENS, _SPREAD = 80, 2.5
 # What most configs call their sizes: of these a config gets those that its class has.
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV, _CONTEXT = 256, 512, 3, 4, 2, 512
+# The types whose norms add 1 to their weights.
+_LESS_ONE = {"gemma", "gemma2", "gemma3_text"}
+# The types that do not divide attention scores by the root of a head's size: their norms do.
+_UNDIVIDED = {"gemma3n_text", "gemma4_text"}
+_OF_TOKENS = {"vocab_size_per_layer_input"}
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _HIDDEN),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), _INNER),
@@ -164,7 +169,8 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
     named = {} if stand_in is None else {
         "model_type": case.model_type, "architectures": [stand_in.class_name]
     }  # fmt: skip
-    return {"vocab_size": len(tokenizer)} | ids | sizes | case.config | named
+    tokens = {key: len(tokenizer) for key in ("vocab_size", *_OF_TOKENS & known)}
+    return tokens | ids | sizes | case.config | named
 
 
 def model_class(case: FamilyCase) -> Any:
@@ -207,18 +213,17 @@ def _draw(model: Any, tokens: list[int]) -> None:
             noise = torch.randn_like(parameter)
             if parameter.dim() > 1:
                 scale = _deviation(name, parameter.shape, is_tied=is_tied)
-                if "embed_tokens" in name:
+                if "embed_tokens." in name:
                     scale /= embedding_scale
                 parameter.copy_(noise * scale)
             elif re.search(r"norm|ln_|layernorm", name) and name.endswith("weight"):
-                parameter.add_(0.25 * noise)
-                if "word_embeddings_layernorm" in name:  # or the output only repeats its input
-                    parameter.mul_(0.1)
+                _draw_norm(model.config.model_type, name, parameter, noise)
             else:
                 parameter.copy_(0.2 * noise)
         for name, buffer in model.named_buffers():
             if name in model.state_dict():  # what is added to the scores of experts
-                buffer.copy_(0.2 * torch.randn_like(buffer))
+                noise = 0.2 * torch.randn_like(buffer)
+                buffer.copy_(1 + noise if name.endswith("layer_scalar") else noise)
     model.tie_weights()
     head = untie_output(model) if hasattr(model, "get_output_embeddings") else None
     if head is None:
@@ -227,6 +232,14 @@ def _draw(model: Any, tokens: list[int]) -> None:
         times = _SPREAD / max(float(run_transformers(model, tokens).std(-1).mean()), 1e-6)
         with torch.no_grad():
             _amplify(model, head, times, is_tied=is_tied)
+
+
+def _draw_norm(model_type: str, name: str, parameter: Any, noise: Any) -> None:
+    parameter.add_(0.25 * noise)
+    if model_type in _UNDIVIDED and re.search(r"\.[qk]_norm", name):
+        parameter.mul_(len(parameter) ** -0.25)
+    if "word_embeddings_layernorm" in name:  # or the output only repeats its input
+        parameter.mul_(0.1)
 
 
 def _is_tied(config: Any) -> bool:
@@ -260,6 +273,8 @@ def _find_embedding_scale(config: Any) -> float:
 
 def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
     """Return the standard deviation of a matrix's values."""
+    if "embed_tokens_per_layer" in name:
+        return 0.1
     if re.search(r"embed|wte|wpe|lm_head|^shared\.", name) and len(shape) == 2:
         if re.search(r"position|wpe|token_type", name):
             return 0.3
@@ -282,5 +297,5 @@ def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
     for name, parameter in model.named_parameters():
         inside = (".layers.", ".h.", "encoder.")
         if last.search(name) and not any(each in name for each in inside):
-            is_less_one = model.config.model_type.startswith("gemma") and name.endswith("weight")
+            is_less_one = model.config.model_type in _LESS_ONE and name.endswith("weight")
             parameter.copy_((1 + parameter) * times - 1 if is_less_one else parameter * times)

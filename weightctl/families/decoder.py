@@ -94,6 +94,8 @@ class DecoderConfig:
     - `sinks`: whether each head has an additional score that belongs to no key.
     - `value_scale`: the factor of the values.
     - `attention_scales`: the factors of what attention reads, of its keys, and of its outputs.
+    - `values_normed`: whether there is an RMSNorm without weights over the values of each KV head.
+    - `values_from_keys`: the layers whose values are the keys before their norm and RoPE.
     - `temperature_scale`, `temperature_length`, `temperature_offset`: the factor of queries far
       into a text (`nn/temperature.py`), if the scale is not 0; with `temperature_without_rope`,
       only in layers without RoPE.
@@ -135,7 +137,8 @@ class DecoderConfig:
     - `rope_dimensions`: how many elements of each head are rotated.
     - `rope_interleaved`: whether the elements of a pair are neighbors, as usual in GGUF, instead of
       in different halves.
-    - `local_rope_base`: another base, without scaling, for layers with a sliding window.
+    - `local_rope_base`: another base, without scaling, for layers with a sliding window, and
+      `local_rope_dimensions`: how many elements of their heads are rotated, if not as many.
     - `rotated_layers`: the layers with RoPE; None for all.
     - `has_rope_factors`: whether tensors divide the frequencies: one, or with
       `rope_factors_by_length` one for short contexts and one for long ones.
@@ -162,6 +165,7 @@ class DecoderConfig:
     - `expert_groups`, `expert_groups_used`: experts are selected from the best of these groups.
     - `shared_intermediate`, `shared_gate`: the width of the MLP that all positions also pass
       through, or 0, and whether it has a gate of its own.
+    - `expert_scales`: whether a tensor multiplies the routing weights of the selected experts.
     - `shares_scale_inputs`: whether the routing weights multiply the inputs of the experts instead
       of the outputs.
 
@@ -186,8 +190,8 @@ class DecoderConfig:
     layers: int
     heads: int
     kv_heads: int | tuple[int, ...]
-    head_dim: int
-    intermediate: int
+    head_dim: int | tuple[int, ...]
+    intermediate: int | tuple[int, ...]
     norm_epsilon: float
     activation: str = "silu"
     tied: bool = False
@@ -232,6 +236,8 @@ class DecoderConfig:
     sinks: bool | tuple[bool, ...] = False
     value_scale: float = 1.0
     attention_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    values_normed: bool = False
+    values_from_keys: LayerFlag = False
     temperature_scale: float = 0.0
     temperature_length: int = 0
     temperature_offset: int = 0
@@ -273,6 +279,7 @@ class DecoderConfig:
     has_rope_factors: bool = False
     rope_factors_by_length: bool = False
     local_rope_base: float | None = None
+    local_rope_dimensions: int | None = None
     rotated_layers: tuple[bool, ...] | None = None
 
     mlp_bias: bool = False
@@ -294,6 +301,7 @@ class DecoderConfig:
     expert_bias: bool = False
     experts_normalized: bool = True
     experts_scale: float = 1.0
+    expert_scales: bool = False
     expert_groups: int = 1
     expert_groups_used: int = 1
     shared_intermediate: int = 0

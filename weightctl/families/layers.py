@@ -96,8 +96,10 @@ class LayerValues(NamedTuple):
         """The type of an array of values."""
         return f"array[{self.kind.gguf_type}]"
 
-    def write(self, value: Any) -> list[Any]:
-        """Return the list of values."""
+    def write(self, value: Any) -> Any:
+        """Return the list of values, or the one value."""
+        if not is_sequence(value):
+            return self.kind.write(value)
         return [self.kind.write(each) for each in value]
 
 

@@ -39,7 +39,7 @@ _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
         "shared_inner", "vocabulary", "convolved", "each_head", "ssm_channels", "ssm_group_states",
-        "ssm_heads", "ssm_inner",
+        "ssm_heads", "ssm_inner", "layer_vocabulary", "layer_inputs",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
@@ -124,7 +124,8 @@ def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()
     queries = at_layer(given, "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
     plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))
-    return Heads(queries, keys, getattr(given, "head_dim", given.hidden // queries), plain, value)
+    size = at_layer(given, "head_dim", layer) if hasattr(given, "head_dim") else 0
+    return Heads(queries, keys, size or given.hidden // queries, plain, value)
 
 
 def shape_of(names: TensorNames, config: Config) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ class RopeScaling:
     """The RoPE scaling of a model, to a context that is `factor` times the original one.
 
     - `kind`: `linear` (all pairs), `llama3` (only slow pairs), `yarn` (a ramp between fast and slow
-      pairs) or `longrope` (a factor for each pair).
+      pairs), `longrope` (a factor for each pair) or `proportional` (the `share` of fastest pairs is
+      rotated and scaled, and the others are not rotated).
     - `original_context`: the length of the context that the model was trained on first.
     - `low_frequency_factor`, `high_frequency_factor`: llama3 scales pairs with at most the low
       number of turns in the original context in full, and does not change those with at least the
@@ -36,7 +37,7 @@ class RopeScaling:
       context and beyond it. They are empty if the checkpoint has them as tensors.
     """
 
-    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "llama3", "yarn", "longrope", "proportional"]
     factor: float
     original_context: int = 0
     low_frequency_factor: float = 1.0
@@ -49,9 +50,10 @@ class RopeScaling:
     mscale_all_dim: float | None = None
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    share: float = 1.0
 
     def __post_init__(self) -> None:
-        known = (*_STRETCHED, "longrope")
+        known = (*_STRETCHED, "longrope", "proportional")
         if self.kind not in known:
             raise GraphError(
                 f"`{self.kind}` is not a supported RoPE scaling",
@@ -61,7 +63,7 @@ class RopeScaling:
             raise GraphError(
                 f"a RoPE scaling factor of {self.factor:g} is not valid: it must be greater than 0"
             )
-        if self.kind != "linear" and self.original_context <= 0:
+        if self.kind not in {"linear", "proportional"} and self.original_context <= 0:
             raise GraphError(
                 f"{self.kind} scaling needs the original context length",
                 hint="set `original_context`",
@@ -73,6 +75,10 @@ class RopeScaling:
         if self.kind not in {"yarn", "longrope"}:
             return 1.0
         return self.advised_amplitude if self.attention_factor is None else self.attention_factor
+
+    def count_rotated(self, dimensions: int) -> int:
+        """Return how many of the pairs of a head of `dimensions` elements are rotated."""
+        return int(self.share * dimensions // 2)
 
     @property
     def advised_amplitude(self) -> float:
@@ -110,6 +116,9 @@ def inverse_frequencies(
         is_long = length > scaling.original_context
         factors = scaling.long_factors if is_long else scaling.short_factors
         return _longrope(periods, factors)
+    if scaling.kind == "proportional":
+        rotated = np.arange(len(periods)) < scaling.count_rotated(dimensions)
+        return np.where(rotated, 1 / periods / np.float32(scaling.factor), np.float32(0))
     return _STRETCHED[scaling.kind](periods, base, scaling)
 
 

@@ -46,22 +46,23 @@ class Attention(Divisible):
 
     Groups of the `heads` query heads share one of `kv_heads` KV heads; `head_dim` does not need to
     be `features / heads`. Values have `value_dim` elements per head (default: as keys), and are
-    multiplied by `value_scale`. `bias` is for the input projections, `output_bias` (default: the
-    same) for the output projection. With a `window`, a position sees that many positions: itself
-    and those before it. With a `chunk`, it sees those of its chunk of so many positions. `softcap`
-    bounds the scores; `scale` multiplies them, by default `head_dim ** -0.5`. With `norm_epsilon`,
-    queries and keys get an RMSNorm over each head, with `norm_offset` as its offset, or over all
-    heads together with `norms_whole`; with `norms_last` that of each head is after RoPE; without
-    `norms_weighted` the norms have no weights; with `norms_apart` they are LayerNorms in which each
-    head has weights of its own. `clamp` bounds queries, keys and values. With
-    `alibi`, each head adds the distance to a key times its slope to the scores; `alibi` is the
-    largest exponent of the slopes. With an `inner_norm`, its epsilon, what the heads return gets an
-    RMSNorm over all of them. With `sinks`, each head has a score that belongs to no key.
-    `temperature` multiplies queries by their positions. If `gated`, what the heads return is
-    multiplied by the sigmoid of another projection of the inputs. If `fused`, one projection `qkv`
-    replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs neighboring elements
-    if `interleaved`, otherwise elements of the two halves. Raises `GraphError` if the numbers of
-    heads do not match.
+    multiplied by `value_scale`; with `values_normed` they get an RMSNorm without weights over each
+    head. With `values_from_keys` they are the keys before their norm and RoPE. `bias` is for the
+    input projections, `output_bias` (default: the same) for the output projection. With a `window`,
+    a position sees that many positions: itself and those before it. With a `chunk`, it sees those
+    of its chunk of so many positions. `softcap` bounds the scores; `scale` multiplies them, by
+    default `head_dim ** -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head,
+    with `norm_offset` as its offset, or over all heads together with `norms_whole`; with
+    `norms_last` that of each head is after RoPE; without `norms_weighted` the norms have no
+    weights; with `norms_apart` they are LayerNorms in which each head has weights of its own.
+    `clamp` bounds queries, keys and values. With `alibi`, each head adds the distance to a key
+    times its slope to the scores; `alibi` is the largest exponent of the slopes. With an
+    `inner_norm`, its epsilon, what the heads return gets an RMSNorm over all of them. With `sinks`,
+    each head has a score that belongs to no key. `temperature` multiplies queries by their
+    positions. If `gated`, what the heads return is multiplied by the sigmoid of another projection
+    of the inputs. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
+    passed to `Linear`. RoPE pairs neighboring elements if `interleaved`, otherwise elements of the
+    two halves. Raises `GraphError` if the numbers of heads do not match.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Attention(Divisible):
         head_dim: int | None = None,
         value_dim: int | None = None,
         value_scale: float = 1.0,
+        values_normed: bool = False,
+        values_from_keys: bool = False,
         bias: bool = False,
         output_bias: bool | None = None,
         causal: bool = True,
@@ -114,11 +117,11 @@ class Attention(Divisible):
         self.head_dim = features // heads if head_dim is None else head_dim
         self.value_dim = value_dim or self.head_dim
         self.value_scale = value_scale
+        self.values_from_keys = values_from_keys
+        self.values_epsilon = norm_epsilon if values_normed else None
         self.causal = causal
-        self.window = window
-        self.chunk = chunk
-        self.softcap = softcap
-        self.scale = scale
+        self.window, self.chunk = window, chunk
+        self.softcap, self.scale = softcap, scale
         self.interleaved = interleaved
 
         projection = partial(
@@ -137,7 +140,8 @@ class Attention(Divisible):
         else:
             self.q = projection(features, width, bias=bias)
             self.k = projection(features, shared, bias=bias)
-            self.v = projection(features, values, bias=bias)
+            if not values_from_keys:
+                self.v = projection(features, values, bias=bias)
         if norm_epsilon is not None:
             norm = partial(
                 _make_norm,
@@ -228,6 +232,9 @@ class Attention(Divisible):
         q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
         if self.value_scale != 1:
             v = v * self.value_scale
+        if self.values_epsilon is not None:
+            ones = ops.constant([1.0] * self.value_dim, v.dtype, v.device)
+            v = ops.rms_norm(v, ones, self.values_epsilon)
         norms_heads = self.has_norms and not self.norms_whole
         if norms_heads and not self.norms_last:
             q, k = self._norm_heads(q, k)
@@ -272,7 +279,8 @@ class Attention(Divisible):
             # Of all heads together: every rank computes those of all.
             parts = {values: self.v, **parts}
         else:
-            parts = {"attention.q": self.q, "attention.k": self.k, values: self.v, **parts}
+            parts = {"attention.q": self.q, "attention.k": self.k, **parts}
+            parts |= {} if self.values_from_keys else {values: self.v}
         if self.gated:
             parts = {"attention.gate": self.gate, **parts}
         cuts = cut_parts(parts, devices, heads)
@@ -297,7 +305,9 @@ class Attention(Divisible):
             self.own_queries, self.own_keys = own_range(self.o.inputs), own_range(self.v.outputs)
             self.sizes = (self.o.inputs.size, self.v.outputs.size, self.v.outputs.size)
         else:
-            self.sizes = (self.q.outputs.size, self.k.outputs.size, self.v.outputs.size)
+            keys = self.k.outputs.size
+            values = keys if self.values_from_keys else self.v.outputs.size
+            self.sizes = (self.q.outputs.size, keys, values)
         self.heads, self.kv_heads, _ = (size // self.head_dim for size in self.sizes)
 
     def _own(self, x: Value, own: Range | None) -> Value:
@@ -337,7 +347,8 @@ class Attention(Divisible):
         if self.fused:
             return tuple(ops.split(self.qkv(x), self.sizes, axis=-1))
         read = x if source is None else source
-        return self.q(x), self.k(read), self.v(read)
+        keys = self.k(read)
+        return self.q(x), keys, keys if self.values_from_keys else self.v(read)
 
     def _heads(self, x: Value, size: int | None = None) -> Value:
         """Return (batch, positions, heads * size) as (batch, heads, positions, size)."""

@@ -37,7 +37,8 @@ class MixtureOfExperts(Divisible):
 
     They are gated unless `gated` is False.
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
-    `has_correction`, a weight is added to the scores. `bias` is for the experts and the router. If
+    `has_correction`, a weight is added to the scores, and with `has_scales` another one multiplies
+    the shares. `bias` is for the experts and the router. If
     `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
     sigmoid of its own gate if `shared_gate`. With `scales_inputs` the shares multiply what experts
     read, not what they return. Raises `GraphError` as `Routing` does, and if the activation is not
@@ -58,6 +59,7 @@ class MixtureOfExperts(Divisible):
         groups: int = 1,
         groups_used: int = 1,
         has_correction: bool = False,
+        has_scales: bool = False,
         bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
@@ -94,6 +96,9 @@ class MixtureOfExperts(Divisible):
         if has_correction:
             self.correction = ScoreCorrection(count, device=device)
         self.has_correction = has_correction
+        self.has_scales = has_scales
+        if has_scales:
+            self.scales = ScoreCorrection(count, device=device)
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
         if self.has_shared:
@@ -101,12 +106,17 @@ class MixtureOfExperts(Divisible):
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
-    def __call__(self, x: Value) -> Value:
-        """Return the weighted outputs of this module's experts, `(..., features)`."""
+    def __call__(self, x: Value, routed: Value | None = None) -> Value:
+        """Return the weighted outputs of this module's experts, `(..., features)`.
+
+        The router reads `routed` if it is given.
+        """
         # Every expert computes every position, with a weight of 0 where it was not selected: the
         # selection is known only in the run. Only the weights of one expert are in memory at a
         # time.
-        (first, share), *others = zip(self.experts, self._shares(x), strict=True)
+        (first, share), *others = zip(
+            self.experts, self._shares(x if routed is None else routed), strict=True
+        )
         y = self._compute(first, x, share)
         for expert, share in others:
             y = y + self._compute(expert, x, share)
@@ -131,6 +141,8 @@ class MixtureOfExperts(Divisible):
             cuts |= expert.tensor_parallel(devices)
         if self.has_correction:
             cuts |= replicate_weights(devices, self.correction.weight)
+        if self.has_scales:
+            cuts |= replicate_weights(devices, self.scales.weight)
         if self.has_shared:
             cuts |= self.shared.tensor_parallel(devices)
         if self.has_shared_gate:
@@ -160,16 +172,18 @@ class MixtureOfExperts(Divisible):
         """Return each expert's weights for the positions, `(..., 1)`, for this module's experts."""
         correction = self.correction() if self.has_correction else None
         given = self.routing.shares(self.router(x).cast(DType.float32), correction)
+        if self.has_scales:
+            given = given * self.scales()
         each = ops.split(given.cast(x.dtype), [1] * self.routing.count, axis=-1)
         return each[self.first : self.first + len(self.experts)]
 
 
 class ScoreCorrection(Module):
-    """What a checkpoint adds to the scores of experts, so that all of them are used."""
+    """A number for each expert, which is added to its score or multiplies its share."""
 
     def __init__(self, count: int, *, device: DeviceRef = CPU) -> None:
         self.weight = Weight("weight", DType.float32, (count,), device)
 
     def __call__(self) -> Value:
-        """Return what is added, float32[count]."""
+        """Return the numbers, float32[count]."""
         return weight_as(self.weight, DType.float32)

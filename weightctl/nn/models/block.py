@@ -154,6 +154,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             groups=config.expert_groups,
             groups_used=config.expert_groups_used,
             has_correction=config.router_correction,
+            has_scales=config.expert_scales,
             bias=config.expert_bias,
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
@@ -164,7 +165,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
     if config.gated:
         return GatedMLP(
             config.hidden,
-            config.intermediate,
+            at_layer(config, "intermediate", layer),
             config.activation,
             bias=config.mlp_bias,
             fused=config.fused_gate_up,
@@ -174,7 +175,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
         )
     return MLP(
         config.hidden,
-        config.intermediate,
+        at_layer(config, "intermediate", layer),
         config.activation,
         bias=config.mlp_bias,
         transposed=config.transposed,

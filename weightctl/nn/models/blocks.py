@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
+    from weightctl.nn.module import Module
 
 __all__ = ["BlockNetwork"]
 
@@ -45,7 +46,11 @@ class BlockNetwork(Network):
             self.embedding_norm = make_norm(config, dtype)
         if config.position == "rope":
             self._add_rotations(config)
-        self.layers = LayerList([Block(config, layer, dtype) for layer in range(config.layers)])
+        self.layers = LayerList[Any]([self.make_layer(layer) for layer in range(config.layers)])
+
+    def make_layer(self, layer: int) -> Module:
+        """Return a layer."""
+        return Block(self.config, layer, self.dtype)
 
     def look_up(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:
         """Return the vectors of tokens with all additions, factors and norms before the layers.
@@ -87,7 +92,8 @@ class BlockNetwork(Network):
         dimensions, pairs = config.rope_dimensions, config.rope_dimensions // 2
         self.rope = RotaryEmbedding(dimensions, config.rope_base, config.rope_scaling)
         if config.local_rope_base is not None:
-            self.local_rope = RotaryEmbedding(dimensions, config.local_rope_base)
+            local = config.local_rope_dimensions or dimensions
+            self.local_rope = RotaryEmbedding(local, config.local_rope_base)
         if config.has_rope_factors and config.rope_factors_by_length:
             self.short_rope_factors = FrequencyFactors(pairs)
             self.long_rope_factors = FrequencyFactors(pairs)

@@ -1,21 +1,27 @@
-"""The Module of all decoders; the config selects the blocks."""
+"""The Modules of decoders; the config selects the blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
+from weightctl.families.family import at_layer
 from weightctl.graph import ops
+from weightctl.nn.layer_inputs import LayerInputs
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
+from weightctl.nn.models.per_layer_block import PerLayerBlock, share_keys
 
 if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
+    from weightctl.families.per_layer import PerLayerConfig
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
+    from weightctl.nn.module import Module
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "PerLayerDecoder"]
 
 
 class Decoder(BlockNetwork):
@@ -43,3 +49,76 @@ class Decoder(BlockNetwork):
             logits = logits / config.logit_divisor
         cap = config.softcap
         return logits if cap is None else ops.tanh(logits / cap) * cap
+
+
+class PerLayerDecoder(Decoder):
+    """A decoder: from token ids, int64[batch, seq], to logits [batch, seq, vocabulary].
+
+    Its layers read embeddings of their own. The last ones compute keys and values from what the
+    attention of an earlier layer reads, with the weights of that layer. The layers pass this on in
+    one tensor: [batch, seq, hidden], then the same shape for each type of attention that is shared.
+    """
+
+    config: PerLayerConfig
+
+    def __init__(self, config: PerLayerConfig, dtype: DType = DType.float32) -> None:
+        super().__init__(config, dtype)
+        share_keys(config, [layer.attention for layer in self.layers])
+        if config.layer_input:
+            self.layer_inputs = LayerInputs(
+                config.layer_vocabulary,
+                config.hidden,
+                layers=config.layers,
+                size=config.layer_input,
+                eps=config.norm_epsilon,
+                dtype=dtype,
+            )
+
+    def make_layer(self, layer: int) -> Module:
+        """Return a layer."""
+        return PerLayerBlock(self.config, layer, self.dtype)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """The layers whose keys and values later layers use."""
+        config = self.config
+        used = {config.keys_of(layer) for layer in range(config.layers)
+                if not at_layer(config, "own_keys", layer)}  # fmt: skip
+        return tuple(sorted(used))
+
+    def begin(self, tokens: Value) -> tuple[Value, Beside]:
+        """Return the tokens' vectors, and what all layers read.
+
+        These are the cosines and sines of the positions, and the embeddings for the layers.
+        """
+        config = self.config
+        x, beside = super().begin(tokens)
+        if config.layer_input:
+            is_whole = config.layer_vocabulary >= config.vocabulary
+            beside = (*beside, self.layer_inputs(tokens, x, is_whole=is_whole))
+        return self.enter(x), beside
+
+    def enter(self, x: Value) -> Value:
+        """Return the input of the first layer: the tokens' vectors, and as much for each source."""
+        return ops.concat([x] * (1 + len(self.sources)), axis=-1)
+
+    def through(self, layer: Any, x: Value, beside: Beside) -> Value:
+        """Return the output of a layer, and what the attention of the sources reads."""
+        config = self.config
+        width = config.hidden * config.streams
+        x, *kept = ops.split(x, [width, *[config.hidden] * len(self.sources)], axis=-1)
+        given = None
+        if config.layer_input:
+            first = layer.number * config.layer_input
+            given = beside[-1][..., first : first + config.layer_input]
+        used = config.keys_of(layer.number)
+        source = None if used == layer.number else kept[self.sources.index(used)]
+        cos, sin = beside[2 * layer.rotation :][:2]
+        x, normal = layer(x, cos, sin, given, source)
+        if layer.number in self.sources:
+            kept[self.sources.index(layer.number)] = normal
+        return ops.concat([x, *kept], axis=-1) if kept else x
+
+    def end(self, x: Value) -> Value:
+        """Return the logits of the token after each position."""
+        return super().end(x[..., : self.config.hidden])

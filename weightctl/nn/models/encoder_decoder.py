@@ -7,6 +7,7 @@ from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
+from weightctl.families.family import at_layer
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.attention import Attention
@@ -96,7 +97,7 @@ class ReadingBlock(Module):
                 config.hidden,
                 config.heads,
                 kv_heads=config.count_kv_heads(layer),
-                head_dim=config.head_dim,
+                head_dim=at_layer(config, "head_dim", layer),
                 causal=causal,
                 scale=config.attention_scale,
                 dtype=dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
@@ -25,7 +26,8 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
     if config.query_scalar is not None:
         scale = config.query_scalar**-0.5
     if config.attention_scales[1] != 1:
-        scale = (scale or config.head_dim**-0.5) * config.attention_scales[1]
+        size: int = at_layer(config, "head_dim", layer)
+        scale = (scale or size**-0.5) * config.attention_scales[1]
     is_rotated = config.is_rotated(layer)
     temperature = None
     if config.temperature_scale and not (config.temperature_without_rope and is_rotated):
@@ -53,9 +55,11 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
         config.hidden,
         config.heads,
         kv_heads=config.count_kv_heads(layer),
-        head_dim=config.head_dim,
+        head_dim=at_layer(config, "head_dim", layer),
         value_dim=config.value_dimensions or None,
         value_scale=config.value_scale,
+        values_normed=config.values_normed,
+        values_from_keys=at_layer(config, "values_from_keys", layer),
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         causal=config.causal,
