@@ -317,6 +317,8 @@ _SHARED_KEYS = {
     "queries that read shared keys negated": BlockFault(
         changed(of("attention.q.weight", 5), np.negative), "scaled"
     ),
+    "window": change_key("attention.sliding_window", lambda size: size // 2),
+    "RoPE base of layers with a window": change_key("rope.freq_base_swa", times(5)),
 }
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {

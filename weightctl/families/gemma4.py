@@ -70,7 +70,7 @@ _GLOBAL_SIZES = {"head_dim": "global_head_dim", "num_key_value_heads": "num_glob
 _EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _OWN, _KEYS_WORD = "values", "keys"
 # The family is not in transformers before version 5: no key needs another name.
-_NOT_OLDER = dict.fromkeys(
+_NOT_OLDER: Mapping[str, str] = dict.fromkeys(
     ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_local_base_freq"), ""
 )
 _COUNT = WholeNumber(0, 1024)

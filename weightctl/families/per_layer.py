@@ -81,12 +81,13 @@ class PerLayerConfig(DecoderConfig):
 
 def _line(module: str, gguf: str, name: str, outputs: str, *inputs: str, **more: Any) -> Name:
     """Return a line; a part without `inputs` is a vector."""
+    given: dict[str, Any] = {"is_float32": not inputs, **more}
     return Name(
         module=module,
         gguf=gguf,
         hugging_face=name,
         axes=WeightAxes((outputs,), inputs),
-        **({} if inputs else {"is_float32": True}) | more,
+        **given,
     )
 
 

@@ -20,9 +20,12 @@ __all__ = ["LAYER_WIDTHS", "SIZES_BY_TYPE", "unify"]
 
 def _by_type(local: str, of_global: str) -> Any:
     """Return a default with a value for each layer, by whether it has a window."""
-    return lambda fields: tuple(
-        fields[local if windowed else of_global] for windowed in fields["windowed_layers"]
-    )
+
+    def find(fields: Fields) -> tuple[Any, ...]:
+        windows: tuple[bool, ...] = fields["windowed_layers"]
+        return tuple(fields[local if windowed else of_global] for windowed in windows)
+
+    return find
 
 
 def unify(values: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import DType
 from weightctl.families.family import at_layer
 from weightctl.graph import ops
-from weightctl.nn.layer_inputs import LayerInputs
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
+from weightctl.nn.models.layer_inputs import LayerInputs
 from weightctl.nn.models.per_layer_block import PerLayerBlock, share_keys
 
 if TYPE_CHECKING:

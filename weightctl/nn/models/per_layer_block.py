@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.nn.layer_inputs import LayerInput, LayerScale
 from weightctl.nn.models.block import make_mlp, make_norm
+from weightctl.nn.models.layer_inputs import LayerInput, LayerScale
 from weightctl.nn.models.mixers import make_attention
 from weightctl.nn.module import Module
 
