@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER, HEAD_MULTIPLIER)}
 # Sections of RoPE matter for images only.
 OF_ROPE |= {"ramp_between_pairs", "rope_sections"}
-# llama.cpp needs the number, from which nothing follows in Nemotron-H.
-CARRIED = {"shared_count"}
+# llama.cpp needs the number, from which nothing follows in Nemotron-H. In Gemma 4, the key matters
+# for images only.
+CARRIED = {"shared_count", "sees_ahead"}
 
 
 class Watched(dict[str, Any]):

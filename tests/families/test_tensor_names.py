@@ -44,10 +44,14 @@ SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4,
          "ssm_rank": 3}  # fmt: skip
 # What a config must state.
 STATED: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "vocab_size": 10, "vocab_size_per_layer_input": 10, "enable_moe_block": True,
+        "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
+    },
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
-}
+}  # fmt: skip
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
           "intermediate": 20, "experts": 9, "expert_intermediate": 10,
           "shared_intermediate": 14, "value_dimensions": 5}  # fmt: skip

@@ -108,7 +108,11 @@ def _find_global_sizes(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ValueError` if it states other ones for some of them, or any for other layers.
     """
-    given = object_of(document, "per_layer_config")
+    # transformers writes the numbers of layers with as many digits as the last one has.
+    given = {
+        number.lstrip("0") or "0": sizes
+        for number, sizes in object_of(document, "per_layer_config").items()
+    }
     types: Any = document.get(_TYPES)
     if not is_list(types):
         layers = document.get("num_hidden_layers", 30)
