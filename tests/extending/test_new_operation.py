@@ -32,7 +32,7 @@ CUBE = Op("cube", infer_cube, lower_cube)
 LINES = [
     Line("from weightctl.graph.ops.unary import CUBE, cube", before="ops.unary import ("),
     Line('    "cube",', before='"dequantize",'),
-    Line("    CUBE,", before="    TOP_K,"),
+    Line("    CUBE,", before="    ROPE,"),
 ]
 PROGRAM = """
 import numpy as np

@@ -62,5 +62,5 @@ def test_a_part_that_does_not_exist_is_refused(tiny_llama: Path, tmp_path: Path)
         convert(tiny_llama, tmp_path / "out", without="vision")
     assert caught.value.hint == "choices: mtp"
     plan = Plan.copy(open_weights(tiny_llama), "safetensors")
-    with pytest.raises(ConversionError, match="without and partial do not apply to a plan"):
+    with pytest.raises(ConversionError, match="without, partial and mmproj do not apply"):
         convert(plan, tmp_path / "out.safetensors", without="mtp")

@@ -43,20 +43,12 @@ class PerLayerConfig(DecoderConfig):
     - `own_keys`: the layers that compute keys and values. The others use those of the last layer
       before them that does, and that has a sliding window as they have, or has none as they.
     - `layer_scale`: whether the output of a layer is multiplied by a tensor of one number.
-    - `streams`, `active_stream`: how many vectors the layers pass on for each position (AltUp), and
-      the number of the one that attention and MLP read.
-    - `laurel_rank`: the size of the vectors between the two projections beside attention, or 0.
-    - `sparsity`: the share of the MLP's activations that is zero, for each layer.
     """
 
     layer_input: int = 0
     layer_vocabulary: int = 0
     own_keys: LayerFlag = True
     layer_scale: bool = False
-    streams: int = 1
-    active_stream: int = 0
-    laurel_rank: int = 0
-    sparsity: tuple[float, ...] = ()
 
     @property
     def layer_inputs(self) -> int:

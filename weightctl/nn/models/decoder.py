@@ -105,8 +105,7 @@ class PerLayerDecoder(Decoder):
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
         """Return the output of a layer, and what the attention of the sources reads."""
         config = self.config
-        width = config.hidden * config.streams
-        x, *kept = ops.split(x, [width, *[config.hidden] * len(self.sources)], axis=-1)
+        x, *kept = ops.split(x, [config.hidden] * (1 + len(self.sources)), axis=-1)
         given = None
         if config.layer_input:
             first = layer.number * config.layer_input
