@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from test_every_family import OLDER, read_config, run_ours
+from test_every_family import OLDER, can_run, read_config, run_ours
 
 from family_cases import for_transformers
 from family_variants import FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
@@ -29,6 +29,9 @@ USUAL = (
     "llama", "bert", "gemma3", "mixtral", "deepseek_v2", "falcon", "gpt_oss", "granitemoe", "mpt",
     "stablelm",
 )  # fmt: skip
+# Falcon-H1's factors are in the weights of a GGUF file, so that other tensors come back. The draws
+# of Granite 4 without state space models are those of Granite 4 with them.
+NOT_DRAWN = {"falcon_h1", "granite4"}
 SEEDS = 4
 # In GGUF they are exponentials, which float32 rounds.
 ROUNDED, MOST_ROUNDING = "A_log", 2e-7
@@ -41,6 +44,10 @@ REFUSALS = (
     "`lm_head.bias` is not a part of", "experts are not supported",
     "scaling in a model with sliding window layers",
     "it must be one of `default`, `longrope`, `su`",
+    # llama.cpp has no biases of experts in Nemotron-H.
+    "mixer.shared_experts.down_proj.bias` is not a part of",
+    # transformers does not tie the output of Nemotron-H whatever the config states.
+    "is stored separately and differs from the embedding",
 )  # fmt: skip
 # What differs of models that are the same: a type without a window, keys of a model in which all
 # queries share one head of keys, and llama3's settings, which are compared by what they divide by.
@@ -132,7 +139,7 @@ def check(family: str, seed: int, directory: Path) -> None:
             continue
         assert values.tobytes() == expected[name].tobytes(), name
     if FAMILIES[family].load().module:
-        for path in (made.path, gguf):
+        for path in filter(can_run, (made.path, gguf)):
             computed = run_ours(path, made.tokens)
             spread = float(made.expected.std())
             assert np.abs(computed - made.expected).max() < MOST_DIFFERENCE * spread, path
@@ -147,7 +154,7 @@ def test_a_variant_comes_back_from_gguf_and_computes_the_same_in_both_forms(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each not in NOT_DRAWN])
 def test_many_variants_come_back_from_gguf_and_compute_the_same_in_both_forms(
     family: str, seed: int, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
         config["num_key_value_heads"] = 1 if is_shared else config["n_head"]
     if case.model_type == "phimoe":
         config["num_experts_per_tok"] = 2  # SparseMixer chooses as many, whatever this says.
+    _draw_dependent_sizes(known, config)
     if FAMILIES[family].load().is_of is not None:
         config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
     dtype, parts = random.choice((*_DTYPES, _MIXED)), random.choice((1, 1, 3))
@@ -121,6 +122,16 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
         # These are rewritten as one file, in a dtype of NumPy.
         dtype, parts, is_old = ("f16" if dtype == "f16" else "f32"), 1, False
     return Variant(case, config | stated, dtype, parts, is_old, seed)
+
+
+def _draw_dependent_sizes(known: dict[str, Any], config: dict[str, Any]) -> None:
+    """Set sizes that must fit others: llama.cpp or the config's class refuses other ones."""
+    if "vocab_size_per_layer_input" in known:
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
+    if "time_step_rank" in known and "intermediate_size" in known:  # Mamba's channels
+        config["intermediate_size"] = 2 * config["hidden_size"]
+    if "num_experts" in config and "num_local_experts" in config:  # two names of one size
+        config["num_experts"] = config.pop("num_local_experts")
 
 
 def _find(known: dict[str, Any], names: tuple[str, ...]) -> list[str]:

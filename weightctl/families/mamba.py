@@ -6,6 +6,8 @@ Names and keys: transformers' `modeling_mamba.py` and `configuration_mamba.py`; 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import Exactly
@@ -26,6 +28,14 @@ NORMS_KEY = Key(
     gguf="{arch}.ssm.dt_b_c_rms", written=True,
 )  # fmt: skip
 
+# config.json states the number of channels, too.
+_KEYS = tuple(
+    replace(key, hugging_face="intermediate_size")
+    if key.field == "ssm_inner" and not key.gguf
+    else key
+    for key in mamba_keys()
+)
+
 FAMILY = Family(
     name="mamba",
     model_types={
@@ -43,10 +53,7 @@ FAMILY = Family(
     blocks={**ONLY_STATES, "ssm_version": 1},
     prefix="backbone.",
     names=list_lines(1),
-    keys=only_states_keys(
-        *mamba_keys(),
-        NORMS_KEY,
-    ),
+    keys=only_states_keys(*_KEYS, NORMS_KEY),
     standard=without_auto,
     unloaded=find_expansion,
 )  # fmt: skip
