@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ SHARED_NAMES = {
     "mtp.norm": "model.layers.{}.shared_head.norm",
 }
 COUNT = "num_nextn_predict_layers"
+# A number plus 1 in float32, less 1 again, and the logarithm of an exponential.
+MOST_ROUNDING = 3e-7
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +62,13 @@ def in_gguf(original: Callable[[str], Path]) -> Callable[[str], Path]:
 
 def tensors(path: Path) -> dict[str, Any]:
     return load_file(path / "model.safetensors")
+
+
+def is_same(form: str, name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether a tensor is the same; in Qwen's, GGUF has other numbers for norms and rates."""
+    if form.startswith("qwen") and re.search(r"norm(_\w+)?\.weight$|\.A_log$", name):
+        return bool(np.abs(found[name] - expected[name]).max() < MOST_ROUNDING)
+    return bool(found[name].tobytes() == expected[name].tobytes())
 
 
 def config(path: Path) -> dict[str, Any]:
@@ -94,7 +104,7 @@ def test_the_tensors_come_back_with_the_same_bytes(
     convert(in_gguf(name), tmp_path / "back")
     expected, found = tensors(original(name)), tensors(tmp_path / "back")
     assert found.keys() == expected.keys()
-    assert all(found[each].tobytes() == values.tobytes() for each, values in expected.items())
+    assert [each for each in expected if not is_same(name, each, found, expected)] == []
     assert config(tmp_path / "back").get(COUNT) == config(original(name)).get(COUNT)
 
 
@@ -122,12 +132,17 @@ def test_llama_cpp_computes_the_same_with_and_without_them(
     (found,) = ask(in_gguf(name), ("logits", made.tokens))
     (other,) = ask(tmp_path / "without.gguf", ("logits", made.tokens))
     assert np.array_equal(found, other)
-    assert np.abs(found - made.expected).max() < 1e-4
+    # In GLM-5, llama.cpp leaves out the epsilon of the norm of the indexer's keys.
+    assert np.abs(found - made.expected).max() < 2e-4
 
 
 # llama.cpp loads the layer of EXAONE MoE, and two of GLM-4 MoE, but does not run them.
 @pytest.mark.parametrize(
-    "name", ["deepseek_v3", pytest.param("glm4_moe", marks=pytest.mark.long), "mimo2"]
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
+        for name in ("deepseek_v3", "glm4_moe", "mimo2", "qwen35", "qwen35moe")
+    ],
 )
 def test_llama_cpp_predicts_with_them(
     name: str, in_gguf: Callable[[str], Path], tmp_path: Path
@@ -193,7 +208,7 @@ def test_without_them_every_direction_gives_the_same_model(
         assert note.startswith(f"left out because of --without mtp: {layers} layer")
         found = tensors(tmp_path / str(number))
         assert found.keys() == plain.keys()
-        assert all(np.array_equal(found[each], values) for each, values in plain.items())
+        assert [each for each in plain if not is_same(name, each, found, plain)] == []
         assert not config(tmp_path / str(number)).get(COUNT)
     one, other = (metadata(tmp_path / f"{number}.gguf") for number in (0, 1))
     one["size_label"] = other["size_label"]  # it is kept as the source states it

@@ -52,14 +52,22 @@ _USUAL: dict[str, tuple[int, ...]] = {
     "model.layers.{}.shared_head.head": (-1, 1),
 }
 _SHARED = {name: shape for name, shape in _USUAL.items() if len(shape) == 1 or shape == (1, 2)}
+_QWEN: dict[str, tuple[int, ...]] = {
+    "mtp.fc": (1, 2), "mtp.pre_fc_norm_embedding": (1,), "mtp.pre_fc_norm_hidden": (1,),
+    "mtp.norm": (1,),
+}  # fmt: skip
 FORMS = {
+    "qwen35": MtpCase("qwen35", "mtp.layers.{}.", 2, 2, 1, _QWEN),
+    "qwen35moe": MtpCase("qwen35moe", "mtp.layers.{}.", 1, 1, 1, _QWEN),
+    "qwen3next": MtpCase("qwen3next", "mtp.layers.{}.", 1, 1, 1, _QWEN),
     "deepseek_v3": MtpCase("deepseek_v3", "model.layers.{}.", 2, 2, 1, _USUAL),
+    "deepseek_v32": MtpCase("deepseek_v32", "model.layers.{}.", 2, 2, 1, _USUAL),
+    "glm_moe_dsa": MtpCase("glm_moe_dsa", "model.layers.{}.", 2, 2, 1, _SHARED),
     "glm4_moe": MtpCase("glm4_moe-normed", "model.layers.{}.", 2, 2, 1, _USUAL),
     "glm4_moe-shared": MtpCase("glm4_moe", "model.layers.{}.", 2, 2, 2, _SHARED),
     "exaone_moe": MtpCase(
         "exaone_moe", "mtp.layers.{}.", 3, 0, 1,
-        {"mtp.fc": (1, 2), "mtp.pre_fc_norm_embedding": (1,), "mtp.pre_fc_norm_hidden": (1,),
-         "mtp.norm": (1,)},
+        _QWEN,
     ),
     "mimo2": MtpCase(
         "mimo2", "model.mtp.layers.{}.", 1, 0, 3,
@@ -87,7 +95,9 @@ def _make(form: MtpCase, directory: Path, into: Path) -> None:
             stored[each] = draw.normal(0, 0.1, shape).astype(np.float32)
     save_file(stored, tensors, {"format": "pt"})
     document.pop(_COUNT, None)
-    if form.case != "mimo2":
+    if form.case.startswith("qwen35"):
+        document["mtp_num_hidden_layers"] = form.layers
+    elif form.case not in {"mimo2", "qwen3next"}:
         document[_COUNT] = form.layers
     config.write_text(json.dumps(document))
 

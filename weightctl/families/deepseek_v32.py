@@ -26,6 +26,7 @@ from weightctl.families.kinds import SIZE
 from weightctl.families.latent import LATENT_DECODER, YARN_MULTIPLIER, check_latent, latent_keys
 from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import lines
+from weightctl.families.mtp import MTP_LINES, mtp_keys, with_mtp_lines
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.text.untyped import is_list
 
@@ -114,9 +115,14 @@ FAMILY = replace(
     },
     blocks={"rope_interleaved": True, "router": "sigmoid", "router_correction": True},
     unloaded=_find_unlike,
-    names=expert_lines(INDEXED_DECODER, dense=True, more=ROUTED_LINES),
+    names=with_mtp_lines(expert_lines(INDEXED_DECODER, dense=True, more=ROUTED_LINES), MTP_LINES),
     keys=expert_keys(
-        latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
+        latent_keys(
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"),
+            activation("silu"),
+            NO_BIASES,
+            YARN_MULTIPLIER,
+        ),
         "n_routed_experts",
         NO_MLP_BIASES,
         *INDEXER_KEYS,

@@ -24,6 +24,7 @@ from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.mtp import MtpForm, mtp_line
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.row_orders import group_heads
 from weightctl.families.windowed_layers import FLAGS, GLOBAL
@@ -38,6 +39,8 @@ __all__ = [
     "BLOCKS",
     "DELTA_DEFAULTS",
     "DELTA_KEYS",
+    "DELTA_MTP",
+    "DELTA_MTP_LINES",
     "GATED_QUERIES",
     "SHARED_EXPERT_LINES",
     "check_delta",
@@ -50,7 +53,6 @@ _LINEAR, _INTERVAL = "linear_attention", 4
 _TYPES, _EVERY = "layer_types", "full_attention_interval"
 _ATTENTION = "layers.{}.attention."
 _BIASES = "llama.cpp has no attention biases in this family"
-_FURTHER = "layers that predict further tokens are not supported"
 
 
 def delta_lines(changes: Mapping[str, Any]) -> tuple[Name, ...]:
@@ -147,9 +149,19 @@ DELTA_KEYS = with_keys(
     Key(field="delta_layers", kind=LayerChoice(_LINEAR, GLOBAL), default=every_but(_INTERVAL),
         hugging_face=_TYPES, written=True),
     Key(field="attention_layers", kind=ONES, default=_find_others, gguf_default=_find_others),
-    Key(field="further_layers", kind=Exactly(0, _FURTHER), gguf_default=0,
-        gguf="{arch}.nextn_predict_layers", written=False),
 )  # fmt: skip
+
+# A layer for MTP has attention. All layers share these tensors, but in GGUF each has its own, so
+# only one is supported.
+DELTA_MTP_LINES = (
+    mtp_line("projection", "nextn.eh_proj", "mtp.fc"),
+    mtp_line("embedding_norm", "nextn.enorm", "mtp.pre_fc_norm_embedding", change=PLUS_ONE),
+    mtp_line("hidden_norm", "nextn.hnorm", "mtp.pre_fc_norm_hidden", change=PLUS_ONE),
+    mtp_line("norm", "nextn.shared_head_norm", "mtp.norm", change=PLUS_ONE),
+)
+DELTA_MTP = MtpForm(
+    prefix="mtp.layers.{}.", values={"delta_layers": False, "attention_layers": True}
+)
 
 DELTA_DEFAULTS: Mapping[str, Any] = {
     "context": 32768,

@@ -314,11 +314,12 @@ class Family:
         """Yield all tensors of a model with this config, layer after layer."""
         further = 0 if self.mtp is None else getattr(config, "mtp_layers", 0)
         for of_layers, group in groupby(self.names, lambda line: line.is_of_layers):
-            lines = [(line, self._written_fusions(line)) for line in group]
+            lines = [(line, _written_fusions(line, self.fusions)) for line in group]
             for layer in range(config.layers + further if of_layers else 1):
                 if of_layers and layer == config.layers and self.mtp is not None:
+                    own = [*map(self.mtp.adapt_fusion, self.fusions)]
                     adapted = [self.mtp.adapt(line) for line, _ in lines]
-                    lines = [(line, self._written_fusions(line)) for line in adapted]
+                    lines = [(line, _written_fusions(line, own)) for line in adapted]
                 for line, fusions in lines:
                     if not line.is_in(config, layer):
                         continue
@@ -359,13 +360,14 @@ class Family:
         config: Config = made(**{name: value for name, value in given.items() if name in own})
         return config
 
-    def _written_fusions(self, line: Name) -> Mapping[NamingConvention, Fusion]:
-        """Return the fusion that each naming convention uses instead of the part's own tensors."""
-        found: dict[NamingConvention, Fusion] = {}
-        for fusion in self.fusions:
-            if line.module in fusion.parts and line.template(fusion.convention) is None:
-                found.setdefault(fusion.convention, fusion)
-        return found or _NOTHING
+
+def _written_fusions(line: Name, fusions: Sequence[Fusion]) -> Mapping[NamingConvention, Fusion]:
+    """Return the fusion that each naming convention uses instead of the part's own tensors."""
+    found: dict[NamingConvention, Fusion] = {}
+    for fusion in fusions:
+        if line.module in fusion.parts and line.template(fusion.convention) is None:
+            found.setdefault(fusion.convention, fusion)
+    return found or _NOTHING
 
 
 def _list_tensors(

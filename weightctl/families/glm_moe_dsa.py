@@ -20,6 +20,7 @@ from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS
 from weightctl.families.latent import latent_keys
 from weightctl.families.layers import LayerChoice
+from weightctl.families.mtp import MtpForm, mtp_keys
 from weightctl.families.windowed_layers import FLAGS
 
 if TYPE_CHECKING:
@@ -115,8 +116,13 @@ FAMILY = replace(
     blocks={**DEEPSEEK_V32.blocks, "indexer_interleaved": True},
     unloaded=_find_unlike,
     not_run=_find_sharing,
+    differs="it leaves out the epsilon of the norm of the indexer's keys",
+    # Each of these layers has an indexer of its own.
+    mtp=MtpForm(values={"indexer_layers": True}, unstated=("indexer_layers",)),
     keys=expert_keys(
-        latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES),
+        latent_keys(
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"), activation("silu"), NO_BIASES
+        ),
         "n_routed_experts",
         NO_MLP_BIASES,
         *INDEXER_KEYS,

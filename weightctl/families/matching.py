@@ -68,6 +68,7 @@ def match(
             hint="check that the config belongs to this checkpoint",
         )
     fusions = [each for each in family.fusions if each.convention == convention]
+    mtp_fusions = fusions if family.mtp is None else [*map(family.mtp.adapt_fusion, fusions)]
     lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}
     missing: list[str] = []
@@ -82,7 +83,9 @@ def match(
                 if tensor.is_stacked(convention):
                     stored = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [stored])
             else:
-                fused = _part_of(tensor, names, fusions, lines, config)
+                is_mtp = tensor.line.is_of_layers and tensor.layer >= config.layers
+                given = mtp_fusions if is_mtp else fusions
+                fused = _part_of(tensor, names, given, lines, config)
                 if fused is None:
                     missing.append(wanted or tensor.module)
                     continue
@@ -154,7 +157,9 @@ def _part_of(
     for fusion in fusions:
         if tensor.line.module not in fusion.parts:
             continue
-        found = names.find(fusion.tensor(tensor.kind, tensor.layer, tensor.expert))
+        restarts = tensor.line.restarts and fusion.convention == "hugging_face"
+        number = tensor.layer - config.layers if restarts else tensor.layer
+        found = names.find(fusion.tensor(tensor.kind, number, tensor.expert))
         if found is None:
             continue
         whole: ReadableTensor = tensor_of(source_of(names.weights), found)
@@ -170,11 +175,11 @@ def _part_of(
                 f"`{found}` has {rest} rows, but its parts need {' + '.join(map(str, sizes))}",
                 hint="check that the config belongs to this checkpoint",
             )
-        number = fusion.parts.index(tensor.line.module)
-        first = sum(sizes[:number])
-        rows: Step = RowRange(first, first + sizes[number])
+        place = fusion.parts.index(tensor.line.module)
+        first = sum(sizes[:place])
+        rows: Step = RowRange(first, first + sizes[place])
         if fusion.order is not None:
-            order = invert(fusion.order(config))[first : first + sizes[number]]
+            order = invert(fusion.order(config))[first : first + sizes[place]]
             rows = RowOrder(order, "rows of one part", rest)
         return DerivedTensor(tensor.module, rows, [whole]), found
     return None

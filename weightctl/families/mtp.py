@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import Family, TensorNames
+    from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, NamingConvention
 
 __all__ = [
@@ -54,12 +55,14 @@ class MtpForm:
     - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
     - `values`: the values that fields with a value for each layer have in these layers; without
       one, that of the last layer.
+    - `unstated`: the fields whose GGUF keys have no values for these layers.
     - `fused`: the parts of these layers that GGUF stores in a fused tensor.
     """
 
     prefix: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
+    unstated: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
 
     def adapt(self, line: Name) -> Name:
@@ -67,10 +70,18 @@ class MtpForm:
         part, name = line.module.removeprefix(_LAYER), line.hugging_face
         if part in self.fused:
             line = replace(line, gguf=None)
+        if self.prefix and name is None:  # a fused tensor has it
+            return replace(line, restarts=True)
         if not self.prefix or name is None or not name.startswith(_HF_LAYER):
             return line
         rest = self.renamed.get(part, name.removeprefix(_HF_LAYER))
         return replace(line, hugging_face=self.prefix + rest, restarts=True)
+
+    def adapt_fusion(self, fusion: Fusion) -> Fusion:
+        """Return a fusion of the family's layers with the name that it has in a layer for MTP."""
+        if not self.prefix or not fusion.name.startswith(_HF_LAYER):
+            return fusion
+        return replace(fusion, name=self.prefix + fusion.name.removeprefix(_HF_LAYER))
 
     def value(self, name: str, values: tuple[Any, ...], known: Fields) -> Any:
         """Return the value of a field in these layers; `values` are those of the other layers."""
@@ -131,7 +142,7 @@ def to_block_values(key: Key, value: Any, known: Fields, family: Family) -> Any:
         return value
     if key.gguf == BLOCK_COUNT:
         return value + count
-    values = _list_values(value)
+    values = None if key.field in family.mtp.unstated else _list_values(value)
     if values is not None and len(values) == known["layers"]:
         return (*values, *[family.mtp.value(key.field, values, known)] * count)
     return value

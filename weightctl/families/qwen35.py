@@ -2,8 +2,7 @@
 
 Names and keys: transformers' `modeling_qwen3_5.py` and `configuration_qwen3_5.py`; llama.cpp's
 `models/qwen35.cpp` and `conversion/qwen.py`. RoPE of images has sections for time, height and
-width; in texts all three are the position. Layers of multi-token prediction in checkpoints are
-left out, as in transformers.
+width; in texts all three are the position.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from weightctl.families.delta import (
     BLOCKS,
     DELTA_DEFAULTS,
     DELTA_KEYS,
+    DELTA_MTP,
+    DELTA_MTP_LINES,
     GATED_QUERIES,
     check_delta,
     delta_lines,
@@ -22,6 +23,7 @@ from weightctl.families.delta import (
     standard_delta,
 )
 from weightctl.families.family import Family, ModelType
+from weightctl.families.mtp import mtp_keys, with_mtp_lines
 from weightctl.families.rope_sections import find_unrotated, section_keys, standard_text
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
@@ -79,8 +81,9 @@ FAMILY = Family(
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
     unloaded=find_unlike_qwen35,
-    names=delta_lines(TILED_CHANGES),
-    keys=QWEN35_KEYS,
+    names=with_mtp_lines(delta_lines(TILED_CHANGES), DELTA_MTP_LINES),
+    keys=mtp_keys(QWEN35_KEYS, "mtp_num_hidden_layers", most=1),
+    mtp=DELTA_MTP,
     fusions=(*GATED_QUERIES, *TILED_FORMS),
     standard=standard_delta_text,
     checked=check_delta,

@@ -12,6 +12,8 @@ from weightctl.families.decoder_keys import with_keys
 from weightctl.families.delta import (
     BLOCKS,
     DELTA_DEFAULTS,
+    DELTA_MTP,
+    DELTA_MTP_LINES,
     GATED_QUERIES,
     SHARED_EXPERT_LINES,
     check_delta,
@@ -27,6 +29,7 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import REQUIRED
+from weightctl.families.mtp import mtp_keys, with_mtp_lines
 from weightctl.families.qwen35 import (
     MULTIMODAL_PARTS,
     MULTIMODAL_PREFIXES,
@@ -59,9 +62,14 @@ FAMILY = Family(
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
     unloaded=find_unlike_qwen35,
-    names=expert_lines(delta_lines(TILED_CHANGES), more=SHARED_EXPERT_LINES),
+    names=with_mtp_lines(
+        expert_lines(delta_lines(TILED_CHANGES), more=SHARED_EXPERT_LINES), DELTA_MTP_LINES
+    ),
+    mtp=DELTA_MTP,
     keys=expert_keys(
-        with_keys(QWEN35_KEYS, without=("intermediate",)),
+        mtp_keys(
+            with_keys(QWEN35_KEYS, without=("intermediate",)), "mtp_num_hidden_layers", most=1
+        ),
         "num_experts",
         replace(EXPERT_WIDTH, default=512, gguf_default=REQUIRED),
         replace(SHARED_WIDTH, default=512, gguf_default=REQUIRED,

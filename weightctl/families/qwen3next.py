@@ -14,6 +14,8 @@ from weightctl.families.delta import (
     BLOCKS,
     DELTA_DEFAULTS,
     DELTA_KEYS,
+    DELTA_MTP,
+    DELTA_MTP_LINES,
     GATED_QUERIES,
     SHARED_EXPERT_LINES,
     check_delta,
@@ -33,6 +35,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, Exactly
+from weightctl.families.mtp import mtp_keys, with_mtp_lines
 from weightctl.families.row_orders import group_heads
 
 if TYPE_CHECKING:
@@ -87,19 +90,24 @@ FAMILY = Family(
     },
     blocks={**BLOCKS, "shared_gate": True},
     unloaded=find_unlike_delta,
-    names=expert_lines(
-        delta_lines(
-            {
-                "delta.qkv": {"hugging_face": None},
-                "delta.gate": {"hugging_face": None},
-                "delta.beta": _FUSED,
-                "delta.alpha": _FUSED,
-            }
+    names=with_mtp_lines(
+        expert_lines(
+            delta_lines(
+                {
+                    "delta.qkv": {"hugging_face": None},
+                    "delta.gate": {"hugging_face": None},
+                    "delta.beta": _FUSED,
+                    "delta.alpha": _FUSED,
+                }
+            ),
+            more=SHARED_EXPERT_LINES,
         ),
-        more=SHARED_EXPERT_LINES,
+        DELTA_MTP_LINES,
     ),
+    mtp=DELTA_MTP,
     keys=expert_keys(
-        DELTA_KEYS,
+        # config.json does not state the number of layers for MTP.
+        mtp_keys(DELTA_KEYS, "", most=1),
         "num_experts",
         replace(EXPERT_WIDTH, default=512),
         replace(SHARED_WIDTH, default=512, hugging_face="shared_expert_intermediate_size"),

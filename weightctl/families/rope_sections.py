@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["UNROTATED", "find_unrotated", "section_keys", "standard_text", "with_default_rope"]
+__all__ = [
+    "UNROTATED",
+    "RopeSections",
+    "find_unrotated",
+    "section_keys",
+    "standard_text",
+    "with_default_rope",
+]
 
 _SECTION = WholeNumber(0, 1 << 16)
 _ROPE = "rope_parameters"
@@ -30,23 +37,31 @@ UNROTATED = (
 _INTERLEAVED = "transformers and llama.cpp always interleave the sections of RoPE in this family"
 
 
-class _RopeSections(NamedTuple):
-    """The numbers of pairs for time, height and width; `length` numbers are written."""
+class RopeSections(NamedTuple):
+    """The numbers of pairs for time, height and width."""
+
+    time: int
+    height: int
+    width: int
+
+
+class _SectionList(NamedTuple):
+    """A list of the numbers of pairs; `length` numbers are written."""
 
     length: int
 
-    def read(self, content: object) -> tuple[int, ...]:
+    def read(self, content: object) -> RopeSections:
         """Return the three numbers; a fourth one must be 0."""
         if not is_sequence(content) or len(content) not in {3, 4} or any(content[3:]):
             raise ValueError(f"is {show_value(content)}; it must be a list of three integers")
-        return tuple(_SECTION.read(each) for each in content[:3])
+        return RopeSections(*(_SECTION.read(each) for each in content[:3]))
 
     @property
     def gguf_type(self) -> str:
         """The type of an array of integers."""
         return "array[i32]"
 
-    def write(self, value: tuple[int, ...]) -> list[int]:
+    def write(self, value: RopeSections) -> list[int]:
         """Return the numbers, with zeros after them."""
         return [*value, *[0] * (self.length - len(value))]
 
@@ -58,18 +73,18 @@ def section_keys(usual: tuple[int, int, int], *, interleaved: bool) -> tuple[Key
     section follow one another.
     """
 
-    def find_sections(fields: Fields) -> tuple[int, ...]:
+    def find_sections(fields: Fields) -> RopeSections:
         del fields
-        return usual
+        return RopeSections(*usual)
 
     def is_interleaved(fields: Fields) -> bool:
         del fields
         return True
 
     keys = (
-        Key(field="rope_sections", kind=_RopeSections(3), default=find_sections, written=True,
+        Key(field="rope_sections", kind=_SectionList(3), default=find_sections, written=True,
             hugging_face=f"{_ROPE}.mrope_section"),
-        Key(field="rope_sections", kind=_RopeSections(4), gguf="{arch}.rope.dimension_sections"),
+        Key(field="rope_sections", kind=_SectionList(4), gguf="{arch}.rope.dimension_sections"),
     )  # fmt: skip
     if not interleaved:
         return keys
