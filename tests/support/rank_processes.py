@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["end_ranks", "run_ranks", "start_rank"]
+__all__ = ["end_ranks", "errors_of", "run_ranks", "start_rank"]
 
 _SUPPORT = os.path.dirname(os.path.abspath(__file__))
 
@@ -73,6 +73,11 @@ def end_ranks(processes: Iterable[subprocess.Popen[str]]) -> list[dict[str, Any]
         entry: dict[str, Any] = json.loads(printed) if printed else {}
         found.append({**entry, "code": process.returncode, "errors": errors})
     return found
+
+
+def errors_of(ended: Iterable[Mapping[str, Any]]) -> str:
+    """Return what all processes have printed to standard error."""
+    return "\n".join(each["errors"] for each in ended)
 
 
 def run_ranks(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rank_processes import end_ranks, run_ranks, start_rank
+from rank_processes import end_ranks, errors_of, run_ranks, start_rank
 from remote_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError
@@ -92,7 +92,7 @@ def test_ranks_write_objects_with_the_same_bytes(work: str, model: str, server: 
     ended = run_ranks(
         [2, 0, 3, 1], command, model, f"s3://{BUCKET}/two/{name}", part=PART, **options
     )
-    assert [each["code"] for each in ended] == [0, 0, 0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0, 0, 0], errors_of(ended)
     assert objects(server, "two/") == objects(server, "one/")
     assert not server.buckets[BUCKET].uploads
 
@@ -108,7 +108,7 @@ def test_ranks_that_are_killed_leave_objects_to_others(model: str, server: S3Ser
     for rank in (1, 0, 2):
         each = start_rank(rank, "convert", model, out, ranks=3, part=PART, quant="Q4_K")
         ended = end_ranks([each])[0]
-        assert ended["code"] == 0, ended
+        assert ended["code"] == 0, ended["errors"]
         assert ended["is_last"] == (rank == 1)
     assert objects(server, "two/") == objects(server, "one/")
 
@@ -121,7 +121,7 @@ def test_a_slow_rank_finds_that_the_objects_are_complete(model: str, server: S3S
         for rank, slow_at in ((0, 2), (1, None))
     ]
     ended = end_ranks(started)
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     assert ended[1]["is_last"]
     assert objects(server, "other/") == objects(server, "single/")
     assert not server.buckets[BUCKET].uploads

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightctl
-from rank_processes import end_ranks, run_ranks, start_rank
+from rank_processes import end_ranks, errors_of, run_ranks, start_rank
 from weightctl import convert, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors.members import RankIdentity, find_rank
@@ -83,7 +83,7 @@ def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> N
     order = random.Random(work).sample(range(4), 4)
     command, source, out, options = work_of(work, model, tmp_path / "shared")
     ended = run_ranks(order, command, source, out, **options)
-    assert [each["code"] for each in ended] == [0, 0, 0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0, 0, 0], errors_of(ended)
     assert contents(out) == contents(single)
     assert outputs_in(out.parent) == [out.name]
     assert [each["is_last"] for each in ended].count(True) == 1
@@ -144,7 +144,7 @@ def test_an_output_that_was_removed_or_changed_after_the_end_is_not_complete(
     made = out.read_bytes()
     out.unlink()
     ended = run_ranks([1, 0], command, source, out, **options)
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     assert out.read_bytes() == made
     out.write_bytes(bytes(len(made)))
     refused = run_ranks([0, 1], command, source, out, **options)
@@ -174,7 +174,7 @@ def test_a_rank_continues_if_all_were_killed_at_the_end(
     killed = start_rank(0, "convert", model, out, kill_in=place, quant="Q4_K")
     assert end_ranks([killed])[0]["code"] == -signal.SIGKILL
     ended = run_ranks([1, 0], "convert", model, out, quant="Q4_K")
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     assert out.read_bytes() == (tmp_path / "single.gguf").read_bytes()
     assert ended[0]["losses"] == {name: repr(loss) for name, loss in single.losses.items()}
     assert outputs_in(out.parent) == [out.name]
@@ -187,7 +187,7 @@ def test_the_work_of_a_killed_rank_is_taken_over(model: Path, tmp_path: Path) ->
         killed = start_rank(rank, command, source, out, kill_at=kill_at, **options)
         assert end_ranks([killed])[0]["code"] == -signal.SIGKILL
     ended = run_ranks([0, 2], command, source, out, **options)
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     assert sum(each["workers"]["lost"] for each in ended) == 2
     assert contents(out) == contents(single)
 
@@ -200,7 +200,7 @@ def test_the_work_of_a_machine_that_gives_no_signs_of_life_is_taken_over(
     gone = start_rank(0, command, source, out, kill_at=3, beat=False, **options)
     assert end_ranks([gone])[0]["code"] == -signal.SIGKILL
     ended = end_ranks([start_rank(1, command, source, out, **options)])[0]
-    assert ended["code"] == 0, ended
+    assert ended["code"] == 0, ended["errors"]
     assert contents(out) == contents(single)
 
 
@@ -212,7 +212,7 @@ def test_a_task_that_does_not_end_is_also_done_by_another_rank(model: Path, tmp_
         for rank, slow_at in ((0, 2), (1, None))
     ]
     slow, other = end_ranks(started)
-    assert [slow["code"], other["code"]] == [0, 0], (slow, other)
+    assert [slow["code"], other["code"]] == [0, 0], errors_of([slow, other])
     assert other["workers"]["copies"] >= 1
     assert other["is_last"]
     tasks = other["workers"]["tasks"]
@@ -249,7 +249,7 @@ def test_ranks_continue_what_one_process_has_begun(
     with pytest.raises(KeyboardInterrupt):
         convert(source, out, threads=1, progress=stop, **options)
     ended = run_ranks([1, 0], command, source, out, **options)
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     # A rank that begins when the output is complete keeps nothing.
     assert any(each["kept"] > 0 for each in ended)
     assert contents(out) == contents(single)
@@ -293,7 +293,7 @@ def test_ranks_gather_shards(model: Path, tmp_path: Path) -> None:
     shard(model, tmp_path / "tp2", tp=2, rules=RULES)
     weightctl.gather(tmp_path / "tp2", tmp_path / "single.safetensors")
     ended = run_ranks([0, 1], "gather", tmp_path / "tp2", tmp_path / "out.safetensors")
-    assert [each["code"] for each in ended] == [0, 0], ended
+    assert [each["code"] for each in ended] == [0, 0], errors_of(ended)
     assert contents(tmp_path / "out.safetensors") == contents(tmp_path / "single.safetensors")
 
 

@@ -13,7 +13,9 @@ from remote_stores import BUCKET, put_files, serve_s3
 from servers.faults import Answer, Call, CutUpload, LoseAnswer, Reset
 from weightctl import convert, open_weights, shard
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.system.temporary import JOURNAL, temporary_name
 from weightctl.write import journal
+from weightctl.write.executors.rests import uploads_of
 from weightctl.write.objects import object_journal, stopped_uploads
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from servers.buckets import Bucket
     from servers.s3 import S3Server
+    from weightctl.storage.base import Uploads
 
 S3 = f"s3://{BUCKET}"
 SHAPES = {f"model.layers.{number}.mlp.weight": (256, 256) for number in range(20)}
@@ -295,3 +298,20 @@ def test_a_run_that_stopped_while_it_removed_its_journal_is_completed(
     convert(model, f"{S3}/out/", max_shard_size="2MB")
     assert not s3.exchanges("PUT", "partNumber")
     assert not [key for key in bucket if "journal" in key]
+
+
+def test_a_journal_that_is_removed_while_it_is_read_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, s3: S3Server
+) -> None:
+    out = f"{S3}/out.gguf"
+    uploads = uploads_of(out)
+    uploads.put(f"{temporary_name(out, '0' * 8)}{JOURNAL}-00000001", b"{}\n", force=True)
+    read = type(uploads).read
+
+    def remove_and_read(self: Uploads, url: str) -> bytes:
+        self.delete([url])
+        return read(self, url)
+
+    monkeypatch.setattr(type(uploads), "read", remove_and_read)
+    assert stopped_uploads.find_stopped_upload(out, uploads, None).objects == ()
+    assert not [*s3.buckets[BUCKET]]

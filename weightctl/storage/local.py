@@ -81,8 +81,11 @@ class FileReader:
         self.size = status.st_size
         self.written = status.st_mtime_ns
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # When the interpreter ends, `os` may be gone.
+        if self._descriptor >= 0:
+            close(self._descriptor)
+            self._descriptor = -1
 
     def close(self) -> None:
         """Close the file; reading it afterwards raises an error. Mappings stay valid."""

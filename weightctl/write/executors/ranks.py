@@ -17,11 +17,7 @@ from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, open_reader, prepare, refresh
 from weightctl.write.executors.batches import cut_batches
 from weightctl.write.executors.counts import WORKERS, WorkerCounts
-from weightctl.write.executors.distribution import (
-    PATIENCE,
-    SLOW,
-    make_job,
-)
+from weightctl.write.executors.distribution import PATIENCE, SLOW, make_job
 from weightctl.write.executors.markers import (
     DONE,
     format_done,
@@ -249,10 +245,18 @@ class _RankProcess:
             if found is not None and begun.get("tasks") == found.digest():
                 self._batches = cut_batches(found.tasks, int(begun["size"]))
                 return found
-            if self._member.claim(_BEGIN, names):
+            if self._may_lead(names):
                 self._lead()
             else:
                 time.sleep(_POLL)
+
+    def _may_lead(self, names: Sequence[str]) -> bool:
+        """Claim the beginning of the run, unless a process completes the output now."""
+        ends = self._member.list_claims(_END, names)
+        if ends and not self._member.is_void(ends[-1]):
+            return False
+        # The process that held the claim may have completed the output since `names` were listed.
+        return self._member.claim(_BEGIN, names) and not _has_published(self._look())
 
     def _has_records(self) -> bool:
         """Whether a process had begun to complete the output, and all files exist."""
@@ -331,9 +335,8 @@ class _RankProcess:
         for name in names:
             if name.startswith(DONE):
                 number = int(name.removeprefix(DONE))
-                if number not in self._seen:
-                    self._seen.add(number)
-                    self._report(self._batches[number].made)
+                self._report(0 if number in self._seen else self._batches[number].made)
+                self._seen.add(number)
 
     def _report(self, nbytes: int) -> None:
         if self._progress is not None and nbytes:
@@ -375,8 +378,7 @@ class _RankProcess:
 
     def _finish(self, found: FoundRun | None) -> None:
         """Write the records of all tasks to a marker, for other processes; complete the output."""
-        kept = () if found is None else found.records
-        done = read_done(self._markers).values()
+        kept, done = () if found is None else found.records, read_done(self._markers).values()
         records = [*kept, *chain.from_iterable(each.records for each in done)]
         self._markers.put(_RECORDS, format_done(records, None))
         made = [*self._run.finish()]

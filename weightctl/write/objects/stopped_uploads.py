@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.system.temporary import (
@@ -33,6 +34,8 @@ __all__ = ["StoppedUpload", "find_stopped_upload"]
 _JOURNAL = re.compile(rf"\.weightctl-[0-9a-f]{{8}}\.partial{JOURNAL_PART}")
 # If a journal was not written for this number of seconds, its run counts as ended.
 _ENDED_AFTER = 900.0
+# A journal that changes while it is read is read this number of times more.
+_TRIES = 3
 
 
 class BegunUpload(NamedTuple):
@@ -71,6 +74,18 @@ def find_stopped_upload(
 
     If `clear` is set, the uploads and journals of other runs that have ended are removed.
     """
+    from weightctl.storage.remote.requests import MissingObjectError  # needs obstore
+
+    # A process that completes a shared output removes the journal, maybe while it is read here.
+    for _ in range(_TRIES):
+        with suppress(MissingObjectError):
+            return _find_upload(path, uploads, identify, clear=clear)
+    return _find_upload(path, uploads, identify, clear=clear)
+
+
+def _find_upload(
+    path: str, uploads: Uploads, identify: Callable[[], Purpose] | None, *, clear: bool
+) -> StoppedUpload:
     lost = ""
     for token, objects in _list_journals(path, uploads).items():
         contents = {each: uploads.read(each) for each in sorted(objects)}
