@@ -220,7 +220,20 @@ def phi3() -> PreTrainedTokenizerFast:
 
 
 def gemma() -> PreTrainedTokenizerFast:
+    return _gemma(sentence_pieces("<pad>", "<eos>", "<bos>", "<unk>", first="<bos>", prefix=False))
+
+
+def gemma4() -> PreTrainedTokenizerFast:
+    """Return a tokenizer like that of gemma, whose line breaks merge only with each other."""
     made = sentence_pieces("<pad>", "<eos>", "<bos>", "<unk>", first="<bos>", prefix=False)
+    document = json.loads(made.to_str())
+    merges = [pair for pair in document["model"]["merges"] if "\n" not in "".join(pair)]
+    document["model"]["merges"] = [["\n", "\n"], *merges]
+    document["model"]["vocab"]["\n\n"] = len(document["model"]["vocab"])
+    return _gemma(Tokenizer.from_str(json.dumps(document)))
+
+
+def _gemma(made: Tokenizer) -> PreTrainedTokenizerFast:
     made.add_special_tokens(_control("<start_of_turn>", "<end_of_turn>"))
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",

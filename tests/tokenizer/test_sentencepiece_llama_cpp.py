@@ -33,7 +33,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("family", "model_type"), [("llama2", "llama"), ("phi3", "phi3"), ("gemma", "gemma3_text")]
+    ("family", "model_type"),
+    [("llama2", "llama"), ("phi3", "phi3"), ("gemma", "gemma3_text"), ("gemma4", "gemma4_text")],
 )
 def test_hugging_face_gguf_and_what_comes_back_agree(
     family: str, model_type: str, tmp_path: Path
@@ -110,3 +111,10 @@ def test_a_trained_bpe_with_metaspace_is_llama_cpps_and_comes_back(
         ids = original.encode(text).ids
         assert again.encode(text).ids == ids
         assert again.decode(ids) == original.decode(ids)
+
+
+def test_tokens_with_line_breaks_that_llama_cpp_does_not_use_are_noted(tmp_path: Path) -> None:
+    family_tokenizers.gemma().save_pretrained(tmp_path)
+    made = from_directory(str(tmp_path), 0, "gemma4")
+    assert made is not None
+    assert "splits text at line breaks" in made.notes[-1]

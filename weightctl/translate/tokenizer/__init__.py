@@ -51,6 +51,7 @@ WRITERS: dict[str, str] = {
     "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
     "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
     "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
+    "gemma4": "weightctl.translate.tokenizer.sentencepiece.documents:to_merged_json",
     "t5": "weightctl.translate.tokenizer.sentencepiece.documents:to_unigram_json",
 }
 

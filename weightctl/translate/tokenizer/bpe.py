@@ -30,11 +30,11 @@ from weightctl.translate.tokenizer.rules import (
 from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["from_files", "to_tokenizer_json"]
+__all__ = ["check_merges", "from_files", "to_tokenizer_json"]
 
 _SPACE = "\u0120"  # the character for a space in byte-level tokens
 # The rules for splitting text of tokenizer classes that have no tokenizer.json.
@@ -77,7 +77,7 @@ def _read_merges(merges: Any, where: str) -> tuple[str, ...]:
     return made
 
 
-def _check_merges(merges: Iterable[str], vocabulary: Mapping[str, int]) -> list[str]:
+def check_merges(merges: Iterable[str], vocabulary: Container[str]) -> list[str]:
     """Return merges for tokenizer.json.
 
     Raises `TokenizerError` if a part of a merge, or its result, is not a token.
@@ -200,7 +200,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre.ignores_merges,
             "vocab": vocabulary,
-            "merges": _check_merges(tokenizer.merges or (), vocabulary),
+            "merges": check_merges(tokenizer.merges or (), vocabulary),
         },
     }
 

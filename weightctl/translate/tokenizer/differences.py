@@ -45,6 +45,7 @@ _DECODERS: dict[str, dict[str, dict[str, Any] | None]] = {
     "gpt2": {"ByteLevel": None},
     "bert": {"WordPiece": None},
     "llama": _MARKS_DECODERS,
+    "gemma4": _MARKS_DECODERS,
     "t5": _MARKS_DECODERS,
 }
 _COMPOSES = (

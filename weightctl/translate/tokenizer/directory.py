@@ -113,7 +113,7 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
         return tokenizer
     if (
         vocabulary < count
-        and tokenizer.model == "llama"
+        and tokenizer.model in ("llama", "gemma4")
         and {*tokenizer.types[vocabulary:]} <= ADDED
     ):
         # Tokens for inputs that this model does not support, such as images in the text models of

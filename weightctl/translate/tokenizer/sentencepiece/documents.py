@@ -1,4 +1,7 @@
-"""Writing of tokenizer.json for SentencePiece tokenizers: BPE ("llama") and unigram ("t5")."""
+"""Writing of tokenizer.json for SentencePiece tokenizers.
+
+They are BPE with scores ("llama"), BPE with merges ("gemma4"), or unigram ("t5").
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
+from weightctl.translate.tokenizer.bpe import check_merges
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["to_tokenizer_json", "to_unigram_json"]
+__all__ = ["to_merged_json", "to_tokenizer_json", "to_unigram_json"]
 
 # llama.cpp's default ids.
 _ROLES = {"unknown": 0, "bos": 1, "eos": 2}
@@ -39,6 +43,28 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     if tokenizer.scores is None:
         raise TokenizerError("the vocabulary has no `tokenizer.ggml.scores`", hint=KEEP_HINT)
     spelled = _spell_tokens(tokenizer)
+    merges = merges_from_scores(_find_joined_scores(spelled, tokenizer.types, tokenizer.scores))
+    return _make_bpe_json(tokenizer, spelled, merges, model_type)
+
+
+def to_merged_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+    """Return a tokenizer.json with the merges of a tokenizer.
+
+    Raises `TokenizerError` if the tokenizer has no merges, or if one is not a pair of tokens.
+    """
+    if tokenizer.merges is None:
+        raise TokenizerError("the vocabulary has no `tokenizer.ggml.merges`", hint=KEEP_HINT)
+    merges = check_merges(tokenizer.merges, frozenset(tokenizer.tokens))
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    return _make_bpe_json(tokenizer, list(tokenizer.tokens), pairs, model_type)
+
+
+def _make_bpe_json(
+    tokenizer: Tokenizer,
+    spelled: list[str],
+    merges: Sequence[tuple[str, str]],
+    model_type: str,
+) -> dict[str, Any]:
     unknown = _role(tokenizer, "unknown")
     return {
         "version": "1.0",
@@ -59,9 +85,7 @@ def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
             "byte_fallback": TokenType.BYTE in tokenizer.types,
             "ignore_merges": False,
             "vocab": {text: index for index, text in enumerate(spelled)},
-            "merges": merges_from_scores(
-                _find_joined_scores(spelled, tokenizer.types, tokenizer.scores)
-            ),
+            "merges": [list(pair) for pair in merges],
         },
     }
 

@@ -1,15 +1,15 @@
 """Reading of SentencePiece tokenizers from a directory's tokenizer.model or tokenizer.json.
 
-GGUF's model "llama" is BPE with a score for each token; "t5" is a unigram model. For "llama",
-llama.cpp marks spaces and can put a mark before the text; it does not normalize text. For "t5", it
-also applies SentencePiece's compiled normalizer and can remove extra spaces. Steps of a
-tokenizer.json with this effect become a `_TextRule`; other steps are refused, because text would be
-tokenized differently.
+GGUF's model "llama" is BPE with a score for each token, "gemma4" is BPE with a list of merges, and
+"t5" is a unigram model. For BPE, llama.cpp marks spaces and can put a mark before the text; it does
+not normalize text. For "t5", it also applies SentencePiece's compiled normalizer and can remove
+extra spaces. Steps of a tokenizer.json with this effect become a `_TextRule`; other steps are
+refused, because text would be tokenized differently.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import TokenizerError
@@ -17,6 +17,7 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import (
+    ADDED_SCORE,
     SPACE,
     TokenTable,
     VocabularyEntry,
@@ -27,6 +28,7 @@ from weightctl.translate.tokenizer.sentencepiece.protobuf import BPE, UNIGRAM, p
 from weightctl.translate.tokenizer.sentencepiece.tokens import (
     check_bytes,
     check_words,
+    list_pairs,
     put_bpe,
     put_unigram,
 )
@@ -50,6 +52,17 @@ _SPACES_ALONE = (
 _EXTRA = (
     "SentencePiece removes extra spaces from text for this model; llama.cpp and the llama "
     "tokenizer of transformers keep them"
+)
+# The model types whose BPE has the model "gemma4" in GGUF, and the tokens of theirs that llama.cpp
+# shows in generated text, because its parser of chats reads them (`conversion/gemma.py`).
+_MERGED_TYPES = ("gemma4", "gemma4_text")
+_SHOWN = frozenset(
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
+     "<tool_response|>", '<|"|>']
+)  # fmt: skip
+_LINES = (
+    "llama.cpp splits text at line breaks before it merges tokens, so it does not use tokens with "
+    "both a line break and other characters, such as {!r:.50}"
 )
 # The names of SentencePiece's own file in families whose ids are those of its pieces.
 _MODEL_FILES = ("tokenizer.model", "spiece.model")
@@ -176,7 +189,7 @@ def _all_steps(document: Mapping[str, Any]) -> Iterator[Any]:
                 waiting = [(part, depth + 1) for part in inner] + waiting
 
 
-def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: ARG001 (what readers are given)
+def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return the SentencePiece tokenizer of a directory.
 
     The scores are those of its model file. If the file is missing, or tokenizer.json has another
@@ -187,6 +200,8 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:  # noqa: AR
     is_described = document is not None and _is_sentencepiece(document)
     if document is not None and is_described and is_list(document["model"].get("vocab")):
         return _from_json(files, document)  # a unigram model has all scores
+    if document is not None and is_described and model_type in _MERGED_TYPES:
+        return _with_merges(_from_json(files, document), document, files)
     for name in _MODEL_FILES:
         data = files.data(name)
         if data is not None:
@@ -258,6 +273,34 @@ def _from_json(files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
         put_bpe(vocabulary, model, path, added={text for _, text, _ in added_tokens(files)})
     rule = _rule_of_document(document, path, is_unigram=is_unigram)
     return _build_tokenizer(files, vocabulary, rule, special=None, flags={}, is_unigram=is_unigram)
+
+
+def _with_merges(
+    tokenizer: Tokenizer, document: Mapping[str, Any], files: TokenizerFiles
+) -> Tokenizer:
+    """Return a tokenizer with tokenizer.json's merges, and its spelling, instead of scores."""
+    tokens = list(tokenizer.tokens)
+    for index, text, _ in added_tokens(files):
+        if isinstance(index, int):
+            tokens[index] = text
+    pairs = list(list_pairs(document["model"].get("merges"), files.path("tokenizer.json")))
+    made = (left + right for left, right in pairs)
+    mixed = next((text for text in made if "\n" in text and text.strip("\n")), None)
+    notes = [] if mixed is None else [_LINES.format(mixed)]
+    return replace(
+        tokenizer,
+        model="gemma4",
+        pre=None,  # implied by the model
+        tokens=tuple(tokens),
+        types=tuple(
+            int(TokenType.USER_DEFINED) if text in _SHOWN else kind
+            for text, kind in zip(tokens, tokenizer.types, strict=True)
+        ),
+        scores=(ADDED_SCORE,) * len(tokens),
+        merges=tuple(f"{left} {right}" for left, right in pairs),
+        flags={**tokenizer.flags, "add_bos_token": True},
+        notes=(*tokenizer.notes, *notes),
+    )
 
 
 def _build_tokenizer(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_bytes",
     "check_words",
+    "list_pairs",
     "merges_from_scores",
     "put_bpe",
     "put_unigram",
@@ -81,7 +82,7 @@ def put_bpe(vocabulary: TokenTable, model: Mapping[str, Any], path: str, added: 
         )
     if len({*tokens.values()}) != len(tokens):
         raise TokenizerError(f"{path}: two tokens have the same id", hint=KEEP_HINT)
-    places = rank_tokens(_pairs(model.get("merges"), path))
+    places = rank_tokens(list_pairs(model.get("merges"), path))
     unknown = model.get("unk_token")
     score = 0.0
     for text in sorted(tokens, key=lambda text: (places.get(text, len(places)), tokens[text])):
@@ -136,7 +137,11 @@ def _entry(
     return VocabularyEntry(text, score, TokenType.NORMAL)
 
 
-def _pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
+def list_pairs(written: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the merges of a tokenizer.json.
+
+    Raises `TokenizerError` if one is not a pair of tokens.
+    """
     for merge in written if is_list(written) else ():
         match merge.split(" ") if isinstance(merge, str) else merge:
             case [str(left), str(right)]:

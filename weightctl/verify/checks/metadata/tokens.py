@@ -26,7 +26,7 @@ __all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"
 # llama.cpp merges the pair with the highest score, so only the order of the scores matters.
 _BY_ORDER = "llama"
 _SCORED = {_BY_ORDER, "t5", "Unigram"}
-_MERGED = {"gpt2", "BPE"}
+_MERGED = {"gpt2", "gemma4", "BPE"}
 # The types that are ordinary text in encoding. Other types differ in how tokens are shown, and in
 # whether text may contain them; tools that write GGUF use them differently.
 _ORDINARY = {int(TokenType.NORMAL), 0}
