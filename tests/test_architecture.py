@@ -44,7 +44,7 @@ LAYERS = (
     ("codecs", "storage"),
     ("weights",),
     ("driver", "formats"),
-    ("schemes",),
+    ("schemes", "values"),
     ("families",),
     ("graph",),
     ("nn",),

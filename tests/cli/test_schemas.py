@@ -38,6 +38,18 @@ ASKED = {
         "training.pt small --scan",
         "--families",
     ),
+    "stat": (
+        "tiny-llama",
+        "awq",
+        "big.gguf",
+        "training.pt --include *weight*",
+        "small --exclude *",
+    ),
+    "show": (
+        "tiny-llama model.norm.weight",
+        "big.gguf blk.0.ffn_up.weight 0,:4",
+        "training.pt optimizer.state.0.step",
+    ),
     "diff": (
         "small small",
         "small.gguf big.gguf --hash",

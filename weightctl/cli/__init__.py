@@ -34,6 +34,8 @@ _COMPLETES = "_WEIGHTCTL_COMPLETE"
 # Each value refers to the Typer application of a command, which is imported when it is called.
 COMMANDS: dict[str, str] = {
     "ls": "weightctl.cli.ls:app",
+    "stat": "weightctl.cli.stat:app",
+    "show": "weightctl.cli.show:app",
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
     "shard": "weightctl.cli.shard:app",

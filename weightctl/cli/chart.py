@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.render import Cell
@@ -10,11 +11,12 @@ from weightctl.cli.render import Cell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Bar", "chart"]
+__all__ = ["Bar", "can_draw", "chart", "draw_counts"]
 
 _ROWS = 6
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PLAIN = "  ..::###"
+_DRAWN = "▁█▲│"
 _WIDEST = 4
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -115,3 +117,24 @@ def _labels(groups: Sequence[Sequence[Bar]], wide: int) -> str:
 
 def _is_labeled(label: str, step: int) -> bool:
     return not label.isdecimal() or int(label) % step == 0
+
+
+def draw_counts(counts: Sequence[int], *, plain: bool = False) -> str:
+    """Return bars of one cell each, as high as the counts; a count that is not 0 has a bar.
+
+    If `plain` is set, the bars are in ASCII.
+    """
+    signs, most = _PLAIN if plain else _EIGHTHS, max(counts, default=0)
+    heights = [math.ceil(8 * count / most) if most else 0 for count in counts]
+    if plain:
+        return "".join("." if 0 < height < 3 else signs[height] for height in heights)
+    return "".join(signs[height] for height in heights)
+
+
+def can_draw() -> bool:
+    """Whether the encoding of stdout has the characters of charts."""
+    try:
+        _DRAWN.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

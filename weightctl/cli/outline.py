@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.weights.nodes import TreeNode
 
-__all__ = ["OutlineLine", "format_tensor_count", "outline"]
+__all__ = ["OutlineLine", "format_tensor_count", "join_ranges", "outline"]
 
 Entry = TypeVar("Entry")
 
@@ -126,12 +126,13 @@ class _Outline(Generic[Entry]):
         return [
             (*entry, 1)
             if isinstance(entry, tuple)
-            else (_join_ranges(groups[entry]), children[groups[entry][0]], len(groups[entry]))
+            else (join_ranges(groups[entry]), children[groups[entry][0]], len(groups[entry]))
             for entry in order
         ]
 
 
-def _join_ranges(segments: list[str]) -> str:
+def join_ranges(segments: Sequence[str]) -> str:
+    """Return different numbers, in order, as one text: `[0-2,4]`, or `4` for one number."""
     if len(segments) == 1:
         return segments[0]
     runs: list[list[int]] = []

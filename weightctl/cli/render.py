@@ -136,7 +136,7 @@ def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
 
 
 def shorten_name(name: str, room: int) -> str:
-    """Shorten a tensor's name to `room` columns, and keep its numbers.
+    """Shorten a tensor's name to `room` columns, and keep its numbers and ranges of numbers.
 
     Words are cut to their first letter, from the left, until the name fits. If it still does not
     fit, its middle is removed.
@@ -145,7 +145,7 @@ def shorten_name(name: str, room: int) -> str:
     for place, word in enumerate(words[:-1]):
         if width(name) <= room:
             break
-        if len(word) > 2 and not word.isdecimal():
+        if len(word) > 2 and not word.isdecimal() and not word.startswith("["):
             words[place] = word[: len(word) - len(word.lstrip()) + 1] + "…"
             name = ".".join(words)
     return without_middle(name, room)

@@ -13,6 +13,8 @@ __all__ = ["explain_call_error", "unknown_command_error"]
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
 
 _LIST = "`weightctl ls MODEL` lists what a checkpoint contains"
+_STAT = "`weightctl stat MODEL` prints statistics of the values of tensors"
+_SHOW = "`weightctl show MODEL TENSOR` prints the values of a tensor"
 _META = "`weightctl ls MODEL --meta` shows the metadata"
 _HASH = "`weightctl ls MODEL --hash` shows the SHA-256 of each tensor"
 _SCAN = "`weightctl ls MODEL --scan` lists what a pickle can run"
@@ -38,10 +40,12 @@ _DOWNLOAD = "`hf download OWNER/NAME --local-dir NAME` downloads a model from Hu
 # Words that users may try as commands, each with a hint on what to type instead.
 _MEANINGS: dict[str, str] = {
     **dict.fromkeys(
-        ("info", "show", "list", "inspect", "view", "cat", "tree", "dump", "print", "describe",
-         "open", "dir", "tensors", "stats", "size", "summary"),
+        ("info", "list", "inspect", "view", "tree", "dump", "describe", "open", "dir", "tensors",
+         "size", "summary"),
         _LIST,
     ),
+    **dict.fromkeys(("stats", "statistics", "hist", "histogram", "range", "norms"), _STAT),
+    **dict.fromkeys(("cat", "print", "values", "head", "peek"), _SHOW),
     **dict.fromkeys(("meta", "metadata", "header", "config"), _META),
     **dict.fromkeys(("hash", "sha256", "checksum", "digest"), _HASH),
     **dict.fromkeys(("scan", "audit", "pickle", "security"), _SCAN),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weightctl.cli.chart import can_draw
 from weightctl.cli.completion import complete_checks, complete_devices
 from weightctl.cli.costs import document_network
 from weightctl.cli.options import (
@@ -54,7 +54,6 @@ _RUN = "Running the model"
 _LIMITS = "Limits"
 _CHECKS = ", ".join(CHECKS)
 _SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
-_DRAWN = "▁█▲│"
 
 
 app = typer.Typer(add_completion=False)
@@ -339,15 +338,6 @@ def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool)
     else:
         # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
         wraps = is_terminal() or "COLUMNS" in os.environ
-        show_lines(verdict(report, columns(), wraps=wraps, plain=not _can_draw()))
+        show_lines(verdict(report, columns(), wraps=wraps, plain=not can_draw()))
     for text in () if quiet else report.notes:
         note(text)
-
-
-def _can_draw() -> bool:
-    """Whether the encoding of stdout has the characters of charts."""
-    try:
-        _DRAWN.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

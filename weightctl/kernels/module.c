@@ -258,6 +258,34 @@ done:
     return result;
 }
 
+/* Count the values of every `step`th word of 16 bits. This is the same for all levels. */
+static PyObject *count_words(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_ssize_t step;
+    Py_buffer words = {0}, counts = {0};
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*nw*", &words, &step, &counts))
+        return NULL;
+    if (step <= 0 || words.len % (step * 2) || words.len / 2 > UINT32_MAX ||
+        (uintptr_t)words.buf % 2 || (uintptr_t)counts.buf % sizeof(uint32_t) ||
+        counts.len != (Py_ssize_t)sizeof(uint32_t) << 16 || overlap(&words, &counts)) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not fit together");
+        goto done;
+    }
+    const uint16_t *from = words.buf;
+    uint32_t *to = counts.buf;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = step - 1; i < words.len / 2; i += step)
+        to[from[i]]++;
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
+done:
+    PyBuffer_Release(&words);
+    PyBuffer_Release(&counts);
+    return result;
+}
+
 static PyObject *set_grid_of(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -294,6 +322,7 @@ static PyMethodDef methods[] = {
     {"transcode", transcode, METH_VARARGS,
      "transcode(level, source, target, raw, columns, importance, out, counts, measures,\n"
      "zero_nonfinite) -> (refused, number, overflows, underflows, nonfinite, squares, error)"},
+    {"count_words", count_words, METH_VARARGS, "count_words(words, step, counts)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,220 @@
+"""`weightctl show`: the values of a tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+from io import BytesIO
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weightctl.cli.completion import complete_tensor_names
+from weightctl.cli.contents import Contents
+from weightctl.cli.costs import document_network
+from weightctl.cli.options import (
+    Anonymous,
+    Force,
+    From,
+    Json,
+    Path,
+    Quiet,
+    examples,
+    exit_codes,
+    locate_local,
+)
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    is_terminal,
+    make_shape_cells,
+    note,
+    shape_text,
+    show_lines,
+    show_table,
+    show_text,
+)
+from weightctl.errors import OutputError, WeightctlError
+from weightctl.formats.open.opening import open_weights
+from weightctl.weights.tree import header_of, source_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
+
+__all__ = ["app"]
+
+# The columns of a line if stdout is not a terminal.
+_WIDTH = 100
+# Arrays with more values are abbreviated.
+_MOST_PRINTED = 128
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="\n\n".join(
+        [
+            exit_codes("the values were printed or written"),
+            examples(
+                [
+                    "weightctl show model/ model.norm.weight",
+                    "weightctl show model.gguf token_embd.weight '0:4, :8'",
+                    "weightctl show model/ model.embed_tokens.weight 0 --npy row.npy",
+                ]
+            ),
+        ]
+    )
+)
+def show(
+    *,
+    path: Path,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="TENSOR",
+            help="The name of the tensor, or of a weight that is stored in several tensors.",
+            autocompletion=complete_tensor_names,
+        ),
+    ],
+    index: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SLICE]",
+            help="The elements to select, as in NumPy: '0:4, :8'. Other rows are not read. "
+            "[default: all]",
+            show_default=False,
+        ),
+    ] = "",
+    npy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the values to FILE in NumPy's format instead of printing them.",
+            callback=locate_local,
+        ),
+    ] = None,
+    force: Force = False,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    source: From = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print the values of a tensor as NumPy does.
+
+    Quantized weights are decoded. Values of types that NumPy does not have, such as bfloat16, are
+    printed as float32. Long arrays are abbreviated, except with --json and --npy.
+    """
+    del anonymous  # its callback has taken effect
+    weights = open_weights(path, source)
+    contents = Contents(weights)
+    if not quiet:
+        for text in header_of(weights).notes:
+            note(text)
+    if npy is not None:
+        _check_npy(npy, header_of(weights).files, force=force)
+    tensor = _find_tensor(contents, name)
+    from weightctl.values import parse_selection, read_selection
+
+    values = read_selection(tensor, parse_selection(index, tensor.info.shape))
+    if npy is not None:
+        _write_npy(npy, values, force=force)
+    if as_json:
+        document = _document(path, tensor.info, values, with_values=npy is None)
+        show_text(json.dumps(document | document_network()) + "\n")
+    elif npy is None:
+        if not quiet:
+            show_table([[Cell(tensor.info.name, "bold"), *_describe(tensor.info)]])
+        show_text(_format_values(values) + "\n")
+    elif not quiet:
+        show_lines([[Cell(f"{npy}: {shape_text(values.shape)} {values.dtype}")]])
+
+
+def _describe(info: TensorInfo) -> tuple[Cell, Cell]:
+    return make_shape_cells(info.shape, info.encoding.name)
+
+
+def _find_tensor(contents: Contents, name: str) -> ReadableTensor:
+    """Return a tensor, also if it is stored in several tensors or has several names.
+
+    Raises `WeightctlError` if there is none of this name, or its encoding is not supported.
+    """
+    from weightctl.schemes.dequantize import dequantize_weights
+    from weightctl.weights.derived import tensor_of
+    from weightctl.weights.readable import refuse_unknown
+
+    weights = contents.weights
+    if name not in contents.tensors and name not in contents.aliases:
+        weights = dequantize_weights(weights, in_blocks=False, keeps_shapes=True)
+    header = header_of(weights)
+    found = header.aliases.get(name, name)
+    if found not in header.tensors:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, [*contents.entries, *contents.tensors], 1)
+        hint = f"did you mean `{near[0]}`? " if near else ""
+        raise WeightctlError(
+            f"there is no tensor `{name}`", hint=f"{hint}`weightctl ls --flat` lists the names"
+        )
+    refuse_unknown([header.tensors[found]])
+    return tensor_of(source_of(weights), found)
+
+
+def _check_npy(path: str, inputs: tuple[str, ...], *, force: bool) -> None:
+    """Raise `OutputError` if a file cannot be written, before anything is read."""
+    from weightctl.write.targets import check_place, refuse_inputs, refuse_what_is_there
+
+    real = os.path.realpath(path)
+    if os.path.isdir(real):
+        raise OutputError(f"{path} is a directory", hint="use the path of a file for --npy")
+    refuse_inputs(real, inputs, {})
+    refuse_what_is_there([real], force=force)
+    check_place(os.path.dirname(real), path, 0)
+
+
+def _write_npy(path: str, values: NDArray[Any], *, force: bool) -> None:
+    import numpy as np
+
+    from weightctl.write.partial import write_files
+
+    content = BytesIO()
+    np.save(content, values, allow_pickle=False)
+    write_files({os.path.realpath(path): content.getvalue()}, force=force)
+
+
+def _format_values(values: NDArray[Any]) -> str:
+    import numpy as np
+
+    room = columns() if is_terminal() else _WIDTH
+    return np.array2string(values, max_line_width=room, threshold=_MOST_PRINTED)
+
+
+def _document(
+    path: str, info: TensorInfo, values: NDArray[Any], *, with_values: bool
+) -> dict[str, Any]:
+    """Return the selected values as JSON; those that are not finite are null."""
+    made: Any = None
+    if with_values:
+        made = _as_lists(values)
+    return {
+        "path": path,
+        "name": info.name,
+        "shape": list(info.shape),
+        "encoding": info.encoding.name,
+        "selected": list(values.shape),
+        "values": made,
+    }
+
+
+def _as_lists(values: NDArray[Any]) -> Any:
+    import numpy as np
+
+    if values.dtype.kind == "c":
+        values = np.stack([np.real(values), np.imag(values)], axis=-1)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        objects = values.astype(object)
+        objects[~np.isfinite(values)] = None
+        return objects.tolist()
+    return values.tolist()
