@@ -120,3 +120,21 @@ def test_integers_are_not_measured() -> None:
     assert not can_measure(ENCODINGS["I64"])
     assert not can_measure(ENCODINGS["BOOL"])
     assert can_measure(ENCODINGS["Q6_K"])
+
+
+def test_the_kernel_refuses_buffers_that_do_not_fit() -> None:
+    if active() is None:
+        pytest.skip("there are no kernels")
+    from weightctl.kernels import _native
+
+    counts = np.zeros(1 << 16, np.uint32)
+    for words, step, held in (
+        (bytes(3), 1, counts),
+        (bytes(6), 2, counts),
+        (bytes(4), 0, counts),
+        (bytes(4), 1, counts[:-1]),
+        (bytes(4), 1, counts.view(np.uint8)[1:-3]),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            _native.count_words(words, step, held)
+    assert not counts.any()
