@@ -42,6 +42,10 @@ _FRAMEWORK = ("format", "pt")
 _VOCABULARY = "tokenizer.ggml."
 _TOKENS = "tokenizer.ggml.tokens"
 _MAX_DIMENSIONS = 4
+# Files of video models have a convolution over three axes. ggml does not read them; ComfyUI-GGUF,
+# stable-diffusion.cpp and diffusers do.
+_MAX_DIMENSIONS_OF = {"wan": 5}
+_ARCHITECTURE = "general.architecture"
 _MAX_NAME = 63
 
 

@@ -55,7 +55,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     """
     sources = plan.source.header.files
     if where.file_name is not None:
-        where = where._replace(file_name=file_name(sources, where.file_name))
+        where = where._replace(file_name=file_name(sources, where.file_name, plan.documents))
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))

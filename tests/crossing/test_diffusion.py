@@ -1,0 +1,139 @@
+"""Diffusion transformers between diffusers' directories, original files and GGUF."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import weightctl
+from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
+from weightctl.errors import ArchitectureError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAMILIES = list(MODELS)
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def original(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that diffusers wrote, and, beside it, the files that weightctl made of it."""
+    place = tmp_path_factory.mktemp(family)
+    MODELS[family].save(place / "model")
+    weightctl.convert(place / "model", place / "single.safetensors", names="gguf")
+    weightctl.convert(place / "model", place / "model.gguf")
+    return place
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / WEIGHTS)
+
+
+def config(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "config.json").read_text()))
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(found[name], value), name
+
+
+def test_diffusers_converts_the_original_file_to_the_same_tensors(
+    family: str, original: Path
+) -> None:
+    found = convert_original(family, original / "single.safetensors")
+    assert_equal(found, tensors(original / "model"))
+
+
+@pytest.mark.parametrize("source", ["single.safetensors", "model.gguf"])
+def test_the_directory_from_another_file_is_the_same(
+    family: str, source: str, original: Path, tmp_path: Path
+) -> None:
+    weightctl.convert(original / source, tmp_path / "back")
+    assert_equal(tensors(tmp_path / "back"), tensors(original / "model"))
+    assert config(tmp_path / "back") == config(original / "model")
+    wanted = run(family, load_directory(family, original / "model"))
+    assert torch.equal(run(family, load_directory(family, tmp_path / "back")), wanted)
+
+
+def test_the_config_follows_from_the_shapes(family: str, original: Path, tmp_path: Path) -> None:
+    weightctl.convert(original / "model.gguf", tmp_path / "plain.gguf", unset=["diffusers.config"])
+    weightctl.convert(tmp_path / "plain.gguf", tmp_path / "back")
+    known = load_directory(family, original / "model").config
+    found = load_directory(family, tmp_path / "back").config
+    differing = {key for key in known if key[0] != "_" and found[key] != known[key]}
+    assert differing <= {"out_channels"}, differing
+
+
+def test_the_gguf_file_has_the_original_names_and_vectors_in_float32(
+    family: str, original: Path
+) -> None:
+    reader = gguf.GGUFReader(original / "model.gguf")
+    single = load_file(original / "single.safetensors")
+    assert reader.get_field("general.architecture").contents() == family
+    found = {each.name: each for each in reader.tensors}
+    assert found.keys() == single.keys()
+    for name, value in single.items():
+        assert tuple(reversed(found[name].shape.tolist())) == tuple(value.shape), name
+        is_small = value.ndim < 2 or value.numel() <= 1024
+        assert not is_small or found[name].tensor_type.name == "F32", name
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
+def test_diffusers_runs_the_quantized_gguf_file(
+    family: str,
+    quant: str,
+    original: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weightctl.convert(original / "model", tmp_path / "small.gguf", quant=quant)
+    weightctl.convert(tmp_path / "small.gguf", tmp_path / "wide", dtype="f32")
+    loaded = load_gguf(family, tmp_path / "small.gguf", original / "model", monkeypatch)
+    wanted = run(family, load_directory(family, tmp_path / "wide"))
+    # diffusers computes the values of blocks in float16.
+    assert torch.allclose(run(family, loaded), wanted, atol=1e-2)
+
+
+def test_tensors_that_embed_inputs_or_make_outputs_are_not_quantized(
+    family: str, original: Path, tmp_path: Path
+) -> None:
+    weightctl.convert(original / "model.gguf", tmp_path / "small.gguf", quant="Q4_K_M")
+    types = {
+        each.name: each.tensor_type.name
+        for each in gguf.GGUFReader(tmp_path / "small.gguf").tensors
+    }
+    kept = {name.split(".")[0] for name, kind in types.items() if kind in {"BF16", "F32"}}
+    rounded = {name.split(".")[0] for name, kind in types.items() if kind[0] == "Q"}
+    assert rounded == {"flux": {"double_blocks", "single_blocks"}}[family]
+    assert kept - rounded
+
+
+def test_an_incomplete_file_is_refused_with_all_problems(original: Path, tmp_path: Path) -> None:
+    stored = load_file(original / "single.safetensors")
+    lost = next(name for name in stored if "1" in name and name.endswith("weight"))
+    cut = next(name for name in stored if "0" in name and name.endswith(".bias"))
+    del stored[lost]
+    stored[cut] = stored[cut][:-1].clone()
+    stored["extra.weight"] = torch.zeros(2, 2)
+    save_file(stored, tmp_path / "broken.safetensors")
+    with pytest.raises(ArchitectureError) as caught:
+        weightctl.convert(tmp_path / "broken.safetensors", tmp_path / "out")
+    message = str(caught.value)
+    assert f"`{lost}` is missing" in message
+    # With two layers, either can be the one with the wrong shape.
+    assert f"{cut.rpartition('.0.')[2]}` has shape" in message
+    assert "`extra.weight` is not a part of" in message
