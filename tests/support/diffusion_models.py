@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "TinyDiffusion", "convert_original", "load_directory", "load_gguf", "run"]
 
 # The width of Flux in diffusers' conversion of original files, which does not read it from them.
-_FLUX_WIDTH = 3072
+_FLUX_WIDTH, _TINY_WIDTH = 3072, 256
 
 
 class TinyDiffusion(NamedTuple):
@@ -24,8 +24,7 @@ class TinyDiffusion(NamedTuple):
 
     class_name: str
     config: Mapping[str, Any]
-    inputs: Callable[[], Mapping[str, torch.Tensor]]
-    width: int
+    inputs: Callable[[], Mapping[str, Any]]
 
     def save(self, directory: Path) -> Path:
         """Write the model with seeded random weights, in bfloat16."""
@@ -55,6 +54,44 @@ def _flux_inputs() -> Mapping[str, torch.Tensor]:
     }
 
 
+def _sd3_inputs() -> Mapping[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        "hidden_states": torch.randn(1, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(1, 3, 32),
+        "pooled_projections": torch.randn(1, 64),
+        "timestep": torch.tensor([0.5]),
+    }
+
+
+def _qwen_inputs() -> Mapping[str, Any]:
+    torch.manual_seed(1)
+    return {
+        "hidden_states": torch.randn(1, 4, 16),
+        "encoder_hidden_states": torch.randn(1, 3, 32),
+        "encoder_hidden_states_mask": torch.ones(1, 3, dtype=torch.bool),
+        "timestep": torch.tensor([0.5]),
+        "img_shapes": [(1, 2, 2)],
+    }
+
+
+def _wan_inputs() -> Mapping[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        "hidden_states": torch.randn(1, 16, 1, 4, 4),
+        "encoder_hidden_states": torch.randn(1, 3, 32),
+        "timestep": torch.tensor([5]),
+    }
+
+
+def _wan_image_inputs() -> Mapping[str, torch.Tensor]:
+    inputs = {**_wan_inputs(), "encoder_hidden_states_image": torch.randn(1, 5, 24)}
+    return {**inputs, "hidden_states": torch.randn(1, 36, 1, 4, 4)}
+
+
+_WAN = {"num_attention_heads": 2, "attention_head_dim": 128, "text_dim": 32, "freq_dim": 32,
+        "ffn_dim": 512, "num_layers": 3}  # fmt: skip
+
 MODELS = {
     "flux": TinyDiffusion(
         "FluxTransformer2DModel",
@@ -62,7 +99,33 @@ MODELS = {
          "num_attention_heads": 2, "joint_attention_dim": 32, "pooled_projection_dim": 32,
          "guidance_embeds": True},
         _flux_inputs,
-        256,
+    ),
+    "sd3": TinyDiffusion(
+        "SD3Transformer2DModel",
+        {"in_channels": 4, "num_layers": 3, "attention_head_dim": 64, "num_attention_heads": 4,
+         "joint_attention_dim": 32, "caption_projection_dim": 256, "pooled_projection_dim": 64,
+         "out_channels": 4, "pos_embed_max_size": 8, "dual_attention_layers": (0, 1),
+         "qk_norm": "rms_norm"},
+        _sd3_inputs,
+    ),
+    "sd3-older": TinyDiffusion(
+        "SD3Transformer2DModel",
+        {"in_channels": 4, "num_layers": 2, "attention_head_dim": 64, "num_attention_heads": 4,
+         "joint_attention_dim": 32, "caption_projection_dim": 256, "pooled_projection_dim": 64,
+         "out_channels": 4, "pos_embed_max_size": 8},
+        _sd3_inputs,
+    ),
+    "qwen_image": TinyDiffusion(
+        "QwenImageTransformer2DModel",
+        {"in_channels": 16, "out_channels": 4, "num_layers": 3, "attention_head_dim": 128,
+         "num_attention_heads": 2, "joint_attention_dim": 32},
+        _qwen_inputs,
+    ),
+    "wan": TinyDiffusion("WanTransformer3DModel", _WAN, _wan_inputs),
+    "wan-images": TinyDiffusion(
+        "WanTransformer3DModel",
+        {**_WAN, "in_channels": 36, "image_dim": 24, "added_kv_proj_dim": 256},
+        _wan_image_inputs,
     ),
 }  # fmt: skip
 
@@ -111,6 +174,5 @@ def _mapping(family: str) -> Callable[..., Mapping[str, torch.Tensor]]:
     if family != "flux":
         return found
     code = found.__code__
-    width = MODELS[family].width
-    values = tuple(width if each == _FLUX_WIDTH else each for each in code.co_consts)
+    values = tuple(_TINY_WIDTH if each == _FLUX_WIDTH else each for each in code.co_consts)
     return types.FunctionType(code.replace(co_consts=values), found.__globals__)

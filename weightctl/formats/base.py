@@ -97,8 +97,10 @@ class Format(Protocol):
         """Parse the header of one file; raises `FormatError` if it is invalid."""
         ...
 
-    def unfit(self, tensors: Sequence[TensorInfo]) -> list[str]:
-        """Return a sentence for each tensor that the format cannot store."""
+    def unfit(
+        self, tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], /
+    ) -> list[str]:
+        """Return a sentence for each tensor that a file with these metadata cannot store."""
         ...
 
     def layout(

@@ -252,7 +252,7 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
         )
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue]) -> list[str]:
     """Return a sentence for each tensor that safetensors cannot store."""
     problems = [
         f"`{info.name}` is stored as {info.encoding.name}, which "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ __all__ = ["plan_diffusion"]
 _TITLES: dict[NamingConvention, str] = {"gguf": "original", "hugging_face": "diffusers"}
 # ComfyUI-GGUF's converter stores tensors of up to this many values in float32.
 _FEW_VALUES = 1024
+_MATRIX = 2
 _MOST_NAMED = 4
 
 
@@ -48,9 +48,9 @@ def plan_diffusion(
 
     `wanted` is the naming convention of the output, None to keep the present names. `exclude` are
     patterns of names that are left out. `is_model` states that the output is a model directory. In
-    GGUF, vectors, small tensors and those that the family lists are in float32, as in the files of
-    ComfyUI-GGUF's `tools/convert.py`. Raises `ArchitectureError` as `check` and `make_config` of
-    the model do.
+    GGUF, vectors and small matrices are in float32, as in the files of ComfyUI-GGUF's
+    `tools/convert.py`, and so are tensors of more dimensions: diffusers runs no convolution in
+    bfloat16 from GGUF. Raises `ArchitectureError` as `check` and `make_config` of the model do.
     """
     model = recognize_diffusion(weights)
     is_gguf = format_name == "gguf"
@@ -67,7 +67,7 @@ def plan_diffusion(
         kind = "string" if is_gguf else TEXT
         metadata[CONFIG_KEY] = MetadataValue(kind, json.dumps(document))
     if is_gguf and wanted == "gguf":
-        tensors = {name: _in_gguf(name, each, model) for name, each in tensors.items()}
+        tensors = {name: _in_gguf(name, each) for name, each in tensors.items()}
         number = file_type(each.info for each in tensors.values())
         metadata[ARCHITECTURE] = MetadataValue("string", model.family.name)
         metadata["general.file_type"] = MetadataValue("u32", number)
@@ -102,12 +102,10 @@ def _list_tensors(
     return made
 
 
-def _in_gguf(name: str, tensor: ReadableTensor, model: RecognizedDiffusion) -> ReadableTensor:
-    """Return a tensor as GGUF files have it: in float32 if it is small or must be precise."""
+def _in_gguf(name: str, tensor: ReadableTensor) -> ReadableTensor:
+    """Return a tensor as GGUF files have it: in float32 if it is small or not a matrix."""
     info = tensor.info
-    is_small = len(info.shape) < 2 or info.size <= _FEW_VALUES
-    is_precise = is_small or re.search(model.family.precise, name) is not None
-    is_float32 = is_precise or info.encoding.name == "F64"
-    if is_float32 and info.encoding.name != "F32":
+    is_float32 = len(info.shape) != _MATRIX or info.size <= _FEW_VALUES
+    if info.encoding.name == "F64" or (is_float32 and info.encoding.name != "F32"):
         return DerivedTensor(name, AsFloat32(), [tensor])
     return tensor

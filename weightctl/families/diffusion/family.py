@@ -143,7 +143,6 @@ class DiffusionFamily:
       must be known.
     - `standard`: brings a config.json into the form that `config` has.
     - `internal`: the keys of `config` and `standard` that config.json does not have.
-    - `precise`: a regular expression of tensors that GGUF has in float32, by their original names.
     """
 
     name: str
@@ -153,4 +152,3 @@ class DiffusionFamily:
     usual: Callable[[Mapping[str, Any]], dict[str, Any]]
     standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_change)
     internal: frozenset[str] = frozenset()
-    precise: str = "$^"

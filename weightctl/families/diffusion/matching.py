@@ -170,6 +170,7 @@ class _Matching:
         self.pairs: dict[str, tuple[TensorPair, int]] = {}
         self.problems: list[str] = []
         self.used: set[str] = set()
+        self._parts: set[tuple[str, tuple[str, int]]] = set()
         self._source = source_of(weights)
         self._family = family
         self._convention = convention
@@ -186,13 +187,13 @@ class _Matching:
             for layer in range(counts[line.group(self._convention)])
             if line.is_in(layer, counts[line.group(self._convention)])
         ]
-        parts = {
+        self._parts = {
             (line.of, self._place(line, layer))
             for line, layer in places
             if line.of and any(name in self._own for name in self._names(line, layer))
         }
         for line, layer in places:
-            if line.of and (line.of, self._place(line, layer)) not in parts:
+            if line.of and (line.of, self._place(line, layer)) not in self._parts:
                 continue
             names = self._names(line, layer)
             missing = [name for name in names if name not in self._own]
@@ -203,10 +204,13 @@ class _Matching:
 
     def list_misfits(self) -> Iterator[str]:
         """Yield the tensors of layers whose shape differs from that in most layers."""
-        shapes: dict[str, dict[tuple[int, ...], list[str]]] = {}
-        for name, (line, _) in self.pairs.items():
+        shapes: dict[object, dict[tuple[int, ...], list[str]]] = {}
+        for name, (line, layer) in self.pairs.items():
+            # Optional parts of a layer can change the shapes of its other tensors.
+            place = self._place(line, layer)
+            alike = line, frozenset(of for of, where in self._parts if where == place)
             shape = self.tensors[name].info.shape
-            shapes.setdefault(line.original, {}).setdefault(shape, []).append(name)
+            shapes.setdefault(alike, {}).setdefault(shape, []).append(name)
         for found in shapes.values():
             usual = max(found, key=lambda shape: len(found[shape]))
             for shape, names in found.items():

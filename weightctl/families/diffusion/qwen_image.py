@@ -61,7 +61,9 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("the embedding of time has additional inputs, whose config is not known")
     outputs, rest = divmod(config["outputs"], _PATCH * _PATCH)
     if rest:
-        raise ValueError(f"{config['outputs']} outputs are not those of {_PATCH} x {_PATCH} patches")
+        raise ValueError(
+            f"{config['outputs']} outputs are not those of {_PATCH} x {_PATCH} patches"
+        )
     return {
         "patch_size": _PATCH,
         "out_channels": outputs,

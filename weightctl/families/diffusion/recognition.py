@@ -46,15 +46,14 @@ def find_diffusion(header: Header) -> FoundDiffusion | None:
     The family is the one that config.json or GGUF metadata state; else the names of the tensors
     show it.
     """
-    stated = _read_stated(header)
+    beside = _read_beside(header)
+    stated = beside or _read_kept(header)
     architecture = None
     if ARCHITECTURE in header.metadata:
         architecture = str(header.metadata[ARCHITECTURE].content)
     elif CLASS_NAME in stated:
         architecture = find_architecture(stated[CLASS_NAME]) or ""
-    usual: NamingConvention = "gguf"
-    if architecture is not None and header.format != "gguf":
-        usual = "hugging_face"
+    usual: NamingConvention = "hugging_face" if beside else "gguf"
     for name, line in DIFFUSION_FAMILIES.items():
         if architecture in {None, name}:
             found = _find_names(header, line, usual)
@@ -84,11 +83,14 @@ def _find_names(
     return None
 
 
-def _read_stated(header: Header) -> Mapping[str, Any]:
-    """Return the config of diffusers beside a checkpoint or in its metadata, empty without one."""
+def _read_beside(header: Header) -> Mapping[str, Any]:
+    """Return the config of diffusers beside a checkpoint that it describes, empty without one."""
     document = config(header.files)
-    if CLASS_NAME in document and is_config_of(document, header):
-        return document
+    return document if CLASS_NAME in document and is_config_of(document, header) else {}
+
+
+def _read_kept(header: Header) -> Mapping[str, Any]:
+    """Return the config of diffusers in the metadata, empty without a valid one."""
     kept = header.metadata.get(CONFIG_KEY)
     try:
         content = json.loads(kept.content) if kept and isinstance(kept.content, str) else None

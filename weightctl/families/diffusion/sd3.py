@@ -33,9 +33,7 @@ _NORM, _DUAL, _DUAL_NORM = "norms of queries and keys", "second attention", "its
 def _attention(original: str, diffusers: str, norm: str, of: str = "") -> tuple[TensorPair, ...]:
     """Return the lines of an attention of images; `norm` is the part with its norms."""
     return (
-        *fused_linear(
-            f"{original}.qkv", tuple(f"{diffusers}.to_{part}" for part in "qkv"), of=of
-        ),
+        *fused_linear(f"{original}.qkv", tuple(f"{diffusers}.to_{part}" for part in "qkv"), of=of),
         *pair(f"{original}.ln_q.weight", f"{diffusers}.norm_q.weight", of=norm),
         *pair(f"{original}.ln_k.weight", f"{diffusers}.norm_k.weight", of=norm),
         *linear(f"{original}.proj", f"{diffusers}.to_out.0", of=of),
@@ -47,9 +45,7 @@ def _only(layers: str, *lines: TensorPair) -> tuple[TensorPair, ...]:
 
 
 _CONTEXT = (
-    *fused_linear(
-        "context_block.attn.qkv", tuple(f"attn.add_{part}_proj" for part in "qkv")
-    ),
+    *fused_linear("context_block.attn.qkv", tuple(f"attn.add_{part}_proj" for part in "qkv")),
     *pair("context_block.attn.ln_q.weight", "attn.norm_added_q.weight", of=_NORM),
     *pair("context_block.attn.ln_k.weight", "attn.norm_added_k.weight", of=_NORM),
     # The last layer computes no texts. Its modulation has only two parts, in another order.

@@ -30,11 +30,13 @@ _IMAGES, _POSITIONS, _NORM = "images", "positions of images", "norm before atten
 
 def _attention(original: str, diffusers: str) -> tuple[TensorPair, ...]:
     return (
-        *(line for part in "qkv" for line in linear(f"{original}.{part}", f"{diffusers}.to_{part}")),
+        *linear(f"{original}.q", f"{diffusers}.to_q"),
+        *linear(f"{original}.k", f"{diffusers}.to_k"),
+        *linear(f"{original}.v", f"{diffusers}.to_v"),
         *linear(f"{original}.o", f"{diffusers}.to_out.0"),
         *pair(f"{original}.norm_q.weight", f"{diffusers}.norm_q.weight"),
         *pair(f"{original}.norm_k.weight", f"{diffusers}.norm_k.weight"),
-    )  # fmt: skip
+    )
 
 
 _IMAGE_EMBEDDER = "condition_embedder.image_embedder"
@@ -66,8 +68,10 @@ def _config(sizes: ModelSizes) -> dict[str, Any]:
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
     heads, rest = divmod(config["width"], _HEAD)
     if rest:
-        raise ValueError(f"the width {config['width']} is not a multiple of {_HEAD}, so the size of "
-                         "heads is not known")  # fmt: skip
+        raise ValueError(
+            f"the width {config['width']} is not a multiple of {_HEAD}, so the size of heads is "
+            "not known"
+        )
     return {
         "num_attention_heads": heads,
         "attention_head_dim": _HEAD,
@@ -119,5 +123,4 @@ FAMILY = DiffusionFamily(
     usual=_usual,
     standard=_standard,
     internal=frozenset({"width"}),
-    precise=r"modulation$",
 )  # fmt: skip

@@ -42,7 +42,7 @@ def read(file: Reader) -> Header:
     return reading.read(file)
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue]) -> list[str]:
     """Return a sentence for each tensor that PyTorch cannot store."""
     from weightctl.formats.pytorch import writing
 
