@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -13,11 +14,14 @@ from safetensors.torch import load_file, save_file
 import weightctl
 from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
 from weightctl.errors import ArchitectureError
+from weightctl.verify.checking import verify
+from weightctl.verify.request import Request, Subject
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAMILIES = list(MODELS)
+# The first model of each family is tested always, the others in the long tests.
+FAMILIES = [pytest.param(name, marks=pytest.mark.long) if "-" in name else name for name in MODELS]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 # What the names of the layers begin with in original files.
 LAYERS = {
@@ -127,6 +131,65 @@ def test_tensors_that_embed_inputs_or_make_outputs_are_not_quantized(
     rounded = {name.split(".")[0] for name, kind in types.items() if kind[0] == "Q"}
     assert rounded == LAYERS[family.partition("-")[0]]
     assert kept - rounded
+
+
+def test_files_of_different_conventions_are_compared(
+    family: str, original: Path, tmp_path: Path
+) -> None:
+    weightctl.convert(original / "model.gguf", tmp_path / "small.gguf", quant="Q8_0")
+    request = Request(
+        subject=Subject(tmp_path / "small.gguf"), reference=Subject(original / "model")
+    )
+    report = verify(request, ["names", "values"])
+    assert not report.problems
+    figures = report.results["names"].figures
+    assert figures is not None
+    assert family.partition("-")[0] in figures.summarize()
+
+
+def test_verify_names_missing_tensors(original: Path, tmp_path: Path) -> None:
+    copytree(original / "model", tmp_path / "model")
+    stored = tensors(tmp_path / "model")
+    lost = next(name for name in stored if "blocks.1." in name)
+    del stored[lost]
+    save_file(stored, tmp_path / "model" / WEIGHTS)
+    report = verify(Request(subject=Subject(tmp_path / "model")), ["names"])
+    assert [(each.where, each.text) for each in report.problems] == [(lost, "is missing")]
+
+
+def test_the_transformer_of_a_file_with_other_models_is_written(
+    original: Path, tmp_path: Path
+) -> None:
+    stored = load_file(original / "single.safetensors")
+    others = {"first_stage_model.decoder.conv_in.weight": torch.zeros(2, 2)}
+    prefixed = {f"model.diffusion_model.{name}": value for name, value in stored.items()}
+    save_file({**prefixed, **others}, tmp_path / "all.safetensors", {"diffusers.config": "x"})
+    done = weightctl.convert(tmp_path / "all.safetensors", tmp_path / "out.gguf")
+    assert any("first_stage_model.decoder" in note for note in done.notes)
+    assert {each.name for each in gguf.GGUFReader(tmp_path / "out.gguf").tensors} == stored.keys()
+
+
+def test_a_config_that_contradicts_the_tensors_is_refused(original: Path, tmp_path: Path) -> None:
+    copytree(original / "model", tmp_path / "model")
+    document = config(tmp_path / "model") | {"num_layers": 7}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ArchitectureError, match="the config states `num_layers` = `7`"):
+        weightctl.convert(tmp_path / "model", tmp_path / "out.gguf")
+
+
+def test_a_single_file_keeps_its_names_unless_asked(original: Path, tmp_path: Path) -> None:
+    done = weightctl.convert(original / "model", tmp_path / "kept.safetensors")
+    assert load_file(tmp_path / "kept.safetensors").keys() == tensors(original / "model").keys()
+    assert any("a single file keeps the names" in note for note in done.notes)
+
+
+def test_a_directory_in_parts_has_the_names_that_diffusers_reads(
+    family: str, original: Path, tmp_path: Path
+) -> None:
+    weightctl.convert(original / "model.gguf", tmp_path / "parts", max_shard_size="2MB")
+    assert (tmp_path / "parts" / f"{WEIGHTS}.index.json").exists()
+    wanted = run(family, load_directory(family, original / "model"))
+    assert torch.equal(run(family, load_directory(family, tmp_path / "parts")), wanted)
 
 
 def test_an_incomplete_file_is_refused_with_all_problems(original: Path, tmp_path: Path) -> None:

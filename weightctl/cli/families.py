@@ -60,6 +60,10 @@ def show_families() -> None:
     ]
     show_table([[Cell(head, "dim") for head in heads], *rows])
     show_lines([[]])
+    _show_diffusion_families()
+
+
+def _show_diffusion_families() -> None:
     heads = ("diffusion family", "diffusers class", "GGUF architecture")
     rows = [
         [Cell(name), Cell(line.class_name), Cell(name)]

@@ -152,9 +152,8 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, MetadataValue]) -> int:
 
 def _most_dimensions(metadata: Mapping[str, MetadataValue]) -> int:
     stated = metadata.get(_ARCHITECTURE)
-    architecture = None if stated is None else stated.content
-    is_known = isinstance(architecture, str)
-    return _MAX_DIMENSIONS_OF.get(architecture, _MAX_DIMENSIONS) if is_known else _MAX_DIMENSIONS
+    architecture = "" if stated is None else str(stated.content)
+    return _MAX_DIMENSIONS_OF.get(architecture, _MAX_DIMENSIONS)
 
 
 def _entries(cursor: Cursor, count: int, most: int) -> list[_Entry]:

@@ -84,7 +84,8 @@ def plan_diffusion(
         if select_names([*tensors], [pattern]) or not select_names(left_out, [pattern])
     ]
     tree = Checkpoint(Derived(source_of(model.tree), tensors, metadata, leaves={}))
-    change = f"{model.family.name}, {_TITLES[model.convention]} -> {_TITLES[wanted]} names"
+    titles = dict.fromkeys((_TITLES[model.convention], _TITLES[wanted]))
+    change = f"{model.family.name}, {' -> '.join(titles)} names"
     return Translation(tree, documents, tuple(notes), change).plan(format_name), patterns
 
 

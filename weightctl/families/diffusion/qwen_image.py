@@ -75,8 +75,8 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     patch = document.get("patch_size", _PATCH)
     channels = document.get("out_channels") or document.get("in_channels")
-    known = isinstance(patch, int) and isinstance(channels, int)
-    return {**document, "outputs": patch * patch * channels if known else None}
+    is_known = isinstance(patch, int) and isinstance(channels, int)
+    return {**document, "outputs": patch * patch * channels if is_known else None}
 
 
 _LAYER = (

@@ -83,9 +83,9 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     heads, size = document.get("num_attention_heads"), document.get("attention_head_dim")
-    known = isinstance(heads, int) and isinstance(size, int)
+    width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
     channels = document.get("out_channels") or document.get("in_channels")
-    return {**document, "width": heads * size if known else None, "out_channels": channels}
+    return {**document, "width": width, "out_channels": channels}
 
 
 FAMILY = DiffusionFamily(
