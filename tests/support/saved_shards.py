@@ -63,7 +63,7 @@ def all_encodings(format_name: str) -> list[TensorInfo]:
         for key, shape in shapes.items()
     ]
     module = format_module(format_name)
-    return [info for info in tensors if not module.unfit([info], {}) and prod(info.shape) < 1 << 20]
+    return [info for info in tensors if not module.unfit([info]) and prod(info.shape) < 1 << 20]
 
 
 def columns_or_all(whole: Whole, ranks: int) -> Sharding:

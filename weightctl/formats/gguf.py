@@ -11,6 +11,7 @@ from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.base import (
     ALIGNMENT_KEY,
+    NO_METADATA,
     SPLIT_KEYS,
     Layout,
     is_alignment,
@@ -282,7 +283,9 @@ def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, Metadat
     return made
 
 
-def unfit(tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]) -> list[str]:
+def unfit(
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue] = NO_METADATA
+) -> list[str]:
     """Return a sentence for each tensor that GGUF cannot store."""
     problems: list[str] = []
     most = _most_dimensions(metadata)

@@ -13,6 +13,7 @@ from weightctl.families.diffusion.family import ModelSizes
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.kinds import show_value
 from weightctl.formats.huggingface import CLASS_NAME
+from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import AsFloat32
@@ -114,7 +115,7 @@ class RecognizedDiffusion:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple | list) else value
+    return list(value) if is_sequence(value) else value
 
 
 def recognize_diffusion(weights: Checkpoint) -> RecognizedDiffusion | None:
@@ -173,7 +174,7 @@ class _Matching:
         self._parts: set[tuple[str, tuple[str, int]]] = set()
         self._source = source_of(weights)
         self._family = family
-        self._convention = convention
+        self._convention: NamingConvention = convention
         self._own = own
         self._where = where
 

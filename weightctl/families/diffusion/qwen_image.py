@@ -75,8 +75,10 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     patch = document.get("patch_size", _PATCH)
     channels = document.get("out_channels") or document.get("in_channels")
-    is_known = isinstance(patch, int) and isinstance(channels, int)
-    return {**document, "outputs": patch * patch * channels if is_known else None}
+    outputs = None
+    if isinstance(patch, int) and isinstance(channels, int):
+        outputs = patch * patch * channels
+    return {**document, "outputs": outputs}
 
 
 _LAYER = (
