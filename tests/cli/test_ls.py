@@ -18,6 +18,7 @@ from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
 from weightctl.cli.outline import outline
 from weightctl.families import FAMILIES
+from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import Checkpoint, header_of, root_of
@@ -297,9 +298,12 @@ def test_a_checkpoint_without_tensors_is_listed(weightctl: Run, tmp_path: Path) 
 def test_the_supported_families_are_listed_without_a_model(weightctl: Run) -> None:
     done = weightctl("ls", "--families")
     assert done.returncode == 0
-    head, *lines = done.stdout.splitlines()
-    assert head.split("  ")[0] == "family"
-    assert [line.split()[0] for line in lines] == sorted(FAMILIES)
+    text, diffusion = (part.splitlines() for part in done.stdout.split("\n\n"))
+    assert [line.split("  ")[0] for line in text] == ["family", *(sorted(FAMILIES))]
+    assert [line.split("  ")[0] for line in diffusion] == [
+        "diffusion family",
+        *sorted(DIFFUSION_FAMILIES),
+    ]
     assert re.search(r"^mixtral +mixtral +llama +yes +yes$", done.stdout, re.MULTILINE)
 
 

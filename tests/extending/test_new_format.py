@@ -45,7 +45,7 @@ def read(file):
     )
 
 
-def unfit(tensors):
+def unfit(tensors, metadata):
     return []
 
 

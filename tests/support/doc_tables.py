@@ -24,6 +24,7 @@ from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
+from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.formats import FORMATS
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.scheme_names import list_schemes
@@ -217,6 +218,16 @@ def _list_families() -> str:
     return f"{_table(head, rows)}\n\n{_list_missing_judges()}"
 
 
+def _list_diffusion_families() -> str:
+    rows = [
+        [_code(name), _code(line.class_name), _code(line.original[0]), _code(line.diffusers[0])]
+        for name, line in DIFFUSION_FAMILIES.items()
+    ]
+    head = ("family and GGUF architecture", "diffusers class", "a tensor in original files",
+            "a tensor in diffusers")  # fmt: skip
+    return _table(head, rows)
+
+
 def _list_missing_judges() -> str:
     """Return why llama.cpp does not judge some models, as a list."""
     reasons = [
@@ -374,6 +385,7 @@ _TABLES: dict[str, Callable[..., str]] = {
     "causes": _list_causes,
     "checks": _list_checks,
     "commands": _list_commands,
+    "diffusion-families": _list_diffusion_families,
     "dtypes": _list_dtypes,
     "families": _list_families,
     "formats": _list_formats,

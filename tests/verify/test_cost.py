@@ -17,7 +17,8 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.verify import Subject
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.compare.distance import PairSide, typical_error
-from weightctl.verify.compare.pairs import convert_convention, pair_tensors
+from weightctl.verify.compare.pairing import convert_convention
+from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, numbers_of
 

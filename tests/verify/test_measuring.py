@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weightctl.dtype import ENCODINGS
 from weightctl.verify.compare.distance import MOST_KEPT, Measured, is_within
 from weightctl.verify.compare.measure import measure_pair, measure_sample
-from weightctl.verify.compare.pairs import Pair
+from weightctl.verify.compare.pairing import Pair
 from weightctl.weights import as_checkpoint
 from weightctl.weights.data import WeightData
 from weightctl.weights.derived import ReadableTensor, tensor_of

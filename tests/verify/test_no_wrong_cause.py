@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.verify import Explanation, Problem
-    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.compare.pairing import Pairing
 
     Array = np.ndarray[Any, Any]
 

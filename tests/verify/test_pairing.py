@@ -12,13 +12,14 @@ import pytest
 from arrays import stored
 from weightctl.cli import app
 from weightctl.verify import Subject
-from weightctl.verify.compare.pairs import convert_convention, pair_tensors
+from weightctl.verify.compare.pairing import convert_convention
+from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.compare.pairing import Pairing
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from weightctl.verify.report.markdown import render_page
 if TYPE_CHECKING:
     from healthy_models import Models
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
 
 ROOT = Path(__file__).parent.parent.parent
 FIXTURE = str(ROOT / "fixtures" / "tiny-llama")

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
+from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.schemes.adapters import adapter
@@ -133,7 +134,10 @@ class Contents:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The name and architecture that the checkpoint states; empty if it does not."""
+        """The name and architecture that the checkpoint states; empty if it does not.
+
+        The architecture of a diffusion transformer also follows from the names of its tensors.
+        """
         metadata = header_of(self.weights).metadata
         found: list[str] = []
         for key, beside in (
@@ -142,6 +146,8 @@ class Contents:
         ):
             stated = metadata[key].content if key in metadata else self.config.get(beside)
             found.append(stated if isinstance(stated, str) else "")
+        if not found[1] and (diffusion := find_diffusion(header_of(self.weights))) is not None:
+            found[1] = diffusion.architecture
         return found[0], found[1]
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.render import Cell, show_table
+from weightctl.cli.render import Cell, show_lines, show_table
 from weightctl.families import FAMILIES
+from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.sharding.vllm_names import VLLM_FAMILIES
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def list_families() -> Iterator[FamilyEntry]:
 
 
 def show_families() -> None:
-    """Print the supported families as a table."""
+    """Print the supported families as two tables: text models, and diffusion transformers."""
     heads = ("family", "model_type", "GGUF architecture", "runs in verify", "vLLM layout")
     rows = [
         [
@@ -56,6 +57,17 @@ def show_families() -> None:
             Cell("yes" if family.in_vllm else "no"),
         ]
         for family in sorted(list_families())
+    ]
+    show_table([[Cell(head, "dim") for head in heads], *rows])
+    show_lines([[]])
+    _show_diffusion_families()
+
+
+def _show_diffusion_families() -> None:
+    heads = ("diffusion family", "diffusers class", "GGUF architecture")
+    rows = [
+        [Cell(name), Cell(line.class_name), Cell(name)]
+        for name, line in sorted(DIFFUSION_FAMILIES.items())
     ]
     show_table([[Cell(head, "dim") for head in heads], *rows])
 
@@ -73,5 +85,9 @@ def families_document() -> dict[str, Any]:
                 "vllm_layout": family.in_vllm,
             }
             for family in sorted(list_families())
-        ]
+        ],
+        "diffusion_families": [
+            {"family": name, "diffusers_class": line.class_name, "gguf_architecture": name}
+            for name, line in sorted(DIFFUSION_FAMILIES.items())
+        ],
     }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from weightctl.cli.contents import Contents
     from weightctl.schemes.matching import Entry
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairing import Pair
     from weightctl.weights.derived import ReadableTensor
 
     Progress = Callable[[str, float], object] | None
@@ -68,6 +68,10 @@ class PairedTensors:
             {self.find_name(0, each.tensor) for each in pairing.pairs},
             {self.find_name(1, each.reference) for each in pairing.pairs},
         )
+        for pair in pairing.pairs:
+            # A tensor can contain several of the other checkpoint.
+            for taken, tensor in zip(used, (pair.tensor, pair.reference), strict=True):
+                taken.update(source.name for source in tensor.origin.sources)
         # The names of buffers, and of tensors that are not part of the model.
         rest = [
             [name for name, _ in tree.items() if name not in taken]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["RecognizedModel"]
+__all__ = ["RecognizedModel", "fold_problems"]
 
 # A file may cause any number of problems; a message lists only this many.
 _MOST_NAMED = 20
@@ -110,7 +110,7 @@ class RecognizedModel:
 
     def _error(self, problems: list[str]) -> ArchitectureError:
         """Return the error that lists all problems of a checkpoint."""
-        folded = _fold_problems(problems)
+        folded = fold_problems(problems)
         return ArchitectureError(
             "\n  ".join(
                 [
@@ -124,7 +124,7 @@ class RecognizedModel:
         )
 
 
-def _fold_problems(problems: list[str]) -> list[str]:
+def fold_problems(problems: list[str]) -> list[str]:
     """Return the problems, merging those that differ only in layer and expert numbers."""
     return [
         same[0] if len(same) == 1 else f"{same[0]}, and {len(same) - 1} more like it"

@@ -10,6 +10,7 @@ from weightctl.families import FAMILIES
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
+from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP
@@ -40,6 +41,12 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
     """
     _require_tree(weights)
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
+    if config is None and (diffusion := find_diffusion(header_of(weights))) is not None:
+        raise UnknownArchitectureError(
+            f"this is a diffusion transformer ({diffusion.architecture}), which weightctl lists, "
+            "compares and converts, but does not run or shard",
+            hint="`weightctl ls --families` lists the families of text models",
+        )
     if config is None and ARCHITECTURE in metadata:
         where = header_of(weights).files[0] if header_of(weights).files else "the metadata"
         family = _of_name(weights, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from zlib import crc32
 
@@ -21,6 +22,7 @@ __all__ = [
     "ALIGNMENT_KEY",
     "LEAST_ALIGNMENT",
     "LEVELS_KEY",
+    "NO_METADATA",
     "SPLIT_KEYS",
     "Bytes",
     "Format",
@@ -45,6 +47,8 @@ ALIGNMENT_KEY = "general.alignment"
 LEVELS_KEY = "pytorch.levels"
 # Metadata keys that number the parts of a set. They do not describe the whole checkpoint.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+# The metadata of a file that has none.
+NO_METADATA: Mapping[str, MetadataValue] = MappingProxyType({})
 # The smallest alignment that both GGUF's specification and safetensors' headers allow.
 LEAST_ALIGNMENT = 8
 _ALIGNMENTS = frozenset(1 << bit for bit in range(32))
@@ -97,8 +101,10 @@ class Format(Protocol):
         """Parse the header of one file; raises `FormatError` if it is invalid."""
         ...
 
-    def unfit(self, tensors: Sequence[TensorInfo]) -> list[str]:
-        """Return a sentence for each tensor that the format cannot store."""
+    def unfit(
+        self, tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue] = NO_METADATA, /
+    ) -> list[str]:
+        """Return a sentence for each tensor that a file with these metadata cannot store."""
         ...
 
     def layout(

@@ -11,6 +11,7 @@ from weightctl.dtype import Encoding, encoding_by_id, unknown_encoding
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.base import (
     ALIGNMENT_KEY,
+    NO_METADATA,
     SPLIT_KEYS,
     Layout,
     is_alignment,
@@ -42,6 +43,10 @@ _FRAMEWORK = ("format", "pt")
 _VOCABULARY = "tokenizer.ggml."
 _TOKENS = "tokenizer.ggml.tokens"
 _MAX_DIMENSIONS = 4
+# Files of video models have a convolution over three axes. ggml does not read them; ComfyUI-GGUF,
+# stable-diffusion.cpp and diffusers do.
+_MAX_DIMENSIONS_OF = {"wan": 5}
+_ARCHITECTURE = "general.architecture"
 _MAX_NAME = 63
 
 
@@ -77,7 +82,7 @@ def read(file: Reader) -> Header:
         )
     metadata = _metadata(cursor, value_count)
     alignment = _alignment(cursor, metadata)
-    entries = _entries(cursor, tensor_count)
+    entries = _entries(cursor, tensor_count, _most_dimensions(metadata))
     metadata = _strip_text_prefix(metadata)
     start = cursor.offset + pad(cursor.offset, alignment)
     tensors, extents, notes = _place(file, entries, start, alignment)
@@ -146,7 +151,13 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, MetadataValue]) -> int:
     return int(value.content)
 
 
-def _entries(cursor: Cursor, count: int) -> list[_Entry]:
+def _most_dimensions(metadata: Mapping[str, MetadataValue]) -> int:
+    stated = metadata.get(_ARCHITECTURE)
+    architecture = "" if stated is None else str(stated.content)
+    return _MAX_DIMENSIONS_OF.get(architecture, _MAX_DIMENSIONS)
+
+
+def _entries(cursor: Cursor, count: int, most: int) -> list[_Entry]:
     entries: list[_Entry] = []
     names: set[str] = set()
     dimension = cursor.count if cursor.version == 1 else lambda: cursor.number("u64")
@@ -154,11 +165,11 @@ def _entries(cursor: Cursor, count: int) -> list[_Entry]:
         at = cursor.offset
         name = cursor.string("a tensor name")
         rank = cursor.number("u32")
-        if rank > _MAX_DIMENSIONS:
+        if rank > most:
             raise FormatError(
                 cursor.file.path,
                 at,
-                f"`{name}` has {rank} dimensions; GGUF allows at most 4",
+                f"`{name}` has {rank} dimensions; GGUF allows at most {most}",
                 hint="the file is damaged",
             )
         shape = tuple(dimension() for _ in range(rank))[::-1]
@@ -272,18 +283,21 @@ def _add_text_prefix(metadata: Mapping[str, MetadataValue]) -> dict[str, Metadat
     return made
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(
+    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue] = NO_METADATA
+) -> list[str]:
     """Return a sentence for each tensor that GGUF cannot store."""
     problems: list[str] = []
+    most = _most_dimensions(metadata)
     for info in tensors:
         if not is_text(info.name):
             problems.append(f"the tensor name {info.name!r} is not UTF-8")
         if "gguf" not in info.encoding.ids:
             who = "GGUF does not support" if info.encoding.is_known else "weightctl cannot write"
             problems.append(f"`{info.name}` is stored as {info.encoding.name}, which {who}")
-        if len(info.shape) > _MAX_DIMENSIONS:
+        if len(info.shape) > most:
             problems.append(
-                f"`{info.name}` has {len(info.shape)} dimensions; GGUF allows at most 4"
+                f"`{info.name}` has {len(info.shape)} dimensions; GGUF allows at most {most}"
             )
         length = len(info.name.encode("utf-8", "replace"))
         if length > _MAX_NAME:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
 __all__ = [
+    "CLASS_NAME",
     "CONFIG",
     "companions",
     "config",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 CONFIG = "config.json"
+# The key of diffusers' config.json that names the class of the model.
+CLASS_NAME = "_class_name"
 
 _SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
@@ -88,8 +91,14 @@ def is_license(name: str) -> bool:
     return name.startswith(_NAMES)
 
 
-def file_name(files: Sequence[str], usual: str) -> str:
-    """Return the name of an output in a model directory: `usual`, or `adapter_model` for PEFT."""
+def file_name(files: Sequence[str], usual: str, documents: Mapping[str, bytes]) -> str:
+    """Return the name of an output in a model directory, in which it has some documents.
+
+    It is `usual`, `adapter_model` for PEFT, or `diffusion_pytorch_model` for diffusers.
+    """
+    written = json.loads(documents[CONFIG]) if CONFIG in documents else config(files)
+    if CLASS_NAME in written:
+        return "diffusion_pytorch_model" + os.path.splitext(usual)[1]
     directory = os.path.dirname(files[0]) if files else ""
     is_adapter = files and is_file(os.path.join(directory, ADAPTER_CONFIG))
     if not is_adapter or is_file(os.path.join(directory, CONFIG)):

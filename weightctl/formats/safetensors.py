@@ -17,6 +17,7 @@ from weightctl.errors import ConversionError, FormatError, WeightctlError
 from weightctl.formats.base import (
     ALIGNMENT_KEY,
     LEAST_ALIGNMENT,
+    NO_METADATA,
     Layout,
     is_alignment,
     is_possible,
@@ -252,7 +253,7 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
         )
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue] = NO_METADATA) -> list[str]:
     """Return a sentence for each tensor that safetensors cannot store."""
     problems = [
         f"`{info.name}` is stored as {info.encoding.name}, which "

@@ -11,6 +11,7 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
+from weightctl.plan.image_recipes import adapt_to_images, is_image_model
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.recipes import choose, goes_by_role, list_unmatched
@@ -91,6 +92,8 @@ def cast(
             hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
     target = None if target is None else type_or_recipe(target)
+    if target is not None and plan.format == "gguf" and is_image_model(plan.metadata):
+        target = adapt_to_images(target, plan.metadata)
     rules = parse_rules(rules)
     for rule in rules:
         if not any(rule.pattern.search(item.info.name) for item in plan.items):
@@ -128,7 +131,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     names, metadata = _describe_model(plan)
     called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
     if is_no_type or goes_by_role(recipe, called, metadata):
-        notes = list(list_unmatched(recipe, infos))
+        notes = list(list_unmatched(recipe, infos)) if recipe.path else []
         if recipe.wants_importance and not weighted:
             notes.append(
                 f"{recipe.name} loses much precision without an importance matrix: use --imatrix "

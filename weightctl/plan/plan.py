@@ -255,7 +255,10 @@ class Plan:
         self._refuse(
             "some tensors cannot be converted:", [*_colliding(tensors), *self._impossible()]
         )
-        self._refuse(f"{self.format} cannot store some of the tensors:", written.unfit(tensors))
+        self._refuse(
+            f"{self.format} cannot store some of the tensors:",
+            written.unfit(tensors, self.metadata),
+        )
         count = 1 + max((item.part for item in self.items), default=0)
         if count == 1:
             return (written.layout(tensors, self.metadata),)

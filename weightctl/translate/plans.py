@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
+from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.families.names import is_matrix_weight
-from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.formats.huggingface import CONFIG, config
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
@@ -25,25 +23,29 @@ from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
 from weightctl.translate.optional_parts import OptionalPart, describe_without_mtp, leave_out_mtp
+from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
-    from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
-    from weightctl.plan.plan import Item
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["ModelPart", "Names", "plan_of"]
 
-# Names of dtypes in config.json, and ours; models are not trained in others.
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
     "transformers loads, write to a directory (OUT/)"
 )
+# Notes for single files of diffusion transformers, by the naming convention of the input.
+_KEPT_NAMES: dict[NamingConvention, str] = {
+    "gguf": "a single file keeps the names of the input, here original names; for the names of "
+    "diffusers, write to a directory (OUT/)",
+    "hugging_face": "a single file keeps the names of the input, here those of diffusers; for "
+    'original names, use --names gguf (names="gguf" in Python)',
+}
 
 
 class ModelPart(Enum):
@@ -97,30 +99,31 @@ def plan_of(
     """
     # A directory can contain a model's config beside an adapter, which is not that model.
     refuse_adapter(header_of(weights), format_name)
-    native = _native(weights)
+    diffusion = find_diffusion(header_of(weights)) if part is ModelPart.WHOLE else None
+    native = _native(weights) if diffusion is None else diffusion.convention
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     _check_parts(part, mmproj, native, wanted)
-    stored, apart = weights, False
+    stored = weights
     is_gguf = format_name == "gguf"
     if crosses or is_cast or (is_gguf and header_of(weights).format != "gguf"):
-        from weightctl.schemes.dequantize import dequantize_weights
-
-        weights = dequantize_weights(
-            weights, in_blocks=is_gguf or in_blocks, keeps_shapes=not is_gguf
+        weights = _decode_schemes(weights, format_name, in_blocks=in_blocks)
+    apart = weights is not stored
+    if diffusion is not None:
+        is_kept = names is Names.AUTO and wanted is None
+        plan, exclude = _plan_diffusion(
+            weights,
+            format_name,
+            wanted,
+            exclude,
+            notes=[_KEPT_NAMES[diffusion.convention]] if is_kept else [],
+            is_model=is_model,
+            is_cast=is_cast,
         )
-        apart = weights is not stored
-        _refuse_without_scales(weights)
+        return select(plan, include, exclude)
     tower: frozenset[str] = frozenset()
     if part is ModelPart.TOWER:
-        from weightctl.translate.towers import translate_tower
-
-        if not is_gguf:
-            raise ConversionError(
-                f"an mmproj file is a GGUF file, and cannot be stored as {format_name}",
-                hint="end its name with .gguf",
-            )
-        plan = translate_tower(_recognize_model(weights)).plan(format_name)
+        plan = _plan_tower(weights, format_name)
     elif crosses and wanted is not None:
         plan, exclude, tower = _translate_model(
             weights,
@@ -137,16 +140,57 @@ def plan_of(
         if is_cast and native == "hugging_face":
             # Only some types depend on the family of a model, and recognizing it takes a while.
             plan = replace(plan, describe=cache(partial(_describe_model, weights)))
-        if names is Names.AUTO and native == "gguf" and format_name != "gguf":
-            plan = replace(plan, notes=(*plan.notes, _IN_ONE_FILE))
+        notes = [_IN_ONE_FILE] if names is Names.AUTO and native == "gguf" and not is_gguf else []
+        plan = replace(plan, notes=(*plan.notes, *notes))
         if apart and is_model:
-            plan = replace(plan, documents=_make_unquantized_config(stored))
+            plan = replace(plan, documents=make_unquantized_config(stored))
         if OptionalPart.MTP in without:
             plan = leave_out_mtp(plan, weights, is_model=is_model)
     if not is_cast:
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
-        plan = _in_one_dtype(plan, together, stored, tower)
+        plan = store_in_own_dtypes(plan, together, stored, tower)
     return select(plan, include, exclude)
+
+
+def _plan_diffusion(
+    weights: Checkpoint,
+    format_name: str,
+    wanted: NamingConvention | None,
+    exclude: Sequence[str],
+    *,
+    notes: Sequence[str],
+    is_model: bool,
+    is_cast: bool,
+) -> tuple[Plan, Sequence[str]]:
+    """Plan to store a diffusion transformer, with notes, in the dtypes that it was trained in."""
+    from weightctl.translate.diffusion import plan_diffusion
+
+    plan, exclude = plan_diffusion(weights, format_name, wanted, exclude, is_model=is_model)
+    if not is_cast and header_of(weights).format == "gguf":
+        plan = store_in_own_dtypes(plan, set(), weights, frozenset())
+    return replace(plan, notes=(*plan.notes, *notes)), exclude
+
+
+def _plan_tower(weights: Checkpoint, format_name: str) -> Plan:
+    """Plan to store the tower of a multimodal model in an mmproj file."""
+    from weightctl.translate.towers import translate_tower
+
+    if format_name != "gguf":
+        raise ConversionError(
+            f"an mmproj file is a GGUF file, and cannot be stored as {format_name}",
+            hint="end its name with .gguf",
+        )
+    return translate_tower(_recognize_model(weights)).plan(format_name)
+
+
+def _decode_schemes(weights: Checkpoint, format_name: str, *, in_blocks: bool) -> Checkpoint:
+    """Return a checkpoint without schemes, itself if it has none."""
+    from weightctl.schemes.dequantize import dequantize_weights
+
+    is_gguf = format_name == "gguf"
+    decoded = dequantize_weights(weights, in_blocks=is_gguf or in_blocks, keeps_shapes=not is_gguf)
+    _refuse_without_scales(decoded)
+    return decoded
 
 
 def _refuse_without_scales(weights: Checkpoint) -> None:
@@ -326,68 +370,3 @@ def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:
         if tensor.gguf is not None and tensor.module in checkpoint.tensors
         for source in checkpoint.tensors[tensor.module].origin.sources
     }
-
-
-def _make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
-    """Return the config of a model whose weights are no longer quantized."""
-    document: dict[str, Any] = dict(config(header_of(stored).files))
-    if not document:
-        return {}
-    for key in ("quantization_config", "quantization"):
-        document.pop(key, None)
-    try:
-        return {CONFIG: json_document(document)}
-    except RecursionError as error:
-        raise ConversionError(
-            f"{CONFIG} is nested too deeply, so its quantization settings cannot be removed",
-            hint="check that the config belongs to this checkpoint",
-        ) from error
-
-
-def _in_one_dtype(plan: Plan, apart: set[str], stored: Checkpoint, tower: frozenset[str]) -> Plan:
-    """Store computed tensors in the model's own dtype instead of float32.
-
-    These are weights that were decoded from several tensors, and tensors that GGUF stores in
-    float32 for llama.cpp. The tensors of a tower have a dtype of their own.
-    """
-    own = _own_dtype(plan, stored) if apart else None
-    is_translated = bool(plan.translation) and plan.format != "gguf"
-    text = [item for item in plan.items if item.info.name not in tower]
-    # GGUF stores whole matrices of a tower in float32: patches, and positions.
-    matrices = [
-        item for item in plan.items if item.info.name in tower and is_matrix_weight(item.stored)
-    ]
-    vectors = _most(text) if is_translated else None
-    of_tower = _most(matrices) if is_translated else None
-
-    def settle_dtype(item: Item) -> Item:
-        was_apart = any(source.name in apart for source in item.sources)
-        usual = of_tower if item.info.name in tower else vectors
-        encoding = own if was_apart and len(item.info.shape) > 1 else usual
-        if encoding is None or item.info.encoding.name != "F32":
-            return item
-        return replace(item, info=item.info._replace(encoding=encoding))
-
-    return plan.with_items(tuple(map(settle_dtype, plan.items)))
-
-
-def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
-    document = config(header_of(stored).files)
-    named = str(document.get("dtype") or document.get("torch_dtype"))
-    found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
-    return found if plan.format in found.ids else ENCODINGS["F32"]
-
-
-def _of_rest(plan: Plan) -> Encoding:
-    """Return the 16-bit encoding of most tensors that were not computed."""
-    kept = Counter(item.info.encoding.name for item in plan.items)
-    return ENCODINGS[max(("BF16", "F16"), key=lambda name: kept[name])]
-
-
-def _most(items: Sequence[Item]) -> Encoding | None:
-    """Return the encoding of most values if it has 16 bits, otherwise None."""
-    sizes: Counter[str] = Counter()
-    for item in items:
-        sizes[item.info.encoding.name] += item.info.size
-    name = sizes.most_common(1)[0][0] if sizes else ""
-    return ENCODINGS[name] if name in {"BF16", "F16"} else None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.translate.tokenizer.encoding import Encoder
     from weightctl.verify.compare.mismatch import Mismatch
-    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.compare.pairing import Pairing
     from weightctl.verify.run.prompt import Prompt
     from weightctl.verify.workers import Workers
     from weightctl.weights.tree import Checkpoint

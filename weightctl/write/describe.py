@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["describe", "describe_shards", "identify_run", "input_files"]
 
@@ -55,7 +56,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     """
     sources = plan.source.header.files
     if where.file_name is not None:
-        where = where._replace(file_name=file_name(sources, where.file_name))
+        where = where._replace(file_name=file_name(sources, where.file_name, plan.documents))
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
@@ -107,7 +108,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
         _PATHS[plan.layout].format(rank=rank, suffix=suffix) for rank in range(len(plan.ranks))
     ]
     ranks = [tuple(shard.info for shard in shards) for shards in plan.ranks]
-    _refuse_unfit(plan.format, ranks)
+    _refuse_unfit(plan.format, ranks, plan.source.header.metadata)
     parts = dict(zip(paths, _list_layouts(plan, ranks), strict=True))
     read = dict.fromkeys(
         header.tensors[source.source]
@@ -143,14 +144,18 @@ def _list_layouts(plan: ShardPlan, ranks: Sequence[tuple[TensorInfo, ...]]) -> l
     return found
 
 
-def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
+def _refuse_unfit(
+    format_name: str,
+    ranks: Sequence[Sequence[TensorInfo]],
+    metadata: Mapping[str, MetadataValue],
+) -> None:
     if format_name == "pytorch":
         raise ConversionError(
             "shards can only be written as safetensors or GGUF",
             hint="use --to safetensors or --to gguf (`to` in Python)",
         )
     infos = {info.name: info for rank in ranks for info in rank}
-    if problems := format_module(format_name).unfit(list(infos.values())):
+    if problems := format_module(format_name).unfit(list(infos.values()), metadata):
         first = list_first(problems, _FEW)
         raise ConversionError(
             "\n  ".join([f"{format_name} cannot store some of the tensors:", *first]),

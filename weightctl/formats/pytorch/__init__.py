@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.formats.base import NO_METADATA
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,7 +44,7 @@ def read(file: Reader) -> Header:
     return reading.read(file)
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue] = NO_METADATA) -> list[str]:
     """Return a sentence for each tensor that PyTorch cannot store."""
     from weightctl.formats.pytorch import writing
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairing import Pair
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header, TensorInfo
 

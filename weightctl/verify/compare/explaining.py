@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import NamingConvention
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.results import Explanation
 
     Detector = Callable[[Pair, Pairing, Measured | None], Explanation | None]

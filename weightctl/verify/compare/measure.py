@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairing import Pair
     from weightctl.verify.request import Request
     from weightctl.weights.derived import ReadableTensor
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from weightctl.families import RecognizedModel
-    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.compare.pairing import Pairing
     from weightctl.verify.request import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.family import TensorNames
     from weightctl.verify.checks.forward.walk import ComparedPart
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor
 
 

@@ -12,7 +12,7 @@ from weightctl.errors import ConversionError
 from weightctl.families.conversions import convert_form, module_form
 from weightctl.verify.compare.distance import PairSide
 from weightctl.verify.compare.measure import read_values
-from weightctl.verify.compare.pairs import convert_convention
+from weightctl.verify.compare.pairing import convert_convention
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairing import Pair
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
-    from weightctl.verify.compare.pairs import Pairing
+    from weightctl.verify.compare.pairing import Pairing
     from weightctl.verify.figures import Activation
     from weightctl.verify.run.parts import Flow, Replaced, Running
     from weightctl.verify.run.prompt import Prompt

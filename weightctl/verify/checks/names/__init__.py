@@ -7,7 +7,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.errors import UnknownArchitectureError, WeightctlError
+from weightctl.errors import ArchitectureError, UnknownArchitectureError, WeightctlError
+from weightctl.families.diffusion.matching import recognize_diffusion
+from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
 from weightctl.storage.files import exists, is_directory
@@ -66,6 +68,8 @@ def check(request: Request) -> Result:
             return _check_known(request, checkpoint)
         except WeightctlError as error:
             refusal = error
+    if checkpoint is None and find_diffusion(header_of(subject.weights)) is not None:
+        return _check_diffusion(subject)
     if _lacks_config(subject) and _find_nearest(subject):
         return Result(problems=(_report_no_config(subject),))
     if refusal is None or (subject.is_of_unknown_family and not _has_bad_config(subject, refusal)):
@@ -88,6 +92,33 @@ def _check_known(request: Request, checkpoint: RecognizedModel) -> Result:
         ),
         figures=_make_figures(checkpoint, fit),
         notes=(*note_tying(checkpoint), *counts.notes, *_note_unused(checkpoint)),
+    )
+
+
+def _check_diffusion(subject: Subject) -> Result:
+    """Report tensors that are missing in, or not a part of, a diffusion transformer."""
+    try:
+        found = recognize_diffusion(subject.weights)
+        if found is not None and not found.problems:
+            found.make_config()
+    except ArchitectureError as error:
+        return Result(problems=(Problem(where=subject.path, text=error.message),))
+    if found is None:
+        return Result(skipped="the family is unknown")
+    texts = [
+        *found.problems,
+        *(f"`{name}` is not a part of {found.family.name}" for name in found.unexpected),
+    ]
+    parts = [_split_key(text) for text in texts]
+    layers = {(line.group("gguf"), layer) for line, layer in found.pairs.values()}
+    return Result(
+        problems=fold_alike(Problem(where=key, text=text) for key, text in parts),
+        figures=NamesFigures(
+            family=found.family.name,
+            layers=sum(bool(group) for group, _ in layers),
+            expected=len(found.tensors) + len(found.problems),
+            found=len(found.tensors),
+        ),
     )
 
 
@@ -210,9 +241,14 @@ def _split_message(message: str, file: str) -> tuple[str, str, str]:
     for path in (file, _config_beside(file)):
         text = message.removeprefix(f"{path}: ")
         if text != message:
-            key = _KEY.match(text)
-            return (path, key[1], text[key.end() :].strip()) if key else (path, "", text)
+            return path, *_split_key(text)
     return file, "", message
+
+
+def _split_key(text: str) -> tuple[str, str]:
+    """Split a text into the name that it begins with, empty without one, and the rest."""
+    key = _KEY.match(text)
+    return (key[1], text[key.end() :].strip()) if key else ("", text)
 
 
 def fold_alike(problems: Iterable[Problem]) -> tuple[Problem, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair
+    from weightctl.verify.compare.pairing import Pair
     from weightctl.verify.results import Explanation, Problem
     from weightctl.weights.info import TensorInfo
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor
 
 

@@ -19,7 +19,7 @@ from weightctl.verify.results import Explanation
 
 if TYPE_CHECKING:
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
 
     Places = tuple[int, ...]
     # The order of the heads of each kind (query, key, value and output heads).

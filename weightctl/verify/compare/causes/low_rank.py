@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
 
     F64 = NDArray[np.float64]
 

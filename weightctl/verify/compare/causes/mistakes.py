@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
-    from weightctl.verify.compare.pairs import Pair, Pairing
+    from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import TensorInfo
 

@@ -1,0 +1,79 @@
+"""Diffusion transformers as data: the names of their tensors in diffusers' and original files.
+
+The original names are those of the files that the authors of a model published. GGUF files for
+ComfyUI and stable-diffusion.cpp have them too. In the code, `hugging_face` is the naming convention
+of diffusers, and `gguf` is that of original files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from weightctl.system.registry import load
+
+if TYPE_CHECKING:
+    from weightctl.families.diffusion.family import DiffusionFamily
+
+__all__ = ["DIFFUSION_FAMILIES", "DiffusionLine", "find_architecture"]
+
+
+class DiffusionLine(NamedTuple):
+    """An entry of the table of diffusion transformers, by which only the needed one is imported.
+
+    - `module`: the Python module whose `FAMILY` is the `DiffusionFamily`.
+    - `class_name`: diffusers' class, the value of `_class_name` in config.json.
+    - `original`, `diffusers`: names of tensors that, together, only these models have, in files of
+      either naming convention. They are the same if the names of all tensors are.
+    - `kept`: a regular expression of tensors that are never quantized, by their original names.
+    """
+
+    module: str
+    class_name: str
+    original: tuple[str, ...]
+    diffusers: tuple[str, ...]
+    kept: str
+
+    def load(self) -> DiffusionFamily:
+        """Import the family."""
+        return cast("DiffusionFamily", load(f"{self.module}:FAMILY"))
+
+
+# By the value of `general.architecture` in GGUF files. To add a family, add a line here and a
+# module: `families/diffusion/flux.py` lists the names of its tensors, and computes its config.
+DIFFUSION_FAMILIES: dict[str, DiffusionLine] = {
+    "flux": DiffusionLine(
+        "weightctl.families.diffusion.flux",
+        "FluxTransformer2DModel",
+        ("double_blocks.0.img_mod.lin.weight", "single_blocks.0.linear1.weight"),
+        ("single_transformer_blocks.0.proj_mlp.weight", "context_embedder.weight"),
+        r"^(txt_in|img_in|time_in|vector_in|guidance_in|final_layer)\.",
+    ),
+    "sd3": DiffusionLine(
+        "weightctl.families.diffusion.sd3",
+        "SD3Transformer2DModel",
+        ("joint_blocks.0.x_block.attn.qkv.weight", "x_embedder.proj.weight"),
+        ("transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"),
+        r"^((final_layer|context_embedder|t_embedder|y_embedder|x_embedder)\.|pos_embed$)",
+    ),
+    "qwen_image": DiffusionLine(
+        "weightctl.families.diffusion.qwen_image",
+        "QwenImageTransformer2DModel",
+        ("transformer_blocks.0.img_mod.1.weight", "txt_norm.weight"),
+        ("transformer_blocks.0.img_mod.1.weight", "txt_norm.weight"),
+        r"^(img_in|txt_in|time_text_embed|norm_out|proj_out)\.",
+    ),
+    "wan": DiffusionLine(
+        "weightctl.families.diffusion.wan",
+        "WanTransformer3DModel",
+        ("blocks.0.self_attn.q.weight", "head.modulation"),
+        ("blocks.0.attn1.to_q.weight", "scale_shift_table"),
+        r"modulation|^(patch_embedding|text_embedding|time_projection|time_embedding|img_emb|head)"
+        r"\.",
+    ),
+}
+
+
+def find_architecture(class_name: object) -> str | None:
+    """Return the GGUF architecture of a class of diffusers, None if it is not supported."""
+    lines = DIFFUSION_FAMILIES.items()
+    return next((name for name, line in lines if line.class_name == class_name), None)
