@@ -144,7 +144,7 @@ def _list_layouts(plan: ShardPlan, ranks: Sequence[tuple[TensorInfo, ...]]) -> l
 
 
 def _refuse_unfit(format_name: str, ranks: Sequence[Sequence[TensorInfo]]) -> None:
-    if format_name == "pytorch":
+    if format_name not in {"safetensors", "gguf"}:
         raise ConversionError(
             "shards can only be written as safetensors or GGUF",
             hint="use --to safetensors or --to gguf (`to` in Python)",
