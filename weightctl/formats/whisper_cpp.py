@@ -69,7 +69,7 @@ _FILE_TYPES = {
 # The number of a quantized file also has the version of the block types.
 _FACTOR, _VERSION = 1000, 2
 _MOST_DIMENSIONS = 4
-_MOST_MELS = 1 << 12
+_MOST_MELS, _MOST_COLUMNS = 1 << 10, 1 << 12
 _LONGEST_NAME = 256
 _FAULTY = "the file is damaged or a faulty tool wrote it"
 # Metadata of other formats that describes how they store a checkpoint.
@@ -83,7 +83,8 @@ def sniff(file: Reader) -> bool:
         return False
     magic, *_, mels, _ = _HEAD.unpack_from(head)
     rows, columns = struct.unpack_from("<2i", head, _HEAD.size)
-    return magic == MAGIC and 0 < mels == rows <= _MOST_MELS and 0 < columns <= 1 << 16
+    is_possible_bank = 0 < mels == rows <= _MOST_MELS and 0 < columns <= _MOST_COLUMNS
+    return bool(magic == MAGIC and is_possible_bank)
 
 
 def read(file: Reader) -> Header:

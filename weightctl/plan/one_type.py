@@ -57,13 +57,14 @@ def _describe_usual_type(plan: Plan) -> Iterator[str]:
 
 
 def _choose_one_type(chosen: Encoding | Recipe | None) -> Encoding | None:
-    """Return the type for all matrices; raises `ConversionError` for a recipe of several types."""
+    """Return the type for all matrices; raises `ConversionError` for any other recipe."""
     if not isinstance(chosen, Recipe):
         return chosen
     if chosen.name in _TYPES and not chosen.path:
         return ENCODINGS[chosen.name]
     raise ConversionError(
-        f"whisper.cpp stores all matrices in one type, but {chosen.name} is a recipe of several",
+        f"whisper.cpp stores all matrices in one of a few types, and {chosen.name} is not one of "
+        "them",
         hint=f"use one of {', '.join(_TYPES)}",
     )
 

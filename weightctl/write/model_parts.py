@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.plan.rename import RenamingsLike
     from weightctl.translate.optional_parts import OptionalPart
+    from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
@@ -134,5 +135,9 @@ def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
         return None
     from weightctl.translate.whisper.plans import plan_whisper
 
-    wanted = {Names.HF: "hugging_face", Names.OPENAI: "openai"}.get(names)
+    conventions: dict[Names, WhisperConvention] = {
+        Names.HF: "hugging_face",
+        Names.OPENAI: "openai",
+    }
+    wanted = conventions.get(names)
     return plan_whisper(tree, where.format, wanted, is_model=where.file_name is not None)
