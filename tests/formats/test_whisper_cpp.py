@@ -84,6 +84,7 @@ def test_a_way_through_safetensors_gives_the_same_file(file: Path, tmp_path: Pat
         ({"quant": "IQ4_NL"}, "IQ4_NL is not one of them"),
         ({"tensor_types": {"mlp.0": "Q8_0"}}, "whisper.cpp reads it as F16"),
         ({"max_shard_size": "1MB"}, "cannot be split"),
+        ({"align": 64}, "no place for the metadata key `general.alignment`"),
         ({"metadata": {"made.by": 3}}, "no place for the metadata key `made.by`"),
         ({"unset": "whisper.mel_filters"}, "needs the metadata key `whisper.mel_filters`"),
         ({"exclude": "encoder.*", "names": "keep", "unset": "*"}, "needs the metadata key"),

@@ -116,6 +116,7 @@ def test_mel_filters_are_those_of_transformers(count: int) -> None:
         sampling_rate=16000, norm="slaney", mel_scale="slaney",
     )  # fmt: skip
     np.testing.assert_allclose(compute_mel_filters(count), judge.T, rtol=1e-5, atol=1e-9)
+    assert not np.signbit(compute_mel_filters(count)).any()
 
 
 # Tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import ENCODINGS, encoding_by_id
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import WHISPER_CPP
-from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_possible, is_text
+from weightctl.formats.base import Layout, is_possible, is_text
 from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor
 from weightctl.text.byte_level import from_byte_level, to_byte_level
@@ -72,8 +72,6 @@ _MOST_DIMENSIONS = 4
 _MOST_MELS, _MOST_COLUMNS = 1 << 10, 1 << 12
 _LONGEST_NAME = 256
 _FAULTY = "the file is damaged or a faulty tool wrote it"
-# Metadata of other formats that describes how they store a checkpoint.
-_OF_OTHERS = (ALIGNMENT_KEY, "format", "general.file_type", "general.quantization_version")
 
 
 def sniff(file: Reader) -> bool:
@@ -257,7 +255,7 @@ def _pack_record(info: TensorInfo) -> bytes:
 
 
 def _pack_header(metadata: Mapping[str, MetadataValue], matrices: Encoding) -> bytes:
-    known = {*DIMENSIONS, FILTERS, TOKENS, *_OF_OTHERS}
+    known = {*DIMENSIONS, FILTERS, TOKENS}
     strange = [key for key, value in metadata.items() if key not in known and value.type != TEXT]
     if strange:
         raise ConversionError(

@@ -9,7 +9,7 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
@@ -300,8 +300,8 @@ def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
 def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
     for encoding in asked:
         if encoding is not None and plan.format not in encoding.ids:
-            holders = [name for name in ALL_FORMATS if name in encoding.ids]
-            names = " or ".join(ALL_FORMATS[name].suffix for name in holders)
+            holders = [name for name in FORMATS if name in encoding.ids]
+            names = " or ".join(FORMATS[name].suffix for name in holders)
             hint = f"use an output name that ends in {names}" if holders else "choose another type"
             if plan.format == "safetensors" and encoding.name in WRITTEN:
                 hint += ", or a model directory (OUT/)"
