@@ -43,8 +43,8 @@ def compute_mel_filters(count: int) -> NDArray[np.float32]:
     falling = distances[2:] / widths[1:]
     triangles = np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
     areas = 2.0 / (corners[2:] - corners[:-2])
-    # The sum makes zeros positive.
-    return (triangles * areas[:, None] + 0.0).astype(np.float32)
+    # The first value is -0, as in OpenAI's file `mel_filters.npz`.
+    return (triangles * areas[:, None]).astype(np.float32)
 
 
 def make_preprocessor_config(count: int) -> dict[str, Any]:

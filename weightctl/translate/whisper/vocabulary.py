@@ -110,7 +110,8 @@ def _read_tiktoken(data: bytes, where: str) -> dict[str, int]:
             continue
         try:
             token, rank = line.split()
-            ids[to_byte_level(b64decode(token, validate=True))] = int(rank)
+            # The file of multilingual models has an empty token, which is written as `=`.
+            ids[to_byte_level(b64decode(token))] = int(rank)
         except (ValueError, binascii.Error) as error:
             raise TokenizerError(f"{where}: line {number} is not a token and a rank") from error
     _check(ids, where)
