@@ -24,7 +24,7 @@ from structure import (
 from weightctl.cli import COMMANDS
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
-from weightctl.formats import FORMATS
+from weightctl.formats import ALL_FORMATS
 from weightctl.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -286,8 +286,9 @@ def test_a_name_of_a_package_is_not_that_of_a_module_in_it() -> None:
 
 
 def test_an_extension_is_one_module_with_the_name_that_users_type() -> None:
-    for name, line in FORMATS.items():
-        assert line.module == f"weightctl.formats.{name}"
+    for name, line in ALL_FORMATS.items():
+        module = name.replace(".", "_")
+        assert line.module == f"weightctl.formats.{module}"
     for name, reference in COMMANDS.items():
         assert reference == f"weightctl.cli.{name}:app"
 
@@ -306,7 +307,7 @@ LARGE = {"cli", "families", "schemes"}
 
 def test_no_short_module_has_a_single_importer() -> None:
     tables = [
-        *(line.module for line in FORMATS.values()),
+        *(line.module for line in ALL_FORMATS.values()),
         *(line.record for line in SCHEMES.values()),
         *(encoding.codec for encoding in ENCODINGS.values()),
         *(line.module for line in FAMILIES.values()),

@@ -25,7 +25,7 @@ from weightctl.cli.families import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.families.diffusion import DIFFUSION_FAMILIES
-from weightctl.formats import FORMATS
+from weightctl.formats import ALL_FORMATS, FORMATS
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.scheme_names import list_schemes
 from weightctl.schemes import SCHEMES
@@ -353,8 +353,12 @@ def _list_written() -> str:
 
 def _list_formats() -> str:
     rows = (
-        [_code(name), _codes(line.suffixes), _code(line.in_directory or "")]
-        for name, line in FORMATS.items()
+        [
+            _code(name),
+            _codes([f"{line.prefix}NAME{each}" if line.prefix else each for each in line.suffixes]),
+            _code(line.in_directory or ""),
+        ]
+        for name, line in ALL_FORMATS.items()
     )
     return _table(("format", "suffixes", "file in a model directory"), rows)
 

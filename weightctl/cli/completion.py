@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import WeightctlError
-from weightctl.formats import FORMATS
+from weightctl.formats import ALL_FORMATS
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _INPUTS = ("path", "paths", "first", "second")
 
 def complete_formats() -> list[str]:
     """Return the formats that --from and --to accept."""
-    return list(FORMATS)
+    return list(ALL_FORMATS)
 
 
 def complete_checks() -> list[str]:

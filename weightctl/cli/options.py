@@ -11,7 +11,7 @@ import typer
 from weightctl.cli.completion import complete_formats, complete_tensor_names
 from weightctl.cli.help import HelpCommand
 from weightctl.errors import OutputError
-from weightctl.formats import FORMATS
+from weightctl.formats import ALL_FORMATS
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
 from weightctl.translate.optional_parts import OptionalPart
 
@@ -46,7 +46,7 @@ __all__ = [
     "section",
 ]
 
-_FORMATS = f"{', '.join([*FORMATS][:-1])} or {[*FORMATS][-1]}"
+_FORMATS = f"{', '.join([*ALL_FORMATS][:-1])} or {[*ALL_FORMATS][-1]}"
 
 
 def locate(given: str | list[str] | None) -> str | list[str] | None:
@@ -285,5 +285,5 @@ def _with_key(arguments: Sequence[str]) -> list[str]:
 
 def _is_path(argument: str) -> bool:
     """Whether an argument is an existing path, or looks like a misspelled one."""
-    suffixes = tuple(suffix for line in FORMATS.values() for suffix in line.suffixes)
+    suffixes = tuple(suffix for line in ALL_FORMATS.values() for suffix in line.suffixes)
     return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.errors import ConversionError
@@ -11,11 +12,15 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Format
 
 __all__ = [
+    "ALL_FORMATS",
     "FORMATS",
     "INDEX_SUFFIX",
+    "MODEL_FORMATS",
+    "WHISPER_CPP",
     "format_by_index",
     "format_by_suffix",
     "format_module",
+    "has_suffix_of",
 ]
 
 
@@ -24,12 +29,14 @@ class FormatLine(NamedTuple):
 
     `suffixes` are the suffixes of its files, the usual one first. `in_directory` is the name of its
     file in a model directory; None if the format is not used there. If a model in such a directory
-    has several parts, an index lists them.
+    has several parts, an index lists them. `prefix` is what the names of its files begin with, if
+    the suffix alone does not identify them.
     """
 
     module: str
     suffixes: tuple[str, ...]
     in_directory: str | None = None
+    prefix: str = ""
 
     @property
     def suffix(self) -> str:
@@ -57,27 +64,51 @@ FORMATS: dict[str, FormatLine] = {
     ),
 }
 
+# Formats that store the models of one family, and nothing else.
+WHISPER_CPP = "whisper.cpp"
+MODEL_FORMATS: dict[str, FormatLine] = {
+    WHISPER_CPP: FormatLine("weightctl.formats.whisper_cpp", (".bin",), prefix="ggml-"),
+}
+ALL_FORMATS = {**FORMATS, **MODEL_FORMATS}
+
 INDEX_SUFFIX = ".index.json"
 
 
 def format_module(name: str) -> Format:
     """Return the format of this name; raises `ConversionError` if there is none."""
-    if name not in FORMATS:
+    if name not in ALL_FORMATS:
         raise ConversionError(
             f"`{name}` is not a supported format",
-            hint=f"use one of these formats: {', '.join(FORMATS)}",
+            hint=f"use one of these formats: {', '.join(ALL_FORMATS)}",
         )
-    return cast("Format", load(FORMATS[name].module))
+    return cast("Format", load(ALL_FORMATS[name].module))
 
 
 def format_by_suffix(path: str) -> str | None:
-    """Return the name of the format that a path has the suffix of, or None."""
+    """Return the name of the format that a path has the suffix of, or None.
+
+    For some formats, the prefix of the file's name counts too.
+    """
     lowered = path.lower()
-    return next((name for name, line in FORMATS.items() if lowered.endswith(line.suffixes)), None)
+    base = os.path.basename(lowered)
+    lines = {**MODEL_FORMATS, **FORMATS}
+    return next(
+        (
+            name
+            for name, line in lines.items()
+            if base.startswith(line.prefix) and lowered.endswith(line.suffixes)
+        ),
+        None,
+    )
+
+
+def has_suffix_of(path: str, name: str) -> bool:
+    """Whether a path has a suffix of this format, whatever the beginning of its name."""
+    return path.lower().endswith(ALL_FORMATS[name].suffixes)
 
 
 def format_by_index(path: str) -> str | None:
     """Return the format of an index by its name, such as `model.safetensors.index.json`."""
     name = format_by_suffix(path.removesuffix(INDEX_SUFFIX))
-    has_index = path.endswith(INDEX_SUFFIX) and name is not None and FORMATS[name].has_index
+    has_index = path.endswith(INDEX_SUFFIX) and name is not None and ALL_FORMATS[name].has_index
     return name if has_index else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import FORMATS, format_module
+from weightctl.formats import ALL_FORMATS, format_module
 
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
@@ -15,7 +15,7 @@ __all__ = ["recognize_format", "sniff"]
 
 def sniff(file: Reader) -> str | None:
     """Return the name of a file's format; None if it is not a checkpoint."""
-    return next((name for name in FORMATS if format_module(name).sniff(file)), None)
+    return next((name for name in ALL_FORMATS if format_module(name).sniff(file)), None)
 
 
 def recognize_format(file: Reader, format_name: str | None = None) -> str:

@@ -60,12 +60,16 @@ class ModelPart(Enum):
 
 
 class Names(Enum):
-    """The naming convention of an output: by default the target's, for supported families."""
+    """The naming convention of an output: by default the target's, for supported families.
+
+    `OPENAI` exists for Whisper models only, which `weightctl.translate.whisper` translates.
+    """
 
     AUTO = "auto"
     KEEP = "keep"
     HF = "hf"
     GGUF = "gguf"
+    OPENAI = "openai"
 
 
 @without_collection()

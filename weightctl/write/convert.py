@@ -14,9 +14,9 @@ from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import split
-from weightctl.plan.cast import cast
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
+from weightctl.plan.one_type import cast_for_format
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.rename import RenamingsLike, list_rule_files
@@ -198,7 +198,7 @@ def convert(
             exact=exact,
         )
     else:
-        plan = cast(
+        plan = cast_for_format(
             plan,
             chosen,
             tensor_types,

@@ -149,7 +149,7 @@ def _refuse_unfit(
     ranks: Sequence[Sequence[TensorInfo]],
     metadata: Mapping[str, MetadataValue],
 ) -> None:
-    if format_name == "pytorch":
+    if format_name not in {"safetensors", "gguf"}:
         raise ConversionError(
             "shards can only be written as safetensors or GGUF",
             hint="use --to safetensors or --to gguf (`to` in Python)",

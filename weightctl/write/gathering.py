@@ -8,7 +8,7 @@ from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats import FORMATS, format_by_suffix, format_module
+from weightctl.formats import ALL_FORMATS, format_by_suffix, format_module
 from weightctl.formats.sharded.opening import manifest_at, open_sharded
 from weightctl.plan.plan import Plan
 from weightctl.storage.files import exists, refresh
@@ -92,7 +92,7 @@ def gathering(
     if asked not in {None, plan.format}:
         if format_name and format_name != suffix:
             stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
-            named = stem + FORMATS[format_name].suffix
+            named = stem + ALL_FORMATS[format_name].suffix
         raise ConversionError(
             f"cannot gather the {plan.format} shards in {path} as {asked}: --gather "
             "does not change the format",

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
+from weightctl.formats import WHISPER_CPP
 from weightctl.formats.open.opening import open_weights
+from weightctl.formats.whisper_cpp import DIMENSIONS
+from weightctl.plan.arrangement import select
 from weightctl.plan.rename import collect_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.weights_only import keep_weights
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.plan.rename import RenamingsLike
     from weightctl.translate.optional_parts import OptionalPart
+    from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
@@ -98,6 +102,9 @@ def make_plan(
         tree = renamed(tree, collect_renamings(rename))
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
+    whisper = None if is_kept else _plan_whisper(tree, where, names)
+    if whisper is not None:
+        return select(whisper, include, exclude)
     plan = plan_of(
         tree,
         where.format,
@@ -117,3 +124,20 @@ def make_plan(
         find_stored_name(weights)  # raises MissingTensorError, with similar names
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
+
+
+def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
+    """Return the plan for a Whisper model whose names change; None for any other plan."""
+    is_asked = where.format == WHISPER_CPP or names is Names.OPENAI
+    if names in {Names.KEEP, Names.GGUF} or not (
+        is_asked or DIMENSIONS[0] in header_of(tree).metadata
+    ):
+        return None
+    from weightctl.translate.whisper.plans import plan_whisper
+
+    conventions: dict[Names, WhisperConvention] = {
+        Names.HF: "hugging_face",
+        Names.OPENAI: "openai",
+    }
+    wanted = conventions.get(names)
+    return plan_whisper(tree, where.format, wanted, is_model=where.file_name is not None)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import (
+    ALL_FORMATS,
     FORMATS,
     INDEX_SUFFIX,
     format_by_index,
     format_by_suffix,
     format_module,
+    has_suffix_of,
 )
 from weightctl.formats.open.parts import is_part, part_name
 from weightctl.formats.open.sets import split_suffix
@@ -87,7 +89,7 @@ class Target(NamedTuple):
     @property
     def index_name(self) -> str | None:
         """The name of the index that lists the parts; None if the format does not have one."""
-        if not FORMATS[self.format].has_index:
+        if not ALL_FORMATS[self.format].has_index:
             return None
         return os.path.basename(self.file) + INDEX_SUFFIX
 
@@ -137,7 +139,7 @@ def target(
     if is_file_name and not (is_inside and is_directory(path)):
         return Target(path, _format_of_file(path, format_name), commit=commit)
     chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
-    line = FORMATS[chosen]
+    line = ALL_FORMATS[chosen]
     if line.in_directory is None:
         raise ConversionError(
             f"{path}: {chosen} output is a file, not a directory",
@@ -178,10 +180,11 @@ def stream_name(path: str) -> str:
 
 def _format_of_file(path: str, format_name: str | None) -> str:
     by_suffix = format_by_suffix(path)
-    if format_name and by_suffix and format_name != by_suffix:
+    if format_name and by_suffix and not has_suffix_of(path, format_name):
         raise ConversionError(
             f"{path} has the suffix of {by_suffix}, but --to is {format_name}",
-            hint=f"use the suffix {FORMATS[format_name].suffix}, or remove --to (`to` in Python)",
+            hint=f"use the suffix {ALL_FORMATS[format_name].suffix}, or remove --to (`to` in "
+            "Python)",
         )
     if format_by_index(path):
         raise ConversionError(
@@ -199,7 +202,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     if chosen is None and is_stream(path):
         raise ConversionError(
             f"the output format for {stream_name(path)} is not specified",
-            hint=f"use --to (`to` in Python) with one of {', '.join(FORMATS)}",
+            hint=f"use --to (`to` in Python) with one of {', '.join(ALL_FORMATS)}",
         )
     if chosen is None:
         suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)

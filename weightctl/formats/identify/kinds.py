@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from weightctl.formats import FORMATS
+from weightctl.formats import ALL_FORMATS
 
 __all__ = [
     "AGAIN",
@@ -34,7 +34,7 @@ class NonCheckpointFile(NamedTuple):
         return f"it is {self.what}{self.more}"
 
 
-FORMATS_HINT = f"supported formats: {', '.join(FORMATS)}"
+FORMATS_HINT = f"supported formats: {', '.join(ALL_FORMATS)}"
 AGAIN = "download it again"
 LOGIN = (
     "the server sent an error page instead of the file; check whether the download needs a login"

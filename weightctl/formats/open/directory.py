@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import FORMATS, format_by_index, format_by_suffix
+from weightctl.formats import ALL_FORMATS, format_by_index, format_by_suffix
 from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
 from weightctl.formats.recognition import sniff
@@ -34,7 +34,7 @@ _LEFT_BESIDE = re.compile(
 def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     """Choose the checkpoint in a directory; raises `FormatError` if there is none, or several.
 
-    The format is `format_name`, or the first of `FORMATS` that the directory contains. The
+    The format is `format_name`, or the first of `ALL_FORMATS` that the directory contains. The
     checkpoint is the only index of this format; else the only file or set of parts; else the file
     with the usual name, such as `model.safetensors`.
     """
@@ -47,7 +47,7 @@ def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     gone = {each for name in switches for each in _switch_in(directory, name).names}
     names = [name for name in there if not is_temporary(name) and name not in gone]
     by_format = _by_format(directory, [*names, *switches])
-    wanted = [format_name] if format_name else [name for name in FORMATS if name in by_format]
+    wanted = [format_name] if format_name else [name for name in ALL_FORMATS if name in by_format]
     if not wanted or wanted[0] not in by_format:
         from weightctl.formats.identify.directories import nothing_in
 
@@ -124,7 +124,7 @@ def _describe_passed_over(
     format_name: str | None,
 ) -> tuple[str, ...]:
     """Return a note on files that would have been chosen if they had the format of their suffix."""
-    order = list(FORMATS)
+    order = list(ALL_FORMATS)
     before = {format_name} if format_name else set(order[: order.index(chosen) + 1])
     known = {name for group in by_format.values() for name in group}
     odd = [
@@ -144,7 +144,7 @@ def _describe_passed_over(
 
 
 def _choose(directory: str, format_name: str, names: Sequence[str]) -> PartSet:
-    line = FORMATS[format_name]
+    line = ALL_FORMATS[format_name]
     indexes = [name for name in names if _leads_by_index(directory, name)]
     if len(indexes) == 1:
         return _set_of_index(os.path.join(directory, indexes[0]), format_name)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.formats import (
-    FORMATS,
+    ALL_FORMATS,
     INDEX_SUFFIX,
     format_by_index,
     format_by_suffix,
     format_module,
+    has_suffix_of,
 )
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.open.directory import find_in_directory
@@ -128,7 +129,7 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
     part = part_of(base)
     if part is None:
         return PartSet(found, (path,))
-    if FORMATS[found].has_index:
+    if ALL_FORMATS[found].has_index:
         beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
         listed = read_index(beside) if exists(beside) else None
         if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
@@ -272,7 +273,11 @@ def _short(reason: str) -> str:
 
 def _odd_names(parts: PartSet) -> Iterator[str]:
     """Yield notes on suffixes of another format, and on unfinished downloads."""
-    odd = [path for path in parts.paths if format_by_suffix(path) not in {None, parts.format}]
+    odd = [
+        path
+        for path in parts.paths
+        if format_by_suffix(path) is not None and not has_suffix_of(path, parts.format)
+    ]
     if odd:
         base = os.path.basename(odd[0])
         others = f" {say_more(len(odd) - 1)} are" if len(odd) > 1 else " is"
