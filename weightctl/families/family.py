@@ -252,8 +252,7 @@ class Family:
     - `keys`: the keys of its config, in the order in which they are read.
     - `config`: the class of its configs, as `module:class`.
     - `blocks`: the fields of the config that are the same in all models of the family.
-    - `standard`: brings a config.json into the form that the keys describe.
-    - `completed`: the opposite, for a config.json that is written.
+    - `standard`, `completed`: bring a config.json into the form that the keys describe, and back.
     - `older`: the names of RoPE keys in older versions of transformers.
     - `checked`: returns the fields that the keys gave as the config has them; raises `ValueError`
       if they contradict each other.
@@ -262,7 +261,7 @@ class Family:
 
     - `module`: the class of the whole model, as `module:class`; empty if weightctl does not run it.
     - `not_run`: returns why weightctl does not run a model with a given config, or None.
-    - `keeps_window`: whether llama.cpp applies sliding windows in this family.
+    - `in_llama_cpp`, `keeps_window`: whether llama.cpp has this family, and its sliding windows.
     - `heads_fill_hidden`: whether llama.cpp only loads models whose heads together are as wide as
       the hidden size.
     - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None.
@@ -284,6 +283,7 @@ class Family:
     mtp: MtpForm | None = None
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
+    in_llama_cpp: bool = True
     keeps_window: bool = False
     heads_fill_hidden: bool = False
     older: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -63,6 +63,12 @@ _IF_SSM = ("ssm_layers",)
 # Tensors whose names have no last word, such as `weight`.
 _BARE = {"gguf": "", "hugging_face": ""}
 _IF_DELTA = ("delta_layers",)
+_IF_LRU = ("lru_layers",)
+# The gates of a linear recurrent unit in Hugging Face's convention.
+_LRU_GATES = {
+    "input": "temporal_block.rg_lru.input_gate",
+    "fade": "temporal_block.rg_lru.recurrent_gate",
+}
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -197,6 +203,26 @@ _OF_LAYERS = (
     _matrix("delta.gate_a", "ssm_g_a", "self_attn.g_a_proj", ("delta_key_size",), when=_IF_DELTA),
     _matrix("delta.gate_b", "ssm_g_b", "self_attn.g_b_proj", ("values",), ("delta_key_size",),
             when=_IF_DELTA),
+    # A linear recurrent unit (RG-LRU), whose gates are computed in blocks of channels.
+    _matrix("lru.gate", "lru_gate", "temporal_block.linear_y", ("lru_channels",), when=_IF_LRU,
+            bias=True),
+    _matrix("lru.inputs", "lru_in", "temporal_block.linear_x", ("lru_channels",), when=_IF_LRU,
+            bias=True),
+    _matrix("lru.kernel", "lru_conv1d", "temporal_block.conv_1d", ("lru_channels",),
+            ("convolution_length",), when=_IF_LRU, bias=True, is_float32=True,
+            change=Squeezed(1, is_run_without=True)),
+    *(line for part in ("input", "fade") for name in (_LRU_GATES[part],) for line in (
+        Name(module=f"lru.{part}_gate", gguf=f"lru_{part}_gate", hugging_face=f"{name}_weight",
+             axes=WeightAxes(("lru_blocks",), ("lru_size",), kernel=("lru_size",)),
+             when=_IF_LRU, is_float32=True, ends={"hugging_face": ""}),
+        _matrix(f"lru.{part}_gate_bias", f"lru_{part}_gate", f"{name}_bias", ("lru_blocks",),
+                ("lru_size",), when=_IF_LRU, is_float32=True,
+                ends={"gguf": ".bias", "hugging_face": ""}),
+    )),
+    _vector("lru.rates", "lru_a", "temporal_block.rg_lru.recurrent_param", "lru_channels",
+            when=_IF_LRU, ends=_BARE),
+    _matrix("lru.outputs", "lru_out", "temporal_block.linear_out", _HIDDEN, ("lru_channels",),
+            when=_IF_LRU, bias=True),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),
