@@ -56,7 +56,7 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
         assert "queries" in made or "all_queries" in outputs
     if "mlp" in parts:
         assert read & {"inner", "expert_inner"}
-    assert parts & {"attention", "ssm"}
+    assert parts & {"attention", "ssm", "rwkv"}
 
 
 @pytest.mark.parametrize(

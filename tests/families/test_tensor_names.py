@@ -36,6 +36,12 @@ MAPS = {
     for kind in [FAMILIES[name].load().gguf_name]
     if NEWER.get(kind, kind) in KINDS
 }
+# What llama.cpp's script replaces before it looks at the table.
+RWKV_NAMES = {
+    "ffn": "feed_forward", "attn": "attention", "feed_forward_norm": "ln2", "g_norm": "ln_x",
+    "_lora.lora.0.weight": "1.weight", "_lora.lora.2.weight": "2.weight",
+    "_lora.lora.2.bias": "0.weight",
+}  # fmt: skip
 # Those that gguf has no architecture for are weightctl's own.
 OWN = {"recurrent_gemma"}
 
@@ -54,6 +60,7 @@ STATED: dict[str, dict[str, Any]] = {
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "rwkv7": {"head_dim": 8},
 }  # fmt: skip
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
           "intermediate": 20, "experts": 9, "expert_intermediate": 10,
@@ -119,6 +126,9 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
     for in_gguf, in_hugging_face in pairs:
         # As llama.cpp's script calls what it has stacked.
         stacked = re.sub(r"experts\.\d+", "experts", in_hugging_face)
+        if name == "rwkv7":
+            for old, new in RWKV_NAMES.items():
+                stacked = stacked.replace(old, new)
         expected = MAPS[name].get_name(stacked, (".weight", ".bias"))
         if expected is not None and in_gguf is not None and "attn_kv_b" in expected:
             # llama.cpp's script takes it apart.

@@ -6,7 +6,7 @@ usual run of the tests (`usual`, else only with `-m long`), why a judge cannot r
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
 which groups of experts are used, or where gates multiply rounded activations (`most_divergence`).
 `lost` are the keys of its config that GGUF cannot say. Types that transformers lacks are made and
-read as others (`family_stand_ins`).
+read as others (`family_stand_ins`), or have a model in the tests (`rwkv_model`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import family_tokenizers
 from family_stand_ins import STAND_INS
 from once import once
+from rwkv_model import OWN_TYPES
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def model_class(case: FamilyCase) -> Any:
     family = FAMILIES[case.family].load()
     if family.config.endswith("EncoderConfig"):
         return transformers.AutoModel
-    if case.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or case.model_type in STAND_INS:
+    if case.model_type in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *STAND_INS, *OWN_TYPES}:
         return transformers.AutoModelForCausalLM
     return getattr(transformers, family.model_types[case.model_type].class_name)
 

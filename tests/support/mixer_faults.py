@@ -14,6 +14,7 @@ from part_faults import (
     drop_part,
     exchange_parts,
     negate_part,
+    times,
     zero_part,
 )
 from tensor_faults import swapped_rows
@@ -79,11 +80,25 @@ _LINEAR_UNIT = {
         "recurrent.conv_kernel", lambda count: count - 1
     ),
 }
+_TIME_MIX = {
+    "offsets of decays zero": zero_part("rwkv.decay_offset.weight"),
+    "offsets of rates negated": negate_part("rwkv.rate_offset.weight"),
+    "shares of queries zero": zero_part("rwkv.mix_r.weight"),
+    "share of the MLP negated": negate_part("mlp_mix.weight"),
+    "offsets of shares of values negated": negate_part("rwkv.value_offset.weight"),
+    "scales of keys zero": zero_part("rwkv.key_scale.weight"),
+    "products of queries and keys zero": zero_part("rwkv.bonus.weight"),
+    "norm of heads with 1 added": add_one("rwkv.norm.weight"),
+    "bias of the norm of heads missing": drop_part("rwkv.norm.bias", "bias_dropped"),
+    "projection missing": drop_part("rwkv.outputs.weight"),
+    "epsilon": change_key("attention.layer_norm_epsilon", times(1e3)),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
     "sparse attention": ("deepseek_v32", _SPARSE_ATTENTION),
     "gated delta net": ("qwen35", DELTA_NET),
     "Kimi delta attention": ("kimi_linear", KIMI_DELTA),
+    "time mixing": ("rwkv7", _TIME_MIX),
     "linear recurrent unit": ("recurrent_gemma", _LINEAR_UNIT),
 }

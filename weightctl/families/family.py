@@ -83,12 +83,11 @@ class Name:
     - `change`: how the values or their order differ between the naming conventions.
     - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
       is. GGUF does so for all vectors.
-    - `first`: the config field whose value is subtracted from the layer number in the names of both
-      conventions; empty to subtract nothing.
+    - `first`: the config field that is subtracted from the layer number in both names, or empty.
     - `made`: a function that returns the tensor's values, float32, from a config whose naming
       convention has them as config keys, or None. A part of layers has a row per layer.
-    - `add_fields`: the opposite: a function that returns the fields of a config with those that the
-      values of the tensor define.
+    - `add_fields`: the opposite: returns the fields of a config with those that the values define.
+    - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
     - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
     - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
     """
@@ -107,6 +106,7 @@ class Name:
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
     restarts: bool = False
+    unread: bool = False
 
     @property
     def is_of_experts(self) -> bool:
