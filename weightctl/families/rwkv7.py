@@ -18,6 +18,7 @@ from weightctl.families.keys import Key, quotient, same
 from weightctl.families.kinds import HEADS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,8 +128,7 @@ _KEYS = with_keys(
 )  # fmt: skip
 _CHANGED = (
     # The models have no limit; llama.cpp's converter states this number.
-    Key(field="context", kind=SIZE, default=2048, gguf="{arch}.context_length",
-        hugging_face="max_position_embeddings"),
+    Key(field="context", kind=SIZE, default=1 << 20, gguf="{arch}.context_length"),
     Key(field="norm_epsilon", kind=LAYER_NORM.kind, default=1e-5, gguf=LAYER_NORM.gguf,
         hugging_face="norm_eps"),
     Key(field="activation", kind=Choice({"sqrelu": "relu2"}), default="relu2",
@@ -161,9 +161,9 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises `ValueError` if values have another size than keys.
     """
     found = {key: value for key, value in document.items() if value is not None}
-    width, values = found.get("hidden_size", 2048), found.pop("value_dim", None)
-    given = values if isinstance(values, list) else [] if values is None else [values]
-    if any(each != width for each in given):
+    width = found.get("hidden_size", 2048)
+    values = found.pop("value_dim", width)
+    if any(each != width for each in (values if is_list(values) else [values])):
         raise ValueError("values of another size than the hidden size are not supported")
     return found
 
