@@ -40,6 +40,8 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     own = {"queries", "keys", "plain_keys", "each_head"}
     # Numbers of SSM heads, and matrices of their groups, are read where they are made.
     own |= {"ssm_heads", "ssm_group_states"}
+    # The gates of a linear recurrent unit are read as its channels.
+    own |= {"lru_blocks"}
     # Embeddings for layers are cut by tokens, and read by every layer.
     own |= {"layer_vocabulary", "layer_inputs"}
     if "key_values" in made:  # of which each is that of several query heads
@@ -54,7 +56,7 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
         assert "queries" in made or "all_queries" in outputs
     if "mlp" in parts:
         assert read & {"inner", "expert_inner"}
-    assert parts & {"attention", "ssm"}
+    assert parts & {"attention", "ssm", "rwkv"}
 
 
 @pytest.mark.parametrize(

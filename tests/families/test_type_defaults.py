@@ -19,7 +19,7 @@ from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
-REMOTE = {"bailing_moe", "kimi_k2", "minicpm"}
+REMOTE = {"bailing_moe", "kimi_k2", "minicpm", "rwkv7"}
 TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
@@ -88,6 +88,7 @@ _OF_STATES = {
     "time_step_min", "time_step_scale", "use_associative_scan", "use_mamba_kernels", "use_mambapy",
 }  # fmt: skip
 UNREAD_OF = {
+    "recurrent_gemma": {"w_init_variance_scale", "final_w_init_variance_scale"},
     "bamba": {*_OF_STATES, "z_loss_coefficient"},
     "falcon_h1": {*_OF_STATES, "mamba_expand"},
     **{key: {*_OF_STATES, "intermediate_size"} for key in ("mamba", "falcon_mamba")},

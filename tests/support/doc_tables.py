@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typer.main import get_command
 
 from family_stand_ins import STAND_INS
+from rwkv_model import OWN_TYPES
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
@@ -253,6 +254,8 @@ def _name_judges(family: str) -> str:
     kinds = {case["model_type"] for case in cases}
     others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
     first = f"transformers (as {_codes(others)})" if others else "transformers"
+    if kinds <= OWN_TYPES:
+        first = "its definition in torch"
     if not alone:
         return f"{first}, llama.cpp"
     return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"

@@ -6,7 +6,7 @@ usual run of the tests (`usual`, else only with `-m long`), why a judge cannot r
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
 which groups of experts are used, or where gates multiply rounded activations (`most_divergence`).
 `lost` are the keys of its config that GGUF cannot say. Types that transformers lacks are made and
-read as others (`family_stand_ins`).
+read as others (`family_stand_ins`), or have a model in the tests (`rwkv_model`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import family_tokenizers
 from family_stand_ins import STAND_INS
 from once import once
+from rwkv_model import OWN_TYPES
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _TOKENS, _SPREAD = 80, 2.5
 # What most configs call their sizes: of these a config gets those that its class has.
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV, _CONTEXT = 256, 512, 3, 4, 2, 512
 # The types whose norms add 1 to their weights.
-_LESS_ONE = {"gemma", "gemma2", "gemma3_text"}
+_LESS_ONE = {"gemma", "gemma2", "gemma3_text", "recurrent_gemma"}
 # The types that do not divide attention scores by the root of a head's size: their norms do.
 _UNDIVIDED = {"gemma3n_text", "gemma4_text"}
 _OF_TOKENS = {"vocab_size_per_layer_input"}
@@ -178,7 +179,7 @@ def model_class(case: FamilyCase) -> Any:
     family = FAMILIES[case.family].load()
     if family.config.endswith("EncoderConfig"):
         return transformers.AutoModel
-    if case.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or case.model_type in STAND_INS:
+    if case.model_type in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *STAND_INS, *OWN_TYPES}:
         return transformers.AutoModelForCausalLM
     return getattr(transformers, family.model_types[case.model_type].class_name)
 
@@ -264,7 +265,7 @@ def untie_output(model: Any) -> Any:
 
 def _find_embedding_scale(config: Any) -> float:
     """Return what a model multiplies the embedding by, where it is tied to the output."""
-    if config.model_type.startswith("gemma") or getattr(config, "mup_enabled", False):
+    if "gemma" in config.model_type or getattr(config, "mup_enabled", False):
         return math.sqrt(config.hidden_size)
     if not getattr(config, "tie_word_embeddings", False):
         return 1.0
@@ -293,7 +294,9 @@ def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
         if head.bias is not None:
             head.bias.mul_(times)
         return
-    last = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|norm_f)\.(weight|bias)$")
+    last = re.compile(
+        r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|norm_f|final_norm)\.(weight|bias)$"
+    )
     for name, parameter in model.named_parameters():
         inside = (".layers.", ".h.", "encoder.")
         if last.search(name) and not any(each in name for each in inside):

@@ -14,6 +14,7 @@ from part_faults import (
     drop_part,
     exchange_parts,
     negate_part,
+    times,
     zero_part,
 )
 from tensor_faults import swapped_rows
@@ -57,10 +58,47 @@ _SPARSE_ATTENTION = {
     ),
     "keys that are used": change_key("attention.indexer.top_k", lambda count: count // 2),
 }
+_LINEAR_UNIT = {
+    "rates negated": negate_part("lru.rates.weight"),
+    "rates of the first two channels swapped": change_part(
+        "lru.rates.weight", None, lambda rates: swapped_rows(rates, 0, 1, 1)
+    ),
+    "gates of additions with inputs as rows": change_part(
+        "lru.input_gate.weight", None, lambda blocks: blocks.transpose(0, 2, 1).copy()
+    ),
+    "gates of fading in another order of blocks": change_part(
+        "lru.fade_gate.weight", None, lambda blocks: blocks[::-1].copy()
+    ),
+    "bias of the gates of fading zero": zero_part("lru.fade_gate_bias.weight"),
+    "kernels reversed": change_part(
+        "lru.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
+    ),
+    "gate and inputs swapped": exchange_parts("lru.gate.weight", "lru.inputs.weight"),
+    "bias of the gate missing": drop_part("lru.gate.bias", "bias_dropped"),
+    "projection missing": drop_part("lru.outputs.weight"),
+    "positions that the convolution reads": change_key(
+        "recurrent.conv_kernel", lambda count: count - 1
+    ),
+}
+_TIME_MIX = {
+    "offsets of decays zero": zero_part("rwkv.decay_offset.weight"),
+    "offsets of rates negated": negate_part("rwkv.rate_offset.weight"),
+    "shares of queries zero": zero_part("rwkv.mix_r.weight"),
+    "share of the MLP negated": negate_part("mlp_mix.weight"),
+    "offsets of shares of values negated": negate_part("rwkv.value_offset.weight"),
+    "scales of keys zero": zero_part("rwkv.key_scale.weight"),
+    "products of queries and keys zero": zero_part("rwkv.bonus.weight"),
+    "norm of heads with 1 added": add_one("rwkv.norm.weight"),
+    "bias of the norm of heads missing": drop_part("rwkv.norm.bias", "bias_dropped"),
+    "projection missing": drop_part("rwkv.outputs.weight"),
+    "epsilon": change_key("attention.layer_norm_epsilon", times(1e3)),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
     "sparse attention": ("deepseek_v32", _SPARSE_ATTENTION),
     "gated delta net": ("qwen35", DELTA_NET),
     "Kimi delta attention": ("kimi_linear", KIMI_DELTA),
+    "time mixing": ("rwkv7", _TIME_MIX),
+    "linear recurrent unit": ("recurrent_gemma", _LINEAR_UNIT),
 }

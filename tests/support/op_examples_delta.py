@@ -1,4 +1,4 @@
-"""For the gated delta rule: what goes in, what comes out, and what is refused."""
+"""For the delta rules: what goes in, what comes out, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "INFERRED", "REFUSED"]
 
-RULE = "gated_delta_rule"
+RULE, GENERAL = "gated_delta_rule", "general_delta_rule"
 
 
 def _rule(query: Array, key: Array, value: Array, decay: Array, beta: Array) -> Array:
@@ -48,18 +48,38 @@ def _example(positions: int, *, by_element: bool = False) -> Example:
     return Example(RULE, given, _rule(*given).astype(np.float32), {}, 2e-5)
 
 
+def _general(positions: int) -> Example:
+    """Return what position after position gives, in float64, of heads of other sizes."""
+    query, key, decay, read, write = (floats(2, positions, 3, 4) for _ in range(5))
+    decay, value = -np.abs(decay), floats(2, positions, 3, 5)
+    read, write = read * np.float32(0.3), write * np.float32(0.3)
+    state, made = np.zeros((2, 3, 4, 5)), np.zeros(value.shape)
+    for place in range(positions):
+        was = np.einsum("bhk,bhkv->bhv", read[:, place], state)
+        state = state * np.exp(decay[:, place, ..., None])
+        state = state + np.einsum("bhk,bhv->bhkv", write[:, place], was)
+        state = state + np.einsum("bhk,bhv->bhkv", key[:, place], value[:, place])
+        made[:, place] = np.einsum("bhk,bhkv->bhv", query[:, place], state)
+    given = (query, key, value, decay, read, write)
+    return Example(GENERAL, given, made.astype(np.float32), {}, 2e-5)
+
+
 # A chunk is 64 positions, or 16 with a decay for each element.
 EXAMPLES = [
     _example(1),
     _example(150),
     _example(40, by_element=True),
+    _general(1),
+    _general(20),
     Example(RULE, (floats(1, 0, 1, 2),) * 3 + (floats(1, 0, 1),) * 2, floats(1, 0, 1, 2)),
 ]
 
 QUERY, VALUE, NUMBERS = f32("b", "n", 2, 3), f32("b", "n", 4, 5), f32("b", "n", 4)
+KEYS = f32("b", "n", 4, 3)
 INFERRED = [
     Inferred(RULE, (QUERY, QUERY, VALUE, NUMBERS, NUMBERS), VALUE),
     Inferred(RULE, (QUERY, QUERY, VALUE, f32("b", "n", 4, 3), NUMBERS), VALUE),
+    Inferred(GENERAL, (KEYS, KEYS, VALUE, KEYS, KEYS, KEYS), VALUE),
 ]
 
 REFUSED = [
@@ -75,6 +95,15 @@ REFUSED = [
     Refused(
         RULE,
         (QUERY, QUERY, TensorType(BF16, ("b", "n", 4, 5)), NUMBERS, NUMBERS),
+        "float32 and bfloat16 cannot be combined",
+    ),
+    Refused(
+        GENERAL, (QUERY, QUERY, VALUE, QUERY, QUERY, QUERY), "and the first three must be equal"
+    ),
+    Refused(GENERAL, (KEYS, KEYS, VALUE, KEYS, VALUE, KEYS), "key, decay, read and write must be"),
+    Refused(
+        GENERAL,
+        (KEYS, KEYS, TensorType(BF16, ("b", "n", 4, 5)), KEYS, KEYS, KEYS),
         "float32 and bfloat16 cannot be combined",
     ),
 ]

@@ -64,7 +64,7 @@ def swap_heads(part: str, heads: str) -> BlockFault:
     return BlockFault(hurt, "heads_exchanged")
 
 
-def exchange_parts(one: str, other: str, cause: str) -> BlockFault:
+def exchange_parts(one: str, other: str, cause: str | None = None) -> BlockFault:
     return BlockFault(lambda files: files.exchange(of(one), of(other)), cause)
 
 

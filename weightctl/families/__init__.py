@@ -142,7 +142,11 @@ FAMILIES: dict[str, FamilyLine] = {
     "qwen3vlmoe": FamilyLine(
         "weightctl.families.qwen3vlmoe", "qwen3vlmoe", ("qwen3_vl_moe_text", "qwen3_vl_moe")
     ),
+    "recurrent_gemma": FamilyLine(
+        "weightctl.families.recurrent_gemma", "recurrent-gemma", ("recurrent_gemma",)
+    ),
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
+    "rwkv7": FamilyLine("weightctl.families.rwkv7", "rwkv7", ("rwkv7",)),
     "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
     "smollm3": FamilyLine("weightctl.families.smollm3", "smollm3", ("smollm3",)),
     "stablelm": FamilyLine("weightctl.families.stablelm", "stablelm", ("stablelm",)),

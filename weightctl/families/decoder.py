@@ -20,6 +20,7 @@ _LISTED = {
     "attention_layers": "the use of attention",
     "convolution_layers": "the use of convolutions",
     "delta_layers": "the use of gated delta nets",
+    "lru_layers": "the use of a linear recurrent unit",
     "mlp_layers": "the use of an MLP",
     "indexer_layers": "the use of an indexer",
     "ssm_layers": "the use of a state space model",
@@ -60,6 +61,8 @@ class DecoderConfig:
       `convolution_length` positions. It has `delta_heads` heads with values of `delta_value_size`
       elements, and `delta_key_heads` key heads of `delta_key_size`. With `delta_by_element`, it is
       Kimi delta attention, in which a state fades by each element of a key.
+    - `lru_layers`: the layers with a linear recurrent unit (RG-LRU), which has `lru_width` channels
+      in as many blocks as there are heads, and a convolution over `convolution_length` positions.
     - `mlp_layers`: the layers with an MLP or experts.
     - `ssm_layers`: the layers with a state space model (SSM).
 
@@ -206,6 +209,8 @@ class DecoderConfig:
     delta_key_size: int = 0
     delta_value_size: int = 0
     delta_by_element: bool = False
+    lru_layers: LayerFlag = False
+    lru_width: int = 0
     mlp_layers: LayerFlag = True
     ssm_layers: LayerFlag = False
 
@@ -330,6 +335,11 @@ class DecoderConfig:
     def indexer_queries(self) -> int:
         """The number of elements of the indexer's queries."""
         return self.indexer_heads * self.indexer_size
+
+    @property
+    def lru_size(self) -> int:
+        """The number of channels in a block of a linear recurrent unit."""
+        return self.lru_width // self.heads
 
     def window(self, layer: int) -> int | None:
         """Return the size of the sliding window of a layer, None if it has full attention."""

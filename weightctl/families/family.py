@@ -83,12 +83,11 @@ class Name:
     - `change`: how the values or their order differ between the naming conventions.
     - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
       is. GGUF does so for all vectors.
-    - `first`: the config field whose value is subtracted from the layer number in the names of both
-      conventions; empty to subtract nothing.
+    - `first`: the config field that is subtracted from the layer number in both names, or empty.
     - `made`: a function that returns the tensor's values, float32, from a config whose naming
       convention has them as config keys, or None. A part of layers has a row per layer.
-    - `add_fields`: the opposite: a function that returns the fields of a config with those that the
-      values of the tensor define.
+    - `add_fields`: the opposite: returns the fields of a config with those that the values define.
+    - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
     - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
     - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
     """
@@ -107,6 +106,7 @@ class Name:
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
     restarts: bool = False
+    unread: bool = False
 
     @property
     def is_of_experts(self) -> bool:
@@ -252,8 +252,7 @@ class Family:
     - `keys`: the keys of its config, in the order in which they are read.
     - `config`: the class of its configs, as `module:class`.
     - `blocks`: the fields of the config that are the same in all models of the family.
-    - `standard`: brings a config.json into the form that the keys describe.
-    - `completed`: the opposite, for a config.json that is written.
+    - `standard`, `completed`: bring a config.json into the form that the keys describe, and back.
     - `older`: the names of RoPE keys in older versions of transformers.
     - `checked`: returns the fields that the keys gave as the config has them; raises `ValueError`
       if they contradict each other.
@@ -262,7 +261,7 @@ class Family:
 
     - `module`: the class of the whole model, as `module:class`; empty if weightctl does not run it.
     - `not_run`: returns why weightctl does not run a model with a given config, or None.
-    - `keeps_window`: whether llama.cpp applies sliding windows in this family.
+    - `in_llama_cpp`, `keeps_window`: whether llama.cpp has this family, and its sliding windows.
     - `heads_fill_hidden`: whether llama.cpp only loads models whose heads together are as wide as
       the hidden size.
     - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None.
@@ -284,6 +283,7 @@ class Family:
     mtp: MtpForm | None = None
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
+    in_llama_cpp: bool = True
     keeps_window: bool = False
     heads_fill_hidden: bool = False
     older: Mapping[str, str] = field(default_factory=dict[str, str])

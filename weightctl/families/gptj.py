@@ -56,6 +56,7 @@ FAMILY = Family(
         "output_bias": True,
         "rope_interleaved": True,
     },
+    in_llama_cpp=False,
     prefix="transformer.",
     names=(
         line("embedding", hugging_face="transformer.wte"),

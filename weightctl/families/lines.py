@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.changes import MINUS_EXP, Squeezed
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Name, WeightAxes
-from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
+from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn, RowsAsVector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _vector(module: str, gguf: str, name: str | None, *outputs: Extent, **more: 
 
 def _matrix(
     module: str,
-    gguf: str,
+    gguf: str | None,
     name: str | None,
     outputs: tuple[Extent, ...],
     inputs: tuple[Extent, ...] = _HIDDEN,
@@ -48,7 +48,7 @@ def _of_layer(each: Name) -> Name:
     return replace(
         each,
         module=_LAYER + each.module,
-        gguf=f"blk.{{}}.{each.gguf}",
+        gguf=None if each.gguf is None else f"blk.{{}}.{each.gguf}",
         hugging_face=None if name is None else f"model.layers.{{}}.{name}",
     )
 
@@ -63,6 +63,16 @@ _IF_SSM = ("ssm_layers",)
 # Tensors whose names have no last word, such as `weight`.
 _BARE = {"gguf": "", "hugging_face": ""}
 _IF_DELTA = ("delta_layers",)
+_IF_LRU = ("lru_layers",)
+# What RWKV-7 computes in two steps, by its letter, and the layers that do.
+_TWO_STEPS = (
+    ("decay", "w", ()), ("rate", "a", ()), ("value", "v", ("value_layers",)), ("gate", "g", ()),
+)  # fmt: skip
+# The gates of a linear recurrent unit in Hugging Face's convention.
+_LRU_GATES = {
+    "input": "temporal_block.rg_lru.input_gate",
+    "fade": "temporal_block.rg_lru.recurrent_gate",
+}
 # The layers have a shared MLP beside the experts.
 _IF_SHARED = ("shared_intermediate",)
 
@@ -197,6 +207,48 @@ _OF_LAYERS = (
     _matrix("delta.gate_a", "ssm_g_a", "self_attn.g_a_proj", ("delta_key_size",), when=_IF_DELTA),
     _matrix("delta.gate_b", "ssm_g_b", "self_attn.g_b_proj", ("values",), ("delta_key_size",),
             when=_IF_DELTA),
+    # A linear recurrent unit (RG-LRU), whose gates are computed in blocks of channels.
+    _matrix("lru.gate", "lru_gate", "temporal_block.linear_y", ("lru_channels",), when=_IF_LRU,
+            bias=True),
+    _matrix("lru.inputs", "lru_in", "temporal_block.linear_x", ("lru_channels",), when=_IF_LRU,
+            bias=True),
+    _matrix("lru.kernel", "lru_conv1d", "temporal_block.conv_1d", ("lru_channels",),
+            ("convolution_length",), when=_IF_LRU, bias=True, is_float32=True,
+            change=Squeezed(1, is_run_without=True)),
+    *(line for part in ("input", "fade") for name in (_LRU_GATES[part],) for line in (
+        Name(module=f"lru.{part}_gate", gguf=f"lru_{part}_gate", hugging_face=f"{name}_weight",
+             axes=WeightAxes(("lru_blocks",), ("lru_size",), kernel=("lru_size",)),
+             when=_IF_LRU, is_float32=True, ends={"hugging_face": ""}),
+        _matrix(f"lru.{part}_gate_bias", f"lru_{part}_gate", f"{name}_bias", ("lru_blocks",),
+                ("lru_size",), when=_IF_LRU, is_float32=True,
+                ends={"gguf": ".bias", "hugging_face": ""}),
+    )),
+    _vector("lru.rates", "lru_a", "temporal_block.rg_lru.recurrent_param", "lru_channels",
+            when=_IF_LRU, ends=_BARE),
+    _matrix("lru.outputs", "lru_out", "temporal_block.linear_out", _HIDDEN, ("lru_channels",),
+            when=_IF_LRU, bias=True),
+    # The time mixing of RWKV-7: shares of the position before, projections in one and two steps,
+    # their offsets, and vectors of channels. The first layer does not mix values.
+    *(_matrix(f"rwkv.mix_{part}", None, f"attn.x_{part}", ("single",), is_float32=True,
+              change=ExtraAxes(gguf=(1, 1), hugging_face=(0,)), ends=_BARE) for part in "rwkvag"),
+    _matrix("rwkv.r", "time_mix_receptance", "attn.r_proj", ("queries",)),
+    _matrix("rwkv.k", "time_mix_key", "attn.k_proj", ("queries",)),
+    _matrix("rwkv.v", "time_mix_value", "attn.v_proj", ("queries",)),
+    *(line for part, gguf, when in _TWO_STEPS for line in (
+        _matrix(f"rwkv.{part}_a", f"time_mix_{gguf}1", f"attn.{gguf}_lora.lora.0",
+                (f"{part}_rank",), when=when, is_float32=part == "decay"),
+        _matrix(f"rwkv.{part}_b", f"time_mix_{gguf}2", f"attn.{gguf}_lora.lora.2", ("queries",),
+                (f"{part}_rank",), when=when, is_float32=part == "decay"),
+        _vector(f"rwkv.{part}_offset", f"time_mix_{gguf}0", f"attn.{gguf}_lora.lora.2", "queries",
+                when=when, ends={"hugging_face": ".bias"}),
+    ) if not (part == "gate" and "offset" in line.module)),
+    _vector("rwkv.key_scale", "time_mix_k_k", "attn.k_k", "queries", ends={"hugging_face": ""}),
+    _vector("rwkv.key_rate", "time_mix_k_a", "attn.k_a", "queries", ends={"hugging_face": ""}),
+    _matrix("rwkv.bonus", "time_mix_r_k", "attn.r_k", ("each_head",), ("head",), is_float32=True,
+            change=RowsAsVector("heads"), ends={"hugging_face": ""}),
+    _vector("rwkv.norm", "time_mix_ln", "attn.g_norm", "queries", bias=True),
+    _matrix("rwkv.outputs", "time_mix_output", "attn.o_proj", _HIDDEN, ("queries",)),
+    _vector("mlp_mix", "channel_mix_lerp_k", "ffn.x_k", ends={"hugging_face": ""}),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),

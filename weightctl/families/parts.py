@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.families.changes import TRANSPOSED
 from weightctl.families.family import at_layer
 from weightctl.families.lines import LINES
-from weightctl.families.sharing import OF_HEADS, OF_STATES, list_runs
+from weightctl.families.sharing import OF_BLOCKS, OF_HEADS, OF_STATES, list_runs
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELTA_HEADS",
+    "LRU_BLOCKS",
     "ROLES",
     "SSM_HEADS",
     "Role",
@@ -31,15 +32,18 @@ __all__ = [
 DELTA_HEADS = ("value head", "key head")
 # The same for the heads of a state space model, of which several share a group of states.
 SSM_HEADS = ("SSM head", "group")
+# The same for the blocks of a linear recurrent unit, which share nothing.
+LRU_BLOCKS = ("block", "block")
 
 # The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, tokens, and
-# heads or channels of state space models.
+# heads,
+# blocks or channels of recurrent layers.
 # Every rank has all of the other extents: elements of one head, rotated pairs, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
         "shared_inner", "vocabulary", "convolved", "each_head", "ssm_channels", "ssm_group_states",
-        "ssm_heads", "ssm_inner", "layer_vocabulary", "layer_inputs",
+        "ssm_heads", "ssm_inner", "layer_vocabulary", "layer_inputs", "lru_channels", "lru_blocks",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.
@@ -103,8 +107,8 @@ def role(line: Name, kind: str) -> Role:
 def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()) -> Heads:
     """Return the numbers and sizes of the heads in a layer of a model with this config.
 
-    They are those of a state space model if the `extents` are, and in a layer with a gated delta
-    net those of the net.
+    They are those of a state space model, or the blocks of a linear recurrent unit, if the
+    `extents` are, and in a layer with a gated delta net those of the net.
     """
     # If every head of a family has its own keys, and the heads together are as wide as the hidden
     # size, its configs do not have fields for that.
@@ -113,6 +117,8 @@ def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()
         heads = given.ssm_heads
         size = given.ssm_inner // heads
         return Heads(heads, given.ssm_groups, size, value=given.ssm_state, called=SSM_HEADS)
+    if not OF_BLOCKS.isdisjoint(extents):
+        return Heads(given.heads, given.heads, given.lru_size, called=LRU_BLOCKS)
     if hasattr(given, "delta_layers") and at_layer(given, "delta_layers", layer):
         return Heads(
             given.delta_heads,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["AS_COLUMN", "AsColumn", "GroupRows", "InTurn"]
+__all__ = ["AS_COLUMN", "AsColumn", "GroupRows", "InTurn", "RowsAsVector"]
 
 
 class _OfShape:
@@ -75,6 +75,28 @@ class GroupRows(_OfShape):
         from weightctl.weights.steps.reshaped import JoinedRows
 
         return JoinedRows()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAsVector(_OfShape):
+    """A matrix whose rows GGUF stores one after the other, as a vector.
+
+    `rows` is the config field with the number of rows.
+    """
+
+    rows: str
+
+    def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that joins the rows."""
+        from weightctl.weights.steps.reshaped import JoinedRows
+
+        return JoinedRows()
+
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the step that divides the vector into rows."""
+        from weightctl.weights.steps.reshaped import SplitRows
+
+        return SplitRows(getattr(config, self.rows))
 
 
 @dataclass(frozen=True, slots=True)

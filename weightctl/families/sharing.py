@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weightctl.split import Heads, Range
 
 __all__ = [
+    "OF_BLOCKS",
     "OF_HEADS",
     "OF_STATES",
     "Shared",
@@ -26,16 +27,21 @@ __all__ = [
 
 # The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
 # head may have another size than its keys.
-_OF_QUERIES = ("queries", "plain_keys", "values", "each_head", "ssm_channels", "ssm_heads")
+_OF_QUERIES = (
+    "queries", "plain_keys", "values", "each_head", "ssm_channels", "ssm_heads", "lru_channels",
+    "lru_blocks",
+)  # fmt: skip
 _OF_KEYS = ("keys", "key_values", "ssm_group_states", "ssm_groups")
 OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, *_OF_KEYS})
 # Those of the heads of a state space model and the groups that they are in.
 OF_STATES: frozenset[Extent] = frozenset(
     {"ssm_channels", "ssm_heads", "ssm_group_states", "ssm_groups"}
 )
+# Those of the blocks of a linear recurrent unit.
+OF_BLOCKS: frozenset[Extent] = frozenset({"lru_channels", "lru_blocks"})
 
 _OF_VALUES = ("values", "key_values", "ssm_group_states")
-_SINGLE = ("each_head", "ssm_heads", "ssm_groups")
+_SINGLE = ("each_head", "ssm_heads", "ssm_groups", "lru_blocks")
 
 # The range of each rank in an extent, counted from the start of its run.
 Shared: TypeAlias = "Mapping[Extent, Sequence[Range]]"

@@ -9,7 +9,7 @@ from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
-from weightctl.families.reshapes import GroupRows
+from weightctl.families.reshapes import GroupRows, RowsAsVector
 from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
@@ -133,6 +133,8 @@ def _place_weight(
         extents, axis = ["each_head"], 0
     if isinstance(first.change, GroupRows) and checkpoint.convention == "gguf":
         extents = ["ssm_groups"]
+    if isinstance(first.change, RowsAsVector) and checkpoint.convention == "gguf":
+        extents = ["queries"]
     if isinstance(first.change, ExtraAxes):
         axis += next((place for place, size in enumerate(weight.shape) if size != 1), 0)
     heads = count_heads(checkpoint.config, first.layer, tuple(extents))

@@ -183,6 +183,9 @@ def _read_card(
 
 def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
     """Yield notes on results of llama.cpp that differ from those of transformers."""
+    if not checkpoint.family.in_llama_cpp:
+        yield f"llama.cpp does not run {checkpoint.family.name} models"
+        return
     window = getattr(checkpoint.config, "sliding_window", None)
     if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
         yield (

@@ -55,7 +55,12 @@ from weightctl.graph.ops.collectives import (
 )
 from weightctl.graph.ops.convolution import CAUSAL_CONVOLUTION, causal_convolution
 from weightctl.graph.ops.create import CONSTANT, DIMS, RANGE, arange, constant, dims, range
-from weightctl.graph.ops.delta_rule import GATED_DELTA_RULE, gated_delta_rule
+from weightctl.graph.ops.delta_rule import (
+    GATED_DELTA_RULE,
+    GENERAL_DELTA_RULE,
+    gated_delta_rule,
+    general_delta_rule,
+)
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
 from weightctl.graph.ops.quantized import DEQUANTIZE, EMBEDDING, dequantize, embedding
@@ -149,6 +154,7 @@ __all__ = [
     "floordiv",
     "gated_delta_rule",
     "gelu",
+    "general_delta_rule",
     "greater",
     "greater_equal",
     "layer_norm",
@@ -217,6 +223,7 @@ _RECORDS = (
     DIMS,
     RANGE,
     GATED_DELTA_RULE,
+    GENERAL_DELTA_RULE,
     LAYER_NORM,
     RMS_NORM,
     EINSUM,

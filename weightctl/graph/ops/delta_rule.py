@@ -1,4 +1,4 @@
-"""The gated delta rule: attention by a state that each position corrects."""
+"""The gated delta rule and a more general one: attention by a state that each position corrects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["GATED_DELTA_RULE", "gated_delta_rule"]
+__all__ = [
+    "GATED_DELTA_RULE",
+    "GENERAL_DELTA_RULE",
+    "gated_delta_rule",
+    "general_delta_rule",
+]
 
 # The number of positions that are computed together. With a decay for each element of a key, the
 # products of two positions need memory for each element, so there are fewer.
@@ -134,3 +139,67 @@ def _multiply_pairs(left: Tensor, key: Tensor, total: Tensor) -> Tensor:
 
 
 GATED_DELTA_RULE = Op("gated_delta_rule", infer_gated_delta_rule, lower_gated_delta_rule)
+
+
+def general_delta_rule(
+    query: ValueLike,
+    key: ValueLike,
+    value: ValueLike,
+    decay: ValueLike,
+    *,
+    read: ValueLike,
+    write: ValueLike,
+) -> Value:
+    """Return what each position reads from a state per head, [batch, positions, heads, size].
+
+    `value` is [batch, positions, heads, size], and all others are [batch, positions, heads, key
+    size]. A state S, [key size, size], begins as zeros. At each position, `read @ S` is computed
+    first. Then the rows of S are multiplied by `exp(decay)`, the products of `write` and what was
+    read, and of `key` and `value`, are added to it, and `query @ S` is the result. Computed in at
+    least float32 and rounded once.
+
+    Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2025).
+    """
+    return apply("general_delta_rule", query, key, value, decay, read, write)
+
+
+def infer_general_delta_rule(
+    query: TensorType, key: TensorType, value: TensorType, *others: TensorType
+) -> TensorType:
+    """Return the type of `value`; `others` are `decay`, `read` and `write`."""
+    require_float(query)
+    require_same_dtype(query, key, value, *others)
+    if query.rank != 4 or value.rank != 4 or query.shape[:3] != value.shape[:3]:
+        raise GraphError(
+            "queries and values must have four dimensions, and the first three must be equal",
+            hint="use [batch, positions, heads, size]",
+        )
+    if any(each.shape != query.shape for each in (key, *others)):
+        raise GraphError(
+            f"the shapes of key, decay, read and write must be {query.shape.text}",
+            hint="each needs a number for every element of a query",
+        )
+    return value
+
+
+def lower_general_delta_rule(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+    """Return the result of one position after the other; `others` are as in `infer`."""
+    import torch
+
+    decay, read, write = others
+
+    wide = torch.promote_types(value.dtype, torch.float32)
+    query, read = (each.to(wide).unsqueeze(-2) for each in (query, read))
+    key, write = (each.to(wide).unsqueeze(-1) for each in (key, write))
+    kept, added = decay.to(wide).exp().unsqueeze(-1), value.to(wide).unsqueeze(-2)
+    batch, positions, heads, size = value.shape
+    state = kept.new_zeros((batch, heads, kept.shape[-2], size))
+    result = kept.new_empty(value.shape)
+    for place in range(positions):
+        given = write[:, place] @ (read[:, place] @ state)
+        state = state * kept[:, place] + given + key[:, place] @ added[:, place]
+        result[:, place] = (query[:, place] @ state).squeeze(-2)
+    return result.to(value.dtype)
+
+
+GENERAL_DELTA_RULE = Op("general_delta_rule", infer_general_delta_rule, lower_general_delta_rule)

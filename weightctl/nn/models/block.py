@@ -13,6 +13,7 @@ from weightctl.nn.models.mixers import (
     make_attention,
     make_convolution,
     make_delta_net,
+    make_linear_unit,
     make_state_space,
 )
 from weightctl.nn.module import Module
@@ -58,7 +59,9 @@ class Block(Module):
         self.has_convolution = at_layer(config, "convolution_layers", layer)
         self.has_ssm = at_layer(config, "ssm_layers", layer)
         self.has_delta = at_layer(config, "delta_layers", layer)
-        self.mixes = any((self.has_attention, self.has_convolution, self.has_ssm, self.has_delta))
+        self.has_lru = at_layer(config, "lru_layers", layer)
+        others = (self.has_convolution, self.has_ssm, self.has_delta, self.has_lru)
+        self.mixes = self.has_attention or any(others)
         normed = config.attention_norms
         self.reads_normed = config.pre_norms and (normed is None or normed[layer])
         if self.mixes and (self.reads_normed or config.norms_after):
@@ -85,6 +88,8 @@ class Block(Module):
             self.ssm = make_state_space(config, dtype)
         if self.has_delta:
             self.delta = make_delta_net(config, dtype)
+        if self.has_lru:
+            self.lru = make_linear_unit(config, dtype)
 
     def __call__(
         self,
@@ -125,6 +130,8 @@ class Block(Module):
             outputs.append(self.ssm(x))
         if self.has_delta:
             outputs.append(self.delta(x))
+        if self.has_lru:
+            outputs.append(self.lru(x))
         return reduce(add, outputs)
 
     def _inner(self, x: Value) -> Value:

@@ -10,6 +10,7 @@ from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.recurrent.convolution import ShortConvolution
 from weightctl.nn.recurrent.delta_net import GatedDeltaNet, KimiDeltaAttention
+from weightctl.nn.recurrent.linear_unit import RealGatedRecurrence
 from weightctl.nn.recurrent.state_space import Mamba, Mamba2, SegmentScales
 from weightctl.nn.temperature import Temperature
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.families.decoder import DecoderConfig
 
-__all__ = ["make_attention", "make_convolution", "make_delta_net", "make_state_space"]
+__all__ = [
+    "make_attention",
+    "make_convolution",
+    "make_delta_net",
+    "make_linear_unit",
+    "make_state_space",
+]
 
 
 def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
@@ -155,4 +162,16 @@ def make_convolution(config: DecoderConfig, dtype: DType) -> ShortConvolution:
     """Return the short convolution of a layer."""
     return ShortConvolution(
         config.hidden, config.convolution_length, bias=config.convolution_bias, dtype=dtype
+    )
+
+
+def make_linear_unit(config: DecoderConfig, dtype: DType) -> RealGatedRecurrence:
+    """Return the linear recurrent unit of a layer."""
+    return RealGatedRecurrence(
+        config.hidden,
+        config.lru_width,
+        blocks=config.heads,
+        kernel=config.convolution_length,
+        activation=config.activation,
+        dtype=dtype,
     )

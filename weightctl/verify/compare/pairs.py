@@ -204,6 +204,8 @@ def _complete(
     tensors = dict(own.tensors)
     if own.convention != other.convention:
         for names, numbers in list_made(own.family, own.config, other.convention):
+            if names.line.unread:
+                continue
             lines.setdefault(names.module, names)
             name = names.name(other.convention) or names.module
             tensors[names.module] = DerivedTensor(name, Constant(numbers, OF_CONFIG), [])

@@ -46,9 +46,11 @@ _MADE = re.compile(
     re.IGNORECASE,
 )
 # Names of tensors that may be all zeros: the half of a low-rank adapter that is zero before
-# training, and the segment embeddings of models that do not use segments.
+# training, the segment embeddings of models that do not use segments, and what nothing reads in the
+# first layer of RWKV-7.
 _MAY_BE_ZERO = re.compile(
-    r"lora_(B|up|embedding_B)\b|\.lora_b$|token_type(s|_embeddings)\b", re.IGNORECASE
+    r"lora_(B|up|embedding_B)\b|\.lora_b$|token_type(s|_embeddings)\b|^blk\.0\.time_mix_v[012]\.",
+    re.IGNORECASE,
 )
 _TABLE = re.compile(
     r"emb|token_type|wte|wpe|lm_head|(^|\.)output\.weight$|shared\.weight|decoder\.weight$|cls\.pred"
