@@ -110,8 +110,8 @@ def test_an_unknown_family_is_named_with_those_that_are_known() -> None:
     error_text = refused(weights_of({"a": np.ones(1)}), {"model_type": "zamba2"})
     assert "zamba2" in error_text
     assert "weightctl ls --families" in error_text
-    weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv7")})
-    assert "`'rwkv7'`" in refused(weights)
+    weights = as_checkpoint({}, {"general.architecture": MetadataValue("string", "rwkv9")})
+    assert "`'rwkv9'`" in refused(weights)
     weights = as_checkpoint({}, {"general.architecture": MetadataValue("u32", 7)})
     assert (
         "`general.architecture` is `7`, a model family that weightctl does not support"
