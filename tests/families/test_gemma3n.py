@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
 
 from runs import executed
-from weightctl import convert, open_weights
+from weightctl import convert, open_weights, shard
 from weightctl.device import CPU
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
@@ -61,21 +61,21 @@ def make(path: Path, **stated: Any) -> NDArray[np.float32]:
         return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-def run(path: Path, ranks: int = 1) -> NDArray[np.float32]:
+def run(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
     found = recognize(open_weights(path))
     network = build_network(found)
-    if ranks > 1:
-        network = parallel(network, [CPU] * ranks, grid=Grid(ranks))
+    if grid is not None:
+        network = parallel(network, [CPU] * grid.ranks, grid=grid)
     (output,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
     return output[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("grid", [None, Grid(2)])
 def test_sizes_that_llama_cpp_does_not_have_are_computed_as_transformers_does(
-    ranks: int, tmp_path: Path
+    grid: Grid | None, tmp_path: Path
 ) -> None:
     expected = make(tmp_path / "model", **OTHER)
-    assert np.abs(run(tmp_path / "model", ranks) - expected).max() < 1e-4
+    assert np.abs(run(tmp_path / "model", grid) - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,19 @@ def test_what_llama_cpp_would_compute_otherwise_is_not_converted(
     with pytest.raises(ArchitectureError) as caught:
         convert(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
     assert reason in str(caught.value)
+
+
+def test_projections_between_streams_are_in_the_stages_that_read_them(tmp_path: Path) -> None:
+    make(tmp_path / "model", **OTHER)
+    shard(tmp_path / "model", tmp_path / "ranks", pp=2)
+    stages = [
+        " ".join(name for name, _ in open_weights(tmp_path / "ranks" / f"rank-{rank}").items())
+        for rank in range(2)
+    ]
+    for part, stage in (("altup_projections", 0), ("altup_unembed_projections", 1)):
+        assert [f"model.{part}.1.weight" in names for names in stages] == [
+            stage == rank for rank in range(2)
+        ]
 
 
 def test_the_text_model_of_a_multimodal_checkpoint_is_the_same_model(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from weightctl.families.streams import (
     STREAM_KEYS,
     STREAM_LAYER_LINES,
     STREAM_MODEL_LINES,
+    STREAM_OUTPUT_LINES,
     find_usual_sparsity,
 )
 from weightctl.families.windowed_layers import FLAGS, LOCAL, WORDS, mark_windowed_layers
@@ -220,7 +221,11 @@ FAMILY = Family(
     differs="the variance that its sparse activations use is divided by one less than their number",
     copied=_list_copies,
     other_prefixes=("model.language_model.", "language_model.model.", "language_model."),
-    names=with_lines(_LINES, STREAM_MODEL_LINES, (*STREAM_LAYER_LINES, *LAYER_INPUT_LINES)),
+    names=with_lines(
+        _LINES,
+        STREAM_MODEL_LINES,
+        (*STREAM_LAYER_LINES, *LAYER_INPUT_LINES, *STREAM_OUTPUT_LINES),
+    ),
     keys=_KEYS,
     # The encoders of images and sounds, the projections to token vectors, and the keys and values
     # of layers that use those of others.

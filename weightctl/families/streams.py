@@ -32,6 +32,7 @@ __all__ = [
     "STREAM_KEYS",
     "STREAM_LAYER_LINES",
     "STREAM_MODEL_LINES",
+    "STREAM_OUTPUT_LINES",
     "PaddedTable",
     "StreamsConfig",
     "find_usual_sparsity",
@@ -134,15 +135,19 @@ def _layer_line(module: str, gguf: str, name: str, *axes: Extent, **more: Any) -
 
 
 _TABLE, *_COMPUTED = MODEL_INPUT_LINES
+# Every rank has the whole projections between the streams.
 STREAM_MODEL_LINES = (
-    # Every rank has the whole projections between the streams.
     _line("stream_inputs.{expert}.projection", "altup_proj", "model.altup_projections.{expert}",
           "hidden", "hidden", count="added_streams"),
-    _line("stream_outputs.{expert}.projection", "altup_unembd_proj",
-          "model.altup_unembed_projections.{expert}", "hidden", "hidden", count="added_streams"),
     replace(_TABLE, axes=WeightAxes(("vocabulary",), ("layer_inputs",)),
             change=PaddedTable("layer_vocabulary")),
     *_COMPUTED,
+)  # fmt: skip
+
+# What follows the layers is in the last pipeline stage.
+STREAM_OUTPUT_LINES = (
+    _line("stream_outputs.{expert}.projection", "altup_unembd_proj",
+          "model.altup_unembed_projections.{expert}", "hidden", "hidden", count="added_streams"),
 )  # fmt: skip
 
 STREAM_LAYER_LINES = (
