@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
 
+from family_cases import run_transformers
 from runs import executed
 from weightctl import convert, open_weights, shard
 from weightctl.device import CPU
@@ -57,8 +58,7 @@ def make(path: Path, **stated: Any) -> NDArray[np.float32]:
             else:
                 parameter.copy_((1.0 if name.endswith("norm.weight") else 0.0) + 0.2 * noise)
     model.save_pretrained(path)
-    with torch.inference_mode():
-        return model(torch.tensor([TOKENS])).logits[0].numpy()
+    return run_transformers(model, TOKENS)
 
 
 def run(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
@@ -67,7 +67,8 @@ def run(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
     if grid is not None:
         network = parallel(network, [CPU] * grid.ranks, grid=grid)
     (output,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
-    return output[0]
+    logits: NDArray[np.float32] = output[0]
+    return logits
 
 
 @pytest.mark.parametrize("grid", [None, Grid(2)])
