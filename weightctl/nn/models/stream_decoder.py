@@ -98,9 +98,9 @@ class StreamDecoder(PerLayerDecoder):
     mean of the first stream and of projections of the others.
     """
 
-    config: StreamsConfig
-
     def __init__(self, config: StreamsConfig, dtype: DType = DType.float32) -> None:
+        # The base class reads it as its own kind of config.
+        self.stream_config = config
         super().__init__(config, dtype)
         self.stream_inputs, self.stream_outputs = (
             LayerList([StreamProjection(config.hidden, dtype) for _ in range(config.added_streams)])
@@ -109,12 +109,12 @@ class StreamDecoder(PerLayerDecoder):
 
     def make_layer(self, layer: int) -> Module:
         """Return a layer."""
-        return StreamBlock(self.config, layer, self.dtype)
+        return StreamBlock(self.stream_config, layer, self.dtype)
 
     @property
     def width(self) -> int:
         """The size of all streams together."""
-        return self.config.streams * self.config.hidden
+        return self.stream_config.streams * self.stream_config.hidden
 
     def enter(self, x: Value) -> Value:
         """Return the input of the first layer: the streams, and the vectors for each source."""
@@ -123,7 +123,7 @@ class StreamDecoder(PerLayerDecoder):
 
     def merge(self, x: Value) -> Value:
         """Return the vectors that the last norm reads, [batch, seq, hidden]."""
-        config = self.config
+        config = self.stream_config
         first, *others = ops.split(x, [config.hidden] * config.streams, axis=-1)
         projected = (
             projection(each, first)
