@@ -53,6 +53,7 @@ SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4,
          "ssm_rank": 3}  # fmt: skip
 # What a config must state.
 STATED: dict[str, dict[str, Any]] = {
+    "gemma3n": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 10},
     "gemma4": {
         "vocab_size": 10, "vocab_size_per_layer_input": 10, "enable_moe_block": True,
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,

@@ -27,8 +27,8 @@ TYPES = [
 OTHERS = {"granite4", "nemotron_h", "nemotron_h_moe"}
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
-    "gemma3", "gemma4", "idefics3", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl",
-    "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "gemma3", "gemma3n", "gemma4", "idefics3", "llama4", "llava", "mistral3", "qwen2_5_vl",
+    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
 }  # fmt: skip
 
 
@@ -154,6 +154,8 @@ UNREAD_OF = {
     "dots1": {"sliding_window"},
     "exaone4": {"sliding_window_pattern"},
     "exaone_moe": {"sliding_window_pattern"},
+    # A bound that only applies in training.
+    "gemma3n_text": {"altup_coef_clip"},
     # The sizes of layers with full attention, which `standard` gives names.
     "gemma4_text": {"per_layer_config"},
     "glm4_moe": {"num_nextn_predict_layers"},

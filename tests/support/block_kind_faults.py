@@ -320,6 +320,19 @@ _SHARED_KEYS = {
     "window": change_key("attention.sliding_window", lambda size: size // 2),
     "RoPE base of layers with a window": change_key("rope.freq_base_swa", times(5)),
 }
+_STREAMS = {
+    "coefficients of the prediction zero": zero_part("altup.prediction.weight"),
+    "coefficients of the correction negated": negate_part("altup.correction.weight"),
+    "norm of the router with 1 added": add_one("altup.norm.weight"),
+    "rows of the router swapped": change_part(
+        "altup.router.weight", "permuted", lambda rows: swapped_rows(rows, 0, 2, 1)
+    ),
+    "scale of the corrected stream zero": zero_part("corrected_scale.weight"),
+    "projections of Laurel zero": zero_part("laurel.right.weight"),
+    "norm of Laurel with 1 added": add_one("laurel.norm.weight"),
+    "stream": change_key("altup.active_idx", lambda stream: stream + 1),
+    "sparsity of a layer": change_layer_key("gemma3n.activation_sparsity_scale", 0.5),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "grouped heads": ("llama", _DENSE),
@@ -330,6 +343,7 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "windows by layer": ("gemma3", _WINDOWS),
     "embeddings by layer": ("gemma4", _LAYER_INPUTS),
     "shared keys and values": ("gemma4", _SHARED_KEYS),
+    "streams": ("gemma3n", _STREAMS),
     "encoder": ("bert", _ENCODER),
     "parallel residual": ("gptneox", _PARALLEL),
     "multipliers": ("granite", _MULTIPLIERS),

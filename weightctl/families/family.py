@@ -23,20 +23,11 @@ if TYPE_CHECKING:
     from weightctl.families.mtp import MtpForm
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = [
-    "Extent",
-    "Family",
-    "ModelType",
-    "Name",
-    "TensorNames",
-    "WeightAxes",
-    "at_layer",
-]
+__all__ = ["Extent", "Family", "ModelType", "Name", "TensorNames", "WeightAxes", "at_layer"]
 
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
-# The field of a config that states that the output is the embedding. Checkpoints then do not need
-# an output weight.
+# The config field that states that the output is the embedding, without a weight of its own.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -64,10 +55,10 @@ class WeightAxes(NamedTuple):
 class Name:
     """A part of a model, in each layer or once: what its tensors are called, and what they contain.
 
-    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the three names,
-    `{}` is the layer number and `{expert}` the number of an expert. If the name in a naming
-    convention lacks `{expert}`, that convention stores all experts of a layer in one tensor, along
-    a new first dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
+    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the names, `{}`
+    is the layer number and `{expert}` the number of an expert. If the name in a naming convention
+    lacks `{expert}`, that convention stores all experts of a layer in one tensor, along a new first
+    dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
 
     - `module`: the name in our modules, for example `layers.{}.attention.q`.
     - `gguf`, `hugging_face`: the names in the naming conventions, without `.weight`. None if the
@@ -83,13 +74,14 @@ class Name:
     - `change`: how the values or their order differ between the naming conventions.
     - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
       is. GGUF does so for all vectors.
-    - `first`: the config field that is subtracted from the layer number in both names, or empty.
+    - `first`: the config field that is subtracted from the layer numbers in names, or empty.
     - `made`: a function that returns the tensor's values, float32, from a config whose naming
       convention has them as config keys, or None. A part of layers has a row per layer.
-    - `add_fields`: the opposite: returns the fields of a config with those that the values define.
+    - `add_fields`: the opposite: a function that adds the fields that the tensor's values define.
     - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
     - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
     - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
+    - `count`: the config field with the number of what `{expert}` numbers.
     """
 
     module: str
@@ -107,6 +99,7 @@ class Name:
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
     restarts: bool = False
     unread: bool = False
+    count: str = "experts"
 
     @property
     def is_of_experts(self) -> bool:
@@ -201,7 +194,7 @@ class TensorNames(NamedTuple):
 class ModelType:
     """A `model_type` of config.json that belongs to a family.
 
-    - `class_name`: transformers' class of the whole model, which is written to `architectures`.
+    - `class_name`: transformers' class of the whole model, for `architectures`.
     - `defaults`: the defaults that differ from those of the family's keys, by field.
     - `fixed`: the fields that have one value for this type, and that are not read from config.json.
     """
@@ -246,6 +239,7 @@ class Family:
       checkpoints may contain although they are not a part of the model.
     - `mtp`: how checkpoints store layers of multi-token prediction (MTP); None if the family has
       none. `names` then has lines with `in_mtp` in `when`, and the first key is their number.
+    - `copied`: returns GGUF tensors that llama.cpp loads and does not use, and what they copy.
 
     Config:
 
@@ -262,8 +256,7 @@ class Family:
     - `module`: the class of the whole model, as `module:class`; empty if weightctl does not run it.
     - `not_run`: returns why weightctl does not run a model with a given config, or None.
     - `in_llama_cpp`, `keeps_window`: whether llama.cpp has this family, and its sliding windows.
-    - `heads_fill_hidden`: whether llama.cpp only loads models whose heads together are as wide as
-      the hidden size.
+    - `heads_fill_hidden`: whether llama.cpp requires heads that together are as wide as `hidden`.
     - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None.
     - `differs`: what llama.cpp computes differently from transformers.
     - `differs_tied`: whether `differs` only applies to tied models.
@@ -281,6 +274,7 @@ class Family:
     other_prefixes: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     mtp: MtpForm | None = None
+    copied: Callable[[Any], Mapping[str, str]] | None = None
     spellings: Mapping[str, str] = field(default_factory=dict[str, str])
     fusions: tuple[Fusion, ...] = ()
     in_llama_cpp: bool = True
@@ -387,7 +381,7 @@ def _list_tensors(
     module = f"{line.module}.{kind}"
     number = layer - getattr(config, line.first) if line.first else layer
     own_number = layer - config.layers if line.restarts else number
-    for expert in range(config.experts) if line.is_of_experts else (0,):
+    for expert in range(getattr(config, line.count)) if line.is_of_experts else (0,):
         yield TensorNames(
             module.format(layer, expert=expert),
             None if gguf is None else gguf.format(number, expert=expert),

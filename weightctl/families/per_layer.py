@@ -55,6 +55,11 @@ class PerLayerConfig(DecoderConfig):
         """The size of the embeddings of a token for all layers together."""
         return self.layers * self.layer_input
 
+    @property
+    def layer_rows(self) -> int:
+        """The number of rows of the table of embeddings for layers."""
+        return self.layer_vocabulary
+
     def has_window(self, layer: int) -> bool:
         """Whether a layer has a sliding window."""
         return self.window(layer) is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import ENCODINGS, encoding_by_id
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import WHISPER_CPP
-from weightctl.formats.base import Layout, is_possible, is_text
+from weightctl.formats.base import NO_METADATA, Layout, is_possible, is_text
 from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor
 from weightctl.text.byte_level import from_byte_level, to_byte_level
@@ -195,7 +195,7 @@ def expected_encoding(info: TensorInfo, matrices: Encoding) -> Encoding:
     return ENCODINGS["F32" if matrices.name == "F32" else "F16"]
 
 
-def unfit(tensors: Sequence[TensorInfo]) -> list[str]:
+def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue] = NO_METADATA) -> list[str]:
     """Return a sentence for each tensor that whisper.cpp cannot read."""
     matrices = matrix_encoding(tensors)
     problems = [

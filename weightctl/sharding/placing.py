@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlacedWeight", "place_weights"]
 
-_LAYER, _EXPERT = "{}", "{expert}"
+_LAYER, _EXPERTS = "{}", "experts"
 
 
 class PlacedWeight(NamedTuple):
@@ -118,9 +118,9 @@ def _place_weight(
     roles = _roles(members)
     fusion = first.fusions.get(checkpoint.convention)
     own = 2 if first.kind == "weight" else 1
-    is_stacked = _EXPERT in first.line.module and len(weight.shape) == own + 1
+    is_stacked = first.line.is_of_experts and len(weight.shape) == own + 1
     experts = None
-    if _EXPERT in first.line.module:
+    if first.line.is_of_experts and first.line.count == _EXPERTS:
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":

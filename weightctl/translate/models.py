@@ -131,6 +131,9 @@ def _describe_left_out(
 
 def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor]) -> Translation:
     family, directory = checkpoint.family, _directory(checkpoint)
+    if family.copied is not None:
+        copies = family.copied(checkpoint.config)
+        tensors = {**tensors, **{name: tensors[source] for name, source in copies.items()}}
     metadata = {
         ARCHITECTURE: MetadataValue("string", family.gguf_name),
         "general.type": _string("model"),

@@ -56,7 +56,8 @@ class PerLayerDecoder(Decoder):
 
     Its layers read embeddings of their own. The last ones compute keys and values from what the
     attention of an earlier layer reads, with the weights of that layer. The layers pass this on in
-    one tensor: [batch, seq, hidden], then the same shape for each type of attention that is shared.
+    one tensor: [batch, seq, hidden], or several of them, then as much for each type of attention
+    that is shared.
     """
 
     config: PerLayerConfig
@@ -66,7 +67,7 @@ class PerLayerDecoder(Decoder):
         share_keys(config, [layer.attention for layer in self.layers])
         if config.layer_input:
             self.layer_inputs = LayerInputs(
-                config.layer_vocabulary,
+                config.layer_rows,
                 config.hidden,
                 layers=config.layers,
                 size=config.layer_input,
@@ -94,9 +95,14 @@ class PerLayerDecoder(Decoder):
         config = self.config
         x, beside = super().begin(tokens)
         if config.layer_input:
-            is_whole = config.layer_vocabulary >= config.vocabulary
+            is_whole = config.layer_rows >= config.vocabulary
             beside = (*beside, self.layer_inputs(tokens, x, is_whole=is_whole))
         return self.enter(x), beside
+
+    @property
+    def width(self) -> int:
+        """The size of what a layer passes on, without what the attention of the sources reads."""
+        return self.config.hidden
 
     def enter(self, x: Value) -> Value:
         """Return the input of the first layer: the tokens' vectors, and as much for each source."""
@@ -105,7 +111,8 @@ class PerLayerDecoder(Decoder):
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:
         """Return the output of a layer, and what the attention of the sources reads."""
         config = self.config
-        x, *kept = ops.split(x, [config.hidden] * (1 + len(self.sources)), axis=-1)
+        sizes = [self.width, *[config.hidden] * len(self.sources)]
+        x, *kept = ops.split(x, sizes, axis=-1)
         given = None
         if config.layer_input:
             first = layer.number * config.layer_input
@@ -120,4 +127,8 @@ class PerLayerDecoder(Decoder):
 
     def end(self, x: Value) -> Value:
         """Return the logits of the token after each position."""
-        return super().end(x[..., : self.config.hidden])
+        return super().end(self.merge(x[..., : self.width]))
+
+    def merge(self, x: Value) -> Value:
+        """Return the vectors that the last norm reads, [batch, seq, hidden]."""
+        return x

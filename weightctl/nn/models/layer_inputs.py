@@ -81,10 +81,10 @@ class LayerInput(Divisible):
 
 
 class LayerScale(Module):
-    """A factor that a checkpoint stores as a tensor of one number."""
+    """A factor that a checkpoint stores as a tensor of one number, or of `size` numbers."""
 
-    def __init__(self, dtype: DType) -> None:
-        self.weight = Weight("weight", dtype, (1,))
+    def __init__(self, dtype: DType, size: int = 1) -> None:
+        self.weight = Weight("weight", dtype, (size,))
 
     def __call__(self, x: Value) -> Value:
         """Return the product."""

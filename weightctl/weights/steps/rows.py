@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["RowOrder", "RowRange", "RowsFrom", "StackedEntry", "ZerosBefore"]
+__all__ = ["FirstRowAfter", "RowOrder", "RowRange", "RowsFrom", "StackedEntry", "ZerosBefore"]
 
 
 # If the range that contains the needed rows has more bytes than this, rows can be read one by one.
@@ -156,6 +156,38 @@ class ZerosBefore:
 
     def __str__(self) -> str:
         return f"{self.count} rows of zeros before the others"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRowAfter:
+    """The rows, and after them `count` copies of the first one."""
+
+    count: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape with more rows."""
+        (info,) = inputs
+        if not info.shape or not info.shape[0]:
+            raise ConversionError(f"`{info.name}` of shape {list(info.shape)} has no first row")
+        return (info.shape[0] + self.count, *info.shape[1:]), info.encoding
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read the rows, then the first one as often as it follows."""
+        (tensor,) = inputs
+        size, row = tensor.info.nbytes, _row_bytes(tensor.info)
+        done = min(max(0, size - start), len(buffer))
+        if done:
+            tensor.read_into(start, buffer[:done])
+        while done < len(buffer):
+            first = (start + done - size) % row
+            count = min(row - first, len(buffer) - done)
+            tensor.read_into(first, buffer[done : done + count])
+            done += count
+
+    def __str__(self) -> str:
+        return f"{self.count} copies of the first row after the others"
 
 
 @dataclass(frozen=True, slots=True)
