@@ -32,3 +32,27 @@ def transcode(
     zero_nonfinite: bool,
     /,
 ) -> tuple[int, float, int, int, int, float, float]: ...
+def reduce_blocks(
+    level: int,
+    source: str,
+    raw: Memory,
+    columns: int,
+    size: int,
+    low: Memory | None,
+    high: Memory,
+    /,
+) -> None: ...
+def round_blocks(
+    level: int,
+    source: str,
+    raw: Memory,
+    columns: int,
+    size: int,
+    kind: str,
+    scales: Memory,
+    offsets: Memory | None,
+    most: float,
+    out: Memory,
+    /,
+) -> tuple[float, float]: ...
+def pack_pairs(level: int, codes: Memory, high_first: bool, out: Memory, /) -> None: ...
