@@ -1,4 +1,4 @@
-"""Compiled codecs in C, for the best instruction set of this processor.
+"""Compiled codecs and roundings in C, for the best instruction set of this processor.
 
 They are optional: if no C compiler was found at install, NumPy is used. Set the environment
 variable `WEIGHTCTL_KERNELS` to `off` to disable them, or to a lesser instruction set (`x86-64-v2`)
