@@ -105,8 +105,8 @@ class Transcoder(NamedTuple):
 class BlockRounder(NamedTuple):
     """The kernels that round rows of one encoding, at one level, to the codes of schemes.
 
-    Rows have `columns` values, and each `size` neighbors of a row are a block, of which the last
-    can be shorter; `size` can also be the number of all values. Buffers are contiguous.
+    Rows have `columns` values, and each `size` neighbors of a row are a block; the last of a row can
+    be shorter. `size` can also be the number of all values. Buffers are contiguous.
     """
 
     level: int
@@ -140,8 +140,9 @@ class BlockRounder(NamedTuple):
         """
         from weightctl.kernels import _native
 
-        table, how = (raw, columns, size), (kind, scales, offsets, most)
-        return _native.round_blocks(self.level, self.source, *table, *how, out)
+        return _native.round_blocks(
+            self.level, self.source, raw, columns, size, kind, scales, offsets, most, out
+        )
 
 
 class PairPacker(NamedTuple):

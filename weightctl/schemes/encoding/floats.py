@@ -81,7 +81,7 @@ class Float8(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("E4M3", self.rows, self.columns)
 
-    def choose(self, edges: tuple[F32, ...], peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
         """Return the scales that map largest magnitudes to that of E4M3."""
         peaks = edges[0] if self.columns else np.full((1, 1), peak, np.float32)
         return Scales(*store(peaks / _E4M3_LARGEST, self.stored))
@@ -133,7 +133,7 @@ class Microscaled8(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("E4M3", 1, self.columns)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the powers of two for largest magnitudes."""
         exponents = _choose_exponents(edges[0], 8)
         return Scales(exponents, _powers(exponents))
@@ -170,7 +170,7 @@ class Microscaled4(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("E2M1", 1, self.columns)
 
-    def choose(self, edges: tuple[F32, ...], peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
         """Return the scales for largest magnitudes."""
         raw = self._encode_scales(edges[0], peak)
         return Scales(raw, self._decode_scales(raw, peak))

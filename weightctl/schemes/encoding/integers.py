@@ -49,7 +49,7 @@ class Symmetric(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the scales for largest magnitudes; 0 is in the middle of the codes."""
         half = np.float32(1 << (self.bits - 1))
         raw, held = store(edges[0] / (half - np.float32(0.5)), self.stored)
@@ -94,7 +94,7 @@ class Affine(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the scales and zero points for minima and maxima."""
         most = (1 << self.bits) - 1
         low, high = np.minimum(edges[0], np.float32(0)), np.maximum(edges[1], np.float32(0))
@@ -145,7 +145,7 @@ class Biased(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("biases", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the scales and biases for minima and maxima."""
         most = np.float32((1 << self.bits) - 1)
         low, high = edges
@@ -195,7 +195,7 @@ class RowScaled(BlockRounding):
         """The blocks of the rounding."""
         return RoundedBlocks("INT8", 1, _ROW)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the largest magnitudes."""
         return Scales(*store(edges[0], "F32"))
 

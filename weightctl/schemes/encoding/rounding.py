@@ -97,7 +97,7 @@ class BlockRounding:
         """The blocks of the rounding."""
         raise NotImplementedError
 
-    def choose(self, edges: tuple[F32, ...], peak: np.float32) -> Scales:
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
         """Return the scales for the extremes of blocks; `peak` is that of the whole weight."""
         raise NotImplementedError
 

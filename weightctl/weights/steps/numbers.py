@@ -222,7 +222,7 @@ def read_blocks(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.ui
     block, size = tensor.info.encoding.block, tensor.info.encoding.size
     begin, end = first // block, -(-(first + count) // block)
     raw = np.empty((end - begin) * size, np.uint8)
-    tensor.read_into(begin * size, memoryview(raw))
+    tensor.read_into(begin * size, raw.data)
     return raw
 
 
