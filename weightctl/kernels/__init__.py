@@ -105,8 +105,8 @@ class Transcoder(NamedTuple):
 class BlockRounder(NamedTuple):
     """The kernels that round rows of one encoding, at one level, to the codes of schemes.
 
-    Rows have `columns` values, and each `size` neighbors of a row are a block; the last of a row can
-    be shorter. `size` can also be the number of all values. Buffers are contiguous.
+    Rows have `columns` values, and each `size` neighbors of a row are a block; the last of a row
+    can be shorter. `size` can also be the number of all values. Buffers are contiguous.
     """
 
     level: int
