@@ -1,4 +1,4 @@
-"""Compiled codecs in C, for the best instruction set of this processor.
+"""Compiled codecs and roundings in C, for the best instruction set of this processor.
 
 They are optional: if no C compiler was found at install, NumPy is used. Set the environment
 variable `WEIGHTCTL_KERNELS` to `off` to disable them, or to a lesser instruction set (`x86-64-v2`)
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from weightctl.kernels._native import Memory
 
 __all__ = [
+    "BlockRounder",
     "Kernel",
     "KernelResult",
+    "PairPacker",
     "Transcoder",
     "active",
+    "block_rounder",
     "kernel",
     "levels",
+    "pair_packer",
     "transcoder",
     "unknown_level",
 ]
@@ -98,6 +102,61 @@ class Transcoder(NamedTuple):
         return KernelResult(*_native.transcode(*names, raw, columns, importance, out, *how))
 
 
+class BlockRounder(NamedTuple):
+    """The kernels that round rows of one encoding, at one level, to the codes of schemes.
+
+    Rows have `columns` values, and each `size` neighbors of a row are a block; the last of a row
+    can be shorter. `size` can also be the number of all values. Buffers are contiguous.
+    """
+
+    level: int
+    source: str
+
+    def reduce(
+        self, raw: Memory, columns: int, size: int, low: Memory | None, high: Memory
+    ) -> None:
+        """Fill float32 tables with the extremes of blocks; without `low`, with magnitudes."""
+        from weightctl.kernels import _native
+
+        _native.reduce_blocks(self.level, self.source, raw, columns, size, low, high)
+
+    def round(
+        self,
+        raw: Memory,
+        columns: int,
+        size: int,
+        *,
+        kind: str,
+        scales: Memory,
+        offsets: Memory | None,
+        most: float,
+        out: Memory,
+    ) -> tuple[float, float]:
+        """Fill `out` with codes; return the sums of squares of the values and of their errors.
+
+        `kind` is "E4M3", "E2M1" or "INT8", or "zeros" or "biases" for integers up to `most`, which
+        need `offsets`. Scales and offsets are float32 tables. The sums are not finite if a value is
+        not, or is not held.
+        """
+        from weightctl.kernels import _native
+
+        return _native.round_blocks(
+            self.level, self.source, raw, columns, size, kind, scales, offsets, most, out
+        )
+
+
+class PairPacker(NamedTuple):
+    """The kernel that packs 4-bit codes at one level."""
+
+    level: int
+
+    def pack(self, codes: Memory, *, high_first: bool, out: Memory) -> None:
+        """Fill `out` with a byte for each pair of codes; both are contiguous."""
+        from weightctl.kernels import _native
+
+        _native.pack_pairs(self.level, codes, high_first, out)
+
+
 @cache
 def levels() -> tuple[str, ...]:
     """Return the instruction sets of this processor that have kernels, the best last."""
@@ -164,3 +223,18 @@ def transcoder(
     if not (after.encodes_weighted if weighted else after.encodes):
         return None
     return Transcoder(before.level, source, target)
+
+
+@cache
+def block_rounder(source: str, level: int | None = None) -> BlockRounder | None:
+    """Return the kernels that round rows of an encoding to codes; None if there are none."""
+    found = kernel(source, level)
+    return BlockRounder(found.level, source) if found is not None and found.decodes else None
+
+
+@cache
+def pair_packer(level: int | None = None) -> PairPacker | None:
+    """Return the kernel that packs 4-bit codes; None if there is none."""
+    if level is None:
+        level = _choose_level()
+    return None if level is None else PairPacker(level)

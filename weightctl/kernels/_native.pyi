@@ -33,3 +33,27 @@ def transcode(
     /,
 ) -> tuple[int, float, int, int, int, float, float]: ...
 def count_words(words: Memory, step: int, counts: Memory, /) -> None: ...
+def reduce_blocks(
+    level: int,
+    source: str,
+    raw: Memory,
+    columns: int,
+    size: int,
+    low: Memory | None,
+    high: Memory,
+    /,
+) -> None: ...
+def round_blocks(
+    level: int,
+    source: str,
+    raw: Memory,
+    columns: int,
+    size: int,
+    kind: str,
+    scales: Memory,
+    offsets: Memory | None,
+    most: float,
+    out: Memory,
+    /,
+) -> tuple[float, float]: ...
+def pack_pairs(level: int, codes: Memory, high_first: bool, out: Memory, /) -> None: ...

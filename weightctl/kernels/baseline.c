@@ -4,8 +4,8 @@
 #include "table.h"
 
 #if defined(__aarch64__)
-const struct level weightctl_baseline = {"arm64", codecs, transcode};
+const struct level weightctl_baseline = LEVEL("arm64");
 #else
-const struct level weightctl_baseline = {"baseline", codecs, transcode};
+const struct level weightctl_baseline = LEVEL("baseline");
 #endif
 #endif

@@ -50,13 +50,41 @@ struct outcome {
     double squares, squared_error;
 };
 
+/* A table of values in an encoding. Each `size` neighbors of a row are a block, the last of a row can
+   be shorter; `columns` is a multiple of the encoding's block. */
+struct table {
+    const struct codec *from;
+    const uint8_t *in;
+    size_t rows, columns, size;
+};
+
+/* How the blocks of a table are rounded: a scale for each, and a zero point or bias for each with the
+   kinds that have these. Integers are at most `most`. */
+enum kind { TO_E4M3, TO_E2M1, TO_INT8, WITH_ZEROS, WITH_BIASES };
+
+struct rounding {
+    enum kind kind;
+    const float *scales, *offsets;
+    float most;
+};
+
 /* The kernels compiled for one instruction set; `codecs` ends with a NULL name. `transcode` runs a
-   task in one pass over memory; it returns -1 if it cannot allocate memory. */
+   task in one pass over memory; it returns -1 if it cannot allocate memory.
+
+   `reduce_blocks` finds the least and the greatest value of each block, or, without `low`, the
+   largest magnitude. `round_blocks` fills `out` with a code for each value, and adds the sums of the
+   squares of the values, and of their errors, to `sums`. `pack_pairs` packs codes of 4 bits. */
 struct level {
     const char *name;
     const struct codec *codecs;
     int (*transcode)(const struct task *task, struct outcome *outcome);
+    void (*reduce_blocks)(const struct table *table, float *low, float *high);
+    void (*round_blocks)(const struct table *table, const struct rounding *how, uint8_t *out,
+                         double sums[2]);
+    void (*pack_pairs)(const uint8_t *codes, size_t pairs, int high_first, uint8_t *out);
 };
+
+#define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

@@ -2,6 +2,8 @@
 #ifndef WEIGHTCTL_MEASURE_H
 #define WEIGHTCTL_MEASURE_H
 
+#include <math.h>
+
 #include "plain.h"
 
 /* The bits of the largest magnitude; at least F32_INFINITE if a value is not finite. */
@@ -127,5 +129,31 @@ static size_t add_usual_squares(const float *x, const float *held, size_t count,
 
 #undef CHAIN
 #undef PARTS
+
+/* Above this mean square, squares that float32 cannot hold (below 2**-126) are negligible. */
+#define LEAST_MEAN 0x1p-100
+
+INLINE int is_usual(double sum, size_t count)
+{
+    return sum > (double)count * LEAST_MEAN && sum < HUGE_VAL;
+}
+
+#undef LEAST_MEAN
+
+/* Add the same sums as `add_squares`, in float32 where that is precise. Returns the number of
+   nonzero values that became zero. */
+static size_t add_precise_squares(const float *x, const float *held, size_t count, double sums[2])
+{
+    double some[2] = {0, 0};
+    size_t zeros = add_usual_squares(x, held, count, some);
+    if (!is_usual(some[0], count) ||
+        !(is_usual(some[1], count) || memcmp(x, held, count * sizeof *x) == 0)) {
+        some[0] = some[1] = 0;
+        add_squares(x, held, count, some);
+    }
+    sums[0] += some[0];
+    sums[1] += some[1];
+    return zeros;
+}
 
 #endif

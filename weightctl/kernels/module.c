@@ -1,8 +1,4 @@
 /* The kernels as a Python module, which takes and fills buffers and releases the interpreter. */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -10,6 +6,7 @@
 
 #include "codec.h"
 #include "grids.h"
+#include "module.h"
 
 /* The instruction sets that this processor supports, the best last. */
 static const struct level *levels[3];
@@ -49,7 +46,7 @@ static void find_levels(void)
 #endif
 }
 
-static const struct level *find_level(Py_ssize_t number)
+const struct level *find_level(Py_ssize_t number)
 {
     if (number >= 0 && number < level_count)
         return levels[number];
@@ -57,7 +54,7 @@ static const struct level *find_level(Py_ssize_t number)
     return NULL;
 }
 
-static const struct codec *find_codec(Py_ssize_t number, const char *name)
+const struct codec *find_codec(Py_ssize_t number, const char *name)
 {
     const struct level *level = find_level(number);
     if (level == NULL)
@@ -323,6 +320,12 @@ static PyMethodDef methods[] = {
      "transcode(level, source, target, raw, columns, importance, out, counts, measures,\n"
      "zero_nonfinite) -> (refused, number, overflows, underflows, nonfinite, squares, error)"},
     {"count_words", count_words, METH_VARARGS, "count_words(words, step, counts)"},
+    {"reduce_blocks", reduce_blocks, METH_VARARGS,
+     "reduce_blocks(level, source, raw, columns, size, low, high)"},
+    {"round_blocks", round_blocks, METH_VARARGS,
+     "round_blocks(level, source, raw, columns, size, kind, scales, offsets, most, out)\n"
+     "-> (squares, error)"},
+    {"pack_pairs", pack_pairs, METH_VARARGS, "pack_pairs(level, codes, high_first, out)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -31,6 +31,7 @@
 #include "nvfp4.h"
 /* one include for each encoding, in the order of weightctl's table */
 
+#include "blocks.h"
 #include "transcode.h"
 
 static const struct codec codecs[] = {

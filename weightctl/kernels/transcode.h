@@ -2,7 +2,6 @@
 #ifndef WEIGHTCTL_TRANSCODE_H
 #define WEIGHTCTL_TRANSCODE_H
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "measure.h"
@@ -41,25 +40,12 @@ static const struct range *range_of(const struct codec *codec)
     return NULL;
 }
 
-/* Above this mean square, squares that float32 cannot hold (below 2**-126) are negligible. */
-#define LEAST_MEAN 0x1p-100
-
-INLINE int is_usual(double sum, size_t count)
-{
-    return sum > (double)count * LEAST_MEAN && sum < HUGE_VAL;
-}
-
 /* Measure a tile, without values that are not finite before or after; `x` may be `space`. */
 static void add_loss(const float *x, float *held, size_t count, float *space,
                      struct outcome *outcome)
 {
     double sums[2] = {0, 0};
-    outcome->underflows += add_usual_squares(x, held, count, sums);
-    if (!is_usual(sums[0], count) ||
-        !(is_usual(sums[1], count) || memcmp(x, held, count * sizeof *x) == 0)) {
-        sums[0] = sums[1] = 0;
-        add_squares(x, held, count, sums);
-    }
+    outcome->underflows += add_precise_squares(x, held, count, sums);
     if (!(sums[0] < HUGE_VAL && sums[1] < HUGE_VAL)) {
         for (size_t i = 0; i < count; i++) {
             int counts = f32_is_finite(x[i]) && f32_is_finite(held[i]);
@@ -72,8 +58,6 @@ static void add_loss(const float *x, float *held, size_t count, float *space,
     outcome->squares += sums[0];
     outcome->squared_error += sums[1];
 }
-
-#undef LEAST_MEAN
 
 /* No block holds a larger value: the largest scales and levels of a type are a float16 scale, a
    7-bit scale and a 6-bit level. NVFP4 saturates much earlier, and the search for IQ4_XS turns its

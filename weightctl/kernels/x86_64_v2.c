@@ -8,7 +8,7 @@
 #endif
 #include "table.h"
 
-const struct level weightctl_x86_64_v2 = {"x86-64-v2", codecs, transcode};
+const struct level weightctl_x86_64_v2 = LEVEL("x86-64-v2");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

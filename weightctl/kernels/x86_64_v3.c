@@ -8,7 +8,7 @@
 #endif
 #include "table.h"
 
-const struct level weightctl_x86_64_v3 = {"x86-64-v3", codecs, transcode};
+const struct level weightctl_x86_64_v3 = LEVEL("x86-64-v3");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -8,7 +8,7 @@
 #endif
 #include "table.h"
 
-const struct level weightctl_x86_64_v4 = {"x86-64-v4", codecs, transcode};
+const struct level weightctl_x86_64_v4 = LEVEL("x86-64-v4");
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

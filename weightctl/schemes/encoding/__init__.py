@@ -1,6 +1,6 @@
 """Rounding and packing of weights for the schemes that weightctl writes.
 
-All of it uses NumPy, and is loaded when a weight is encoded; schemes refer to it earlier.
+It uses NumPy or kernels, and is loaded when a weight is encoded; schemes refer to it earlier.
 """
 
 from __future__ import annotations

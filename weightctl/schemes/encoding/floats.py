@@ -10,7 +10,10 @@ import numpy as np
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding.rounding import (
+    BlockRounding,
     Codes,
+    RoundedBlocks,
+    Scales,
     find_peaks,
     restore_numbers,
     shape_of,
@@ -66,22 +69,30 @@ def _fill_float4(values: F32, codes: U8) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Float8:
+class Float8(BlockRounding):
     """E4M3 with a scale per block of `rows` x `columns`; for the whole weight if both are 0."""
 
     rows: int
     columns: int
     stored: str
 
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("E4M3", self.rows, self.columns)
+
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
+        """Return the scales that map largest magnitudes to that of E4M3."""
+        peaks = edges[0] if self.columns else np.full((1, 1), peak, np.float32)
+        return Scales(*store(peaks / _E4M3_LARGEST, self.stored))
+
     def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest floats."""
-        peaks = np.full((1, 1), peak, np.float32)
-        if self.columns:
-            peaks = find_peaks(values, self.rows, self.columns)
-        raw, held = store(peaks / _E4M3_LARGEST, self.stored)
-        scales = self._spread(held, shape_of(values))
+        edges = (find_peaks(values, self.rows, self.columns),) if self.columns else ()
+        chosen = self.choose(edges, peak)
+        scales = self._spread(chosen.held, shape_of(values))
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
-        return Codes(_as_float8(scaled).reshape(values.shape), raw)
+        return Codes(_as_float8(scaled).reshape(values.shape), chosen.stored)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -112,17 +123,27 @@ def _powers(exponents: U8) -> F32:
 
 
 @dataclass(frozen=True, slots=True)
-class Microscaled8:
+class Microscaled8(BlockRounding):
     """MXFP8: E4M3 with a power of two per `columns` elements of a row."""
 
     columns: int = 32
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("E4M3", 1, self.columns)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the powers of two for largest magnitudes."""
+        exponents = _choose_exponents(edges[0], 8)
+        return Scales(exponents, _powers(exponents))
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest floats."""
-        exponents = _choose_exponents(find_peaks(values, 1, self.columns), 8)
-        scales = _powers(exponents)[..., None]
+        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        scales = chosen.held[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
-        return Codes(_as_float8(scaled).reshape(values.shape), exponents)
+        return Codes(_as_float8(scaled).reshape(values.shape), chosen.stored)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -134,7 +155,7 @@ class Microscaled8:
 
 
 @dataclass(frozen=True, slots=True)
-class Microscaled4:
+class Microscaled4(BlockRounding):
     """E2M1 with a scale per `columns` elements of a row: a power of two, or E4M3 if `is_nvidia`.
 
     NVIDIA's scales are relative to a scale of the whole weight, which maps its largest magnitude to
@@ -144,16 +165,25 @@ class Microscaled4:
     columns: int
     is_nvidia: bool = False
 
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("E2M1", 1, self.columns)
+
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
+        """Return the scales for largest magnitudes."""
+        raw = self._encode_scales(edges[0], peak)
+        return Scales(raw, self._decode_scales(raw, peak))
+
     def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest floats."""
-        peaks = find_peaks(values, 1, self.columns)
-        raw = self._encode_scales(peaks, peak)
-        scales = self._decode_scales(raw, peak)[..., None]
+        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        scales = chosen.held[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         if self.is_nvidia and not scales.all():
             # The values of this block are too small for the smallest scale.
             np.copyto(scaled, np.float32(0), where=scales == 0)
-        return Codes(_as_float4(scaled).reshape(values.shape), raw)
+        return Codes(_as_float4(scaled).reshape(values.shape), chosen.stored)
 
     def _encode_scales(self, peaks: F32, peak: np.float32) -> U8:
         if not self.is_nvidia:

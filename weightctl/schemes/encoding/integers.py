@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.schemes.encoding.rounding import (
+    BlockRounding,
     Codes,
+    RoundedBlocks,
+    Scales,
     find_peaks,
     reduce_blocks,
     restore_numbers,
@@ -25,10 +28,12 @@ __all__ = ["Affine", "Biased", "RowScaled", "Symmetric"]
 
 # The smallest scale of MLX.
 _LEAST = np.float32(1e-7)
+# More columns than a row can have.
+_ROW = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Symmetric:
+class Symmetric(BlockRounding):
     """Integers of `bits` bits with a scale per group of `columns` elements of a row.
 
     Codes are the integers plus half of the range. The scale maps the largest magnitude to the
@@ -39,17 +44,27 @@ class Symmetric:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the scales for largest magnitudes; 0 is in the middle of the codes."""
+        half = np.float32(1 << (self.bits - 1))
+        raw, held = store(edges[0] / (half - np.float32(0.5)), self.stored)
+        return Scales(raw, held, zeros=np.full(held.shape, half))
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest integers."""
         half = 1 << (self.bits - 1)
-        peaks = find_peaks(values, 1, self.columns)
-        raw, held = store(peaks / np.float32(half - 0.5), self.stored)
-        scales = spread(held, shape_of(values), 1, self.columns)
+        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        scales = spread(chosen.held, shape_of(values), 1, self.columns)
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
         np.clip(scaled, -half, half - 1, out=scaled)
         scaled += np.float32(half)
-        return Codes(scaled.astype(np.uint8).reshape(values.shape), raw)
+        return Codes(scaled.astype(np.uint8).reshape(values.shape), chosen.stored)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -64,7 +79,7 @@ class Symmetric:
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(BlockRounding):
     """Integers of `bits` bits with a scale and a zero point per group of a row.
 
     The range of a group always contains 0, so that 0 is stored exactly.
@@ -74,19 +89,32 @@ class Affine:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the scales and zero points for minima and maxima."""
+        most = (1 << self.bits) - 1
+        low, high = np.minimum(edges[0], np.float32(0)), np.maximum(edges[1], np.float32(0))
+        raw, held = store(np.divide(high - low, np.float32(most)), self.stored)
+        zeros: F32 = np.clip(np.rint(-low / held), 0, most)
+        return Scales(raw, held, zeros.astype(np.uint8), zeros)
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest integers."""
         most = (1 << self.bits) - 1
-        high = np.maximum(reduce_blocks(np.maximum, values, self.columns, 1), np.float32(0))
-        low = np.minimum(reduce_blocks(np.minimum, values, self.columns, 1), np.float32(0))
-        raw, held = store(np.divide(high - low, np.float32(most)), self.stored)
-        zeros = np.clip(np.rint(-low / held), 0, most)
-        scales = spread(held, shape_of(values), 1, self.columns)
+        edges = (reduce_blocks(way, values, self.columns, 1) for way in (np.minimum, np.maximum))
+        chosen = self.choose(tuple(edges), peak)
+        scales = spread(chosen.held, shape_of(values), 1, self.columns)
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
-        scaled += spread(zeros, shape_of(values), 1, self.columns)
+        if chosen.zeros is not None:
+            scaled += spread(chosen.zeros, shape_of(values), 1, self.columns)
         np.clip(scaled, 0, most, out=scaled)
-        return Codes(scaled.astype(np.uint8).reshape(values.shape), raw, zeros.astype(np.uint8))
+        codes = scaled.astype(np.uint8).reshape(values.shape)
+        return Codes(codes, chosen.stored, chosen.offsets)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -101,7 +129,7 @@ class Affine:
 
 
 @dataclass(frozen=True, slots=True)
-class Biased:
+class Biased(BlockRounding):
     """Integers of `bits` bits with a scale and a bias per group of a row, as MLX rounds them.
 
     The bias is the minimum or the maximum of the group, whichever is larger in magnitude. The scale
@@ -112,11 +140,15 @@ class Biased:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
-        """Round a tile to the nearest integers."""
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("biases", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the scales and biases for minima and maxima."""
         most = np.float32((1 << self.bits) - 1)
-        high = reduce_blocks(np.maximum, values, self.columns, 1)
-        low = reduce_blocks(np.minimum, values, self.columns, 1)
+        low, high = edges
         is_low = np.abs(low) > np.abs(high)
         size = np.maximum((high - low) / most, _LEAST)
         scale: F32 = np.where(is_low, size, -size)
@@ -124,15 +156,23 @@ class Biased:
         steps = np.rint(edge / scale)
         scale = np.where(steps == 0, scale, edge / steps)
         raw, held = store(scale, self.stored)
-        offsets, biases = store(np.where(steps == 0, np.float32(0), edge), self.stored, zero=0)
-        scales = spread(held, shape_of(values), 1, self.columns)
-        scaled: F32 = view_blocks(values, scales) - spread(
-            biases, shape_of(values), 1, self.columns
+        return Scales(
+            raw, held, *store(np.where(steps == 0, np.float32(0), edge), self.stored, zero=0)
         )
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
+        """Round a tile to the nearest integers."""
+        edges = (reduce_blocks(way, values, self.columns, 1) for way in (np.minimum, np.maximum))
+        chosen = self.choose(tuple(edges), peak)
+        scales = spread(chosen.held, shape_of(values), 1, self.columns)
+        scaled: F32 = view_blocks(values, scales).copy()
+        if chosen.zeros is not None:
+            scaled -= spread(chosen.zeros, shape_of(values), 1, self.columns)
         scaled /= scales
         np.rint(scaled, out=scaled)
-        np.clip(scaled, 0, most, out=scaled)
-        return Codes(scaled.astype(np.uint8).reshape(values.shape), raw, offsets)
+        np.clip(scaled, 0, (1 << self.bits) - 1, out=scaled)
+        codes = scaled.astype(np.uint8).reshape(values.shape)
+        return Codes(codes, chosen.stored, chosen.offsets)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -147,16 +187,25 @@ class Biased:
 
 
 @dataclass(frozen=True, slots=True)
-class RowScaled:
+class RowScaled(BlockRounding):
     """Signed integers of 8 bits; the largest magnitude of a row, which is stored, becomes 127."""
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("INT8", 1, _ROW)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the largest magnitudes."""
+        return Scales(*store(edges[0], "F32"))
+
+    def round(self, values: F32, peak: np.float32) -> Codes:
         """Round a tile to the nearest integers."""
-        raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
-        scaled = np.divide(values, held)
+        chosen = self.choose((find_peaks(values, 1, values.shape[1]),), peak)
+        scaled = np.divide(values, chosen.held)
         scaled *= np.float32(127)
         np.rint(scaled, out=scaled)
-        return Codes(scaled.astype(np.int8).view(np.uint8), raw)
+        return Codes(scaled.astype(np.int8).view(np.uint8), chosen.stored)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:
         """Return the values that the codes represent."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightctl.kernels import pair_packer
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,9 +36,7 @@ def pack_rows(codes: U8, bits: int, *, word: int = 8) -> U8:
         codes = np.pad(codes, ((0, 0), (0, missing)))
     if bits == 8:
         return np.ascontiguousarray(codes)
-    pairs = np.ascontiguousarray(codes).view(np.uint16)
-    packed: U8 = (pairs | pairs >> np.uint16(4)).astype(np.uint8)
-    return packed
+    return _pack_pairs(codes, high_first=False)
 
 
 def pack_columns(codes: U8, bits: int) -> U8:
@@ -57,7 +57,18 @@ def pack_columns(codes: U8, bits: int) -> U8:
 
 def pack_high_first(codes: U8) -> U8:
     """Return the bytes of 4-bit codes, the first of each pair in the high bits."""
-    packed: U8 = codes[:, ::2] << np.uint8(4) | codes[:, 1::2]
+    return _pack_pairs(codes, high_first=True)
+
+
+def _pack_pairs(codes: U8, *, high_first: bool) -> U8:
+    codes = np.ascontiguousarray(codes)
+    packer = pair_packer()
+    if packer is None:
+        first, last = (0, 1) if high_first else (1, 0)
+        packed: U8 = codes[:, first::2] << np.uint8(4) | codes[:, last::2]
+        return packed
+    packed = np.empty((codes.shape[0], codes.shape[1] // 2), np.uint8)
+    packer.pack(codes, high_first=high_first, out=packed)
     return packed
 
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
+    "BlockRounding",
     "Codes",
+    "RoundedBlocks",
     "Rounding",
+    "Scales",
     "find_peaks",
     "reduce_blocks",
     "restore_numbers",
@@ -58,6 +61,45 @@ class Rounding(Protocol):
     def restore(self, made: Codes, peak: np.float32, /) -> F32:
         """Return the values that the codes represent."""
         ...
+
+
+class RoundedBlocks(NamedTuple):
+    """The blocks of a rounding, `rows` x `columns` values, and what their codes are.
+
+    `columns` is 0 if the whole weight is a block, and can be larger than a row. `kind` is that of
+    `kernels.BlockRounder`; integers are at most `most`. Scales are chosen for the minimum and the
+    maximum of a block if it `has_ranges`, otherwise for its largest magnitude.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    most: int = 0
+    has_ranges: bool = False
+
+
+class Scales(NamedTuple):
+    """A table of scales, and one of zero points or biases: as they are stored, and as float32."""
+
+    stored: U8
+    held: F32
+    offsets: U8 | None = None
+    zeros: F32 | None = None
+
+
+class BlockRounding:
+    """A rounding whose codes depend only on the scale of a block, so that kernels can find them."""
+
+    __slots__ = ()
+
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        raise NotImplementedError
+
+    def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
+        """Return the scales for the extremes of blocks; `peak` is that of the whole weight."""
+        raise NotImplementedError
 
 
 def reduce_blocks(reduction: np.ufunc, values: F32, size: int, axis: int) -> F32:

@@ -13,10 +13,12 @@ import numpy as np
 from weightctl.codecs.loss import Loss, sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.kernels import active
+from weightctl.schemes.encoding.compiled import RoundedTile, find_magnitude, round_in_one_pass
 from weightctl.schemes.encoding.repacking import repack
 from weightctl.schemes.encoding.rounding import Codes
 from weightctl.weights.derived import DerivedTensor
-from weightctl.weights.steps.numbers import read_floats
+from weightctl.weights.steps.numbers import read_blocks, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,7 +148,12 @@ class SharedPeak:
     def _find_peak(self, tensor: ReadableTensor) -> np.float32:
         peak = np.float32(0)
         for first in range(0, tensor.info.size, _TILE):
-            values = read_floats(tensor, first, min(_TILE, tensor.info.size - first))
+            count = min(_TILE, tensor.info.size - first)
+            found = find_magnitude(read_blocks(tensor, first, count), tensor.info.encoding)
+            if found is not None:
+                peak = max(peak, found)
+                continue
+            values = read_floats(tensor, first, count)
             values, _ = _make_finite(values, tensor, first, zero_nonfinite=self._zero_nonfinite)
             peak = max(peak, values.max(), -values.min())
         return peak
@@ -202,30 +209,19 @@ class EncodedWeight:
         last = min(first + step, made.columns if made.by_columns else made.rows)
         tiles: list[Codes] = []
         loss = Loss(0)
-        for values, nonfinite, blocks in self._read_tiles(first, last):
-            # Overflows make the error infinite or NaN.
-            with np.errstate(all="ignore"):
-                if blocks is None:
-                    codes = made.rounding.round(values, peak)
-                else:
-                    codes = repack(blocks, self.tensor.info.encoding, made.rounding)
-                held = made.rounding.restore(codes, peak)
-            tiles.append(codes)
-            sums = sum_squares_and_error(values.reshape(-1), held.reshape(-1))
-            if not isfinite(sums[1]) or (blocks is not None and sums[1]):
-                raise ConversionError(
-                    f"`{self.name}` has values that are too large for {self.label}",
-                    hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in "
-                    "Python)",
-                )
-            loss += Loss(values.size, 0, 0, *sums, nonfinite)
+        # Overflows make the error infinite or NaN.
+        with np.errstate(all="ignore"):
+            for codes, measured in self._round_tiles(first, last, peak):
+                tiles.append(codes)
+                loss += measured
         return _Band(tuple(part.reshape(-1) for part in made.pack(_join(tiles), peak)), loss)
 
-    def _read_tiles(self, first: int, last: int) -> Iterator[_Tile]:
-        """Yield the values of rows or columns from `first` to `last`, in tiles of rows."""
+    def _round_tiles(self, first: int, last: int, peak: np.float32) -> Iterator[tuple[Codes, Loss]]:
+        """Yield the codes of rows or columns from `first` to `last`, in tiles of rows."""
         made = self.encoding
         if not made.by_columns:
-            yield self._read_rows(first, last)
+            found = self._round_stored(first, last, peak)
+            yield self._round(self._read_rows(first, last), peak) if found is None else found
             return
         step = max(1, _TILE // made.columns)
         block, size = self.tensor.info.encoding.block, self.tensor.info.encoding.size
@@ -234,7 +230,40 @@ class EncodedWeight:
             if blocks is not None:
                 blocks = blocks[:, first // block * size : last // block * size]
                 blocks = np.ascontiguousarray(blocks)
-            yield _Tile(np.ascontiguousarray(values[:, first:last]), nonfinite, blocks)
+            tile = _Tile(np.ascontiguousarray(values[:, first:last]), nonfinite, blocks)
+            yield self._round(tile, peak)
+
+    def _round_stored(self, top: int, bottom: int, peak: np.float32) -> tuple[Codes, Loss] | None:
+        """Round rows as they are stored; None if a value is not finite, or without kernels."""
+        info, columns = self.tensor.info, self.encoding.columns
+        if self.is_exact or active() is None or columns % info.encoding.block:
+            return None
+        count = (bottom - top) * columns
+        raw = read_blocks(self.tensor, top * columns, count).reshape(bottom - top, -1)
+        found = round_in_one_pass(self.encoding.rounding, raw, columns, info.encoding, peak)
+        return None if found is None else (found.codes, Loss(count, 0, 0, *found.sums))
+
+    def _round(self, tile: _Tile, peak: np.float32) -> tuple[Codes, Loss]:
+        rounded = self._round_values(tile, peak)
+        if not isfinite(rounded.sums[1]) or (tile.blocks is not None and rounded.sums[1]):
+            raise ConversionError(
+                f"`{self.name}` has values that are too large for {self.label}",
+                hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in Python)",
+            )
+        return rounded.codes, Loss(tile.values.size, 0, 0, *rounded.sums, tile.nonfinite)
+
+    def _round_values(self, tile: _Tile, peak: np.float32) -> RoundedTile:
+        values, how = tile.values, self.encoding.rounding
+        if tile.blocks is None:
+            raw = values.view(np.uint8)
+            found = round_in_one_pass(how, raw, values.shape[1], ENCODINGS["F32"], peak)
+            if found is not None:
+                return found
+            codes = how.round(values, peak)
+        else:
+            codes = repack(tile.blocks, self.tensor.info.encoding, how)
+        held = how.restore(codes, peak)
+        return RoundedTile(codes, sum_squares_and_error(values.reshape(-1), held.reshape(-1)))
 
     def _read_rows(self, top: int, bottom: int) -> _Tile:
         columns = self.encoding.columns

@@ -27,6 +27,7 @@ __all__ = [
     "MultipliedRows",
     "Plus",
     "numbers_of",
+    "read_blocks",
     "read_floats",
 ]
 
@@ -214,6 +215,17 @@ def numbers_of(tensor: ReadableTensor) -> NDArray[np.float32]:
     return read_floats(tensor, 0, tensor.info.size).reshape(tensor.info.shape)
 
 
+def read_blocks(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.uint8]:
+    """Return the bytes of the blocks that contain `count` values from number `first` on."""
+    import numpy as np
+
+    block, size = tensor.info.encoding.block, tensor.info.encoding.size
+    begin, end = first // block, -(-(first + count) // block)
+    raw = np.empty((end - begin) * size, np.uint8)
+    tensor.read_into(begin * size, raw.data)
+    return raw
+
+
 def read_floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.float32]:
     """Return `count` values from number `first` on, decoded from the blocks that contain them."""
     import numpy as np
@@ -221,11 +233,7 @@ def read_floats(tensor: ReadableTensor, first: int, count: int) -> NDArray[np.fl
     from weightctl.codecs import transcode
 
     encoding = tensor.info.encoding
-    block, size = encoding.block, encoding.size
-    begin, end = first // block, -(-(first + count) // block)
-    raw = bytearray((end - begin) * size)
-    tensor.read_into(begin * size, memoryview(raw))
-    blocks = np.frombuffer(raw, np.uint8).reshape(1, -1)
+    blocks = read_blocks(tensor, first, count).reshape(1, -1)
     numbers = transcode(blocks, encoding, ENCODINGS["F32"]).raw.reshape(-1).view(np.float32)
-    skipped = first - begin * block
+    skipped = first % encoding.block
     return numbers[skipped : skipped + count]
