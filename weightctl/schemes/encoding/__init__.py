@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from weightctl.schemes.encoding.repacking import can_repack
     from weightctl.schemes.encoding.rounding import Codes
+    from weightctl.schemes.encoding.search import ScaleSearch
     from weightctl.schemes.encoding.weight import (
         BandCache,
         EncodedWeight,
@@ -49,6 +50,7 @@ __all__ = [
     "Microscaled4",
     "Microscaled8",
     "RowScaled",
+    "ScaleSearch",
     "SharedPeak",
     "StoredPart",
     "Symmetric",
@@ -74,6 +76,7 @@ _MODULES = {
     ),
     "repacking": ("can_repack",),
     "rounding": ("Codes",),
+    "search": ("ScaleSearch",),
     "weight": ("BandCache", "EncodedWeight", "StoredPart", "SharedPeak", "WeightEncoding"),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding.rounding import (
     Codes,
+    clip,
     find_peaks,
     restore_numbers,
     shape_of,
@@ -21,6 +22,7 @@ from weightctl.schemes.encoding.rounding import (
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
+    from weightctl.schemes.encoding.rounding import Clips
 
 __all__ = ["Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"]
 
@@ -73,11 +75,12 @@ class Float8:
     columns: int
     stored: str
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
         peaks = np.full((1, 1), peak, np.float32)
         if self.columns:
             peaks = find_peaks(values, self.rows, self.columns)
+        peaks = clip(peaks, clips and clips.high)
         raw, held = store(peaks / _E4M3_LARGEST, self.stored)
         scales = self._spread(held, shape_of(values))
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
@@ -117,9 +120,10 @@ class Microscaled8:
 
     columns: int = 32
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
-        exponents = _choose_exponents(find_peaks(values, 1, self.columns), 8)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
+        exponents = _choose_exponents(peaks, 8)
         scales = _powers(exponents)[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         return Codes(_as_float8(scaled).reshape(values.shape), exponents)
@@ -144,9 +148,9 @@ class Microscaled4:
     columns: int
     is_nvidia: bool = False
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
-        peaks = find_peaks(values, 1, self.columns)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
         raw = self._encode_scales(peaks, peak)
         scales = self._decode_scales(raw, peak)[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
@@ -189,9 +193,10 @@ class Coded:
 
     values: tuple[float, ...]
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest values of the table."""
-        raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
+        peaks = find_peaks(values, 1, values.shape[1])
+        raw, held = store(clip(peaks, clips and clips.high), "F32")
         table = np.array(self.values, np.float32)
         between = (table[1:] + table[:-1]) / np.float32(2)
         codes = np.searchsorted(between, values / held).astype(np.uint8)

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightctl.schemes.encoding.rounding import (
     Codes,
+    clip,
     find_peaks,
     reduce_blocks,
     restore_numbers,
@@ -20,6 +21,7 @@ from weightctl.schemes.encoding.rounding import (
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
+    from weightctl.schemes.encoding.rounding import Clips
 
 __all__ = ["Affine", "Biased", "RowScaled", "Symmetric"]
 
@@ -39,10 +41,10 @@ class Symmetric:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
         half = 1 << (self.bits - 1)
-        peaks = find_peaks(values, 1, self.columns)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
         raw, held = store(peaks / np.float32(half - 0.5), self.stored)
         scales = spread(held, shape_of(values), 1, self.columns)
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
@@ -74,11 +76,12 @@ class Affine:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
         most = (1 << self.bits) - 1
         high = np.maximum(reduce_blocks(np.maximum, values, self.columns, 1), np.float32(0))
         low = np.minimum(reduce_blocks(np.minimum, values, self.columns, 1), np.float32(0))
+        high, low = clip(high, clips and clips.high), clip(low, clips and clips.low)
         raw, held = store(np.divide(high - low, np.float32(most)), self.stored)
         zeros = np.clip(np.rint(-low / held), 0, most)
         scales = spread(held, shape_of(values), 1, self.columns)
@@ -112,11 +115,12 @@ class Biased:
     columns: int
     stored: str
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
         most = np.float32((1 << self.bits) - 1)
         high = reduce_blocks(np.maximum, values, self.columns, 1)
         low = reduce_blocks(np.minimum, values, self.columns, 1)
+        high, low = clip(high, clips and clips.high), clip(low, clips and clips.low)
         is_low = np.abs(low) > np.abs(high)
         size = np.maximum((high - low) / most, _LEAST)
         scale: F32 = np.where(is_low, size, -size)
@@ -150,12 +154,15 @@ class Biased:
 class RowScaled:
     """Signed integers of 8 bits; the largest magnitude of a row, which is stored, becomes 127."""
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
-        raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
+        peaks = find_peaks(values, 1, values.shape[1])
+        raw, held = store(clip(peaks, clips and clips.high), "F32")
         scaled = np.divide(values, held)
         scaled *= np.float32(127)
         np.rint(scaled, out=scaled)
+        if clips is not None:
+            np.clip(scaled, -127, 127, out=scaled)
         return Codes(scaled.astype(np.int8).view(np.uint8), raw)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
+    "Clips",
     "Codes",
     "Rounding",
+    "clip",
     "find_peaks",
     "reduce_blocks",
     "restore_numbers",
@@ -48,16 +50,34 @@ class Codes(NamedTuple):
     offsets: U8 | None = None
 
 
+class Clips(NamedTuple):
+    """Factors of the smallest and the largest value of each block, from which scales are computed.
+
+    If the scale depends on the largest magnitude, only `high` applies.
+    """
+
+    low: F32
+    high: F32
+
+
 class Rounding(Protocol):
     """A way to round the values of a weight, in tiles of whole blocks."""
 
-    def round(self, values: F32, peak: np.float32, /) -> Codes:
-        """Round a tile, shape (r, c); `peak` is the largest magnitude of the whole weight."""
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None, /) -> Codes:
+        """Round a tile, shape (r, c); `peak` is the largest magnitude of the whole weight.
+
+        With `clips`, scales are computed for other ranges, and values beyond them are clipped.
+        """
         ...
 
     def restore(self, made: Codes, peak: np.float32, /) -> F32:
         """Return the values that the codes represent."""
         ...
+
+
+def clip(edges: F32, factors: F32 | None) -> F32:
+    """Return the largest or smallest values of blocks, multiplied by factors if there are any."""
+    return edges if factors is None else edges * factors
 
 
 def reduce_blocks(reduction: np.ufunc, values: F32, size: int, axis: int) -> F32:

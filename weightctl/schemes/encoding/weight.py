@@ -14,7 +14,8 @@ from weightctl.codecs.loss import Loss, sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.schemes.encoding.repacking import repack
-from weightctl.schemes.encoding.rounding import Codes
+from weightctl.schemes.encoding.rounding import Codes, shape_of
+from weightctl.schemes.encoding.search import find_ratio, has_one_scale, search_codes
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import read_floats
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.schemes.encoding.rounding import Rounding
+    from weightctl.schemes.encoding.search import ScaleSearch, SearchedCodes
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -127,14 +129,23 @@ class BandCache:
 class SharedPeak:
     """The largest magnitude of all values of some weights, which is computed on first use.
 
-    Without weights, it is 0: the scale of the whole weight is then 1.
+    Without weights, it is 0: the scale of the whole weight is then 1. `searches` has a search for
+    each weight, or is empty.
     """
 
-    def __init__(self, tensors: Sequence[ReadableTensor], *, zero_nonfinite: bool) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[ReadableTensor],
+        searches: Sequence[ScaleSearch] = (),
+        *,
+        zero_nonfinite: bool,
+    ) -> None:
         self._tensors = tuple(tensors)
+        self._searches = tuple(searches)
         self._zero_nonfinite = zero_nonfinite
         self._lock = Lock()
         self._found: np.float32 | None = None
+        self._ratio: np.float32 | None = None
 
     def find(self) -> np.float32:
         """Return the largest magnitude; this reads all values once."""
@@ -143,18 +154,42 @@ class SharedPeak:
                 self._found = max(map(self._find_peak, self._tensors), default=np.float32(0))
             return self._found
 
+    def find_ratio(self, rounding: Rounding) -> np.float32:
+        """Return the ratio of the largest magnitude that has the smallest error in all weights."""
+        peak = self.find()
+        with self._lock:
+            if self._ratio is None:
+                with np.errstate(all="ignore"):
+                    self._ratio = find_ratio(rounding, self._read_weighted(), peak)
+            return self._ratio
+
+    def _read_weighted(self) -> Iterator[tuple[F32, F32 | None]]:
+        for tensor, search in zip(self._tensors, self._searches, strict=True):
+            for first, values in self._read(tensor):
+                tile = values.reshape(1, -1)
+                yield tile, search.weigh(first, (1, values.size))
+
     def _find_peak(self, tensor: ReadableTensor) -> np.float32:
         peak = np.float32(0)
+        for _, values in self._read(tensor):
+            peak = max(peak, values.max(), -values.min())
+        return peak
+
+    def _read(self, tensor: ReadableTensor) -> Iterator[tuple[int, F32]]:
+        """Yield the values in tiles, with the number of values before each."""
         for first in range(0, tensor.info.size, _TILE):
             values = read_floats(tensor, first, min(_TILE, tensor.info.size - first))
             values, _ = _make_finite(values, tensor, first, zero_nonfinite=self._zero_nonfinite)
-            peak = max(peak, values.max(), -values.min())
-        return peak
+            yield first, values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedWeight:
-    """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded."""
+    """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded.
+
+    With a `search`, scales are those with the smallest error; without, values are rounded to
+    nearest.
+    """
 
     tensor: ReadableTensor
     name: str
@@ -164,6 +199,7 @@ class EncodedWeight:
     peak: SharedPeak
     zero_nonfinite: bool = False
     is_exact: bool = False
+    search: ScaleSearch | None = None
 
     def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
         """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
@@ -205,7 +241,10 @@ class EncodedWeight:
         for values, nonfinite, blocks in self._read_tiles(first, last):
             # Overflows make the error infinite or NaN.
             with np.errstate(all="ignore"):
-                if blocks is None:
+                nearest = None
+                if blocks is None and self.search is not None:
+                    codes, nearest = self._search_codes(self.search, values, first, peak)
+                elif blocks is None:
                     codes = made.rounding.round(values, peak)
                 else:
                     codes = repack(blocks, self.tensor.info.encoding, made.rounding)
@@ -218,8 +257,22 @@ class EncodedWeight:
                     hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in "
                     "Python)",
                 )
-            loss += Loss(values.size, 0, 0, *sums, nonfinite)
+            loss += Loss(values.size, 0, 0, *sums, nonfinite, nearest)
         return _Band(tuple(part.reshape(-1) for part in made.pack(_join(tiles), peak)), loss)
+
+    def _search_codes(
+        self, search: ScaleSearch, values: F32, first: int, peak: np.float32
+    ) -> SearchedCodes:
+        """Round a tile, which begins at column `first` if bands are columns; else at that row."""
+        made = self.encoding
+        if made.by_columns:
+            weights = search.weigh(first, (1, values.shape[1]))
+        else:
+            weights = search.weigh(first * made.columns, shape_of(values))
+        ratio = None
+        if made.needs_peak and has_one_scale(made.rounding):
+            ratio = self.peak.find_ratio(made.rounding)
+        return search_codes(made.rounding, values, peak, weights, ratio)
 
     def _read_tiles(self, first: int, last: int) -> Iterator[_Tile]:
         """Yield the values of rows or columns from `first` to `last`, in tiles of rows."""
@@ -317,7 +370,10 @@ class _PackedPart:
         return total
 
     def __str__(self) -> str:
-        return f"{'repacked as' if self.weight.is_exact else 'quantized to'} {self.weight.label}"
+        if self.weight.is_exact:
+            return f"repacked as {self.weight.label}"
+        searched = " with searched scales" if self.weight.search is not None else ""
+        return f"quantized to {self.weight.label}{searched}"
 
 
 @dataclass(frozen=True, slots=True)
