@@ -1,7 +1,7 @@
 """Train a small Qwen3 on the texts of `fixtures/make_tiny_llama.py`, for `quality.py`.
 
-Run with `python tests/bench/quality_model.py FOLDER`; it needs `npm`, and takes a few minutes on two
-cores. The model has the tokenizer of `fixtures/tiny-llama`, and rows of 256 and 512 values.
+Run with `python tests/bench/quality_model.py FOLDER`; it needs `npm`, and takes some minutes
+on two cores. The model has the tokenizer of `fixtures/tiny-llama`, and rows of 256 and 512 values.
 """
 
 from __future__ import annotations

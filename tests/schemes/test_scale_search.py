@@ -202,10 +202,10 @@ def test_repacked_blocks_are_not_searched(tmp_path: Path) -> None:
 def test_reports_state_the_error_of_rounding_to_nearest(weightctl: Run, tmp_path: Path) -> None:
     arguments = ("convert", small_llama(), str(tmp_path / "out"), "--quant", "W4A16", "--search")
     done = weightctl(*arguments)
-    assert done.code == 0, done.err
-    assert " % (nearest: " in done.out
+    assert done.returncode == 0, done.stderr
+    assert " % (nearest: " in done.stdout
     done = weightctl(*arguments, "--force", "--json")
-    entries = [each for each in json.loads(done.out)["tensors"] if each["relative_rmse"]]
+    entries = [each for each in json.loads(done.stdout)["tensors"] if each["relative_rmse"]]
     assert len(entries) == 14
     assert all(0 < each["relative_rmse"] < each["nearest_rmse"] for each in entries)
 
