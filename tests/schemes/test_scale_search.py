@@ -179,7 +179,7 @@ def test_experts_use_their_part_of_an_entry(tmp_path: Path) -> None:
 
 def test_the_output_of_a_search_does_not_depend_on_threads_or_workers(tmp_path: Path) -> None:
     write_importance(tmp_path / "i.dat", {"blk.1.ffn_down.weight": 384})
-    options = {"search": True, "imatrix": tmp_path / "i.dat"}
+    options: dict[str, Any] = {"search": True, "imatrix": tmp_path / "i.dat"}
     for case in ("GPTQ", "FP8"):
         convert(small_llama(), tmp_path / "a", case, threads=1, force=True, **options)
         convert(small_llama(), tmp_path / "b", case, threads=3, force=True, **options)
@@ -192,8 +192,8 @@ def test_the_output_of_a_search_does_not_depend_on_threads_or_workers(tmp_path: 
 
 def test_repacked_blocks_are_not_searched(tmp_path: Path) -> None:
     convert(small_llama(), tmp_path / "m.gguf", "Q4_0")
-    for case, options in (("plain", {}), ("searched", {"search": True})):
-        done = convert(tmp_path / "m.gguf", tmp_path / case, "W4A16:group=32", **options)
+    for case, search in (("plain", False), ("searched", True)):
+        done = convert(tmp_path / "m.gguf", tmp_path / case, "W4A16:group=32", search=search)
     assert "--search changes nothing: no weight is rounded" in done.plan.notes
     found = [(tmp_path / case / "model.safetensors").read_bytes() for case in ("plain", "searched")]
     assert found[0] == found[1]
@@ -211,7 +211,7 @@ def test_reports_state_the_error_of_rounding_to_nearest(weightctl: Run, tmp_path
 
 
 @pytest.mark.parametrize("options", [{"quant": "Q4_0"}, {"dtype": "f16"}])
-def test_a_search_is_refused_for_gguf(tmp_path: Path, options: dict[str, str]) -> None:
+def test_a_search_is_refused_for_gguf(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConversionError, match=r"--search .* applies only to types for model") as it:
         convert_any(small_llama(), tmp_path / "m.gguf", search=True, **options)
     assert "--imatrix" in it.value.hint

@@ -59,7 +59,7 @@ def _find_importance(
 ) -> dict[str, ScaleSearch]:
     """Return searches for the weights that have an entry, by the names of the weights."""
     described = plan.describe() if plan.describe is not None else None
-    names = {} if described is None else described.names
+    names = dict[str, str]() if described is None else described.names
     found: dict[str, ScaleSearch] = {}
     for item in items:
         entry = _find_entry(item, importance, names)
