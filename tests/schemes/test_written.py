@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -370,13 +369,3 @@ def test_experts_of_gguf_are_written_one_by_one(tmp_path: Path) -> None:
         one, other = (tree[f"blk.1.{name}.weight"] for tree in (before, after))
         assert other.info.encoding.name == "Q8_0"
         assert np.array_equal(np.from_dlpack(one.data()), np.from_dlpack(other.data()))
-
-
-def test_an_importance_matrix_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "i.dat"
-    path.write_bytes(
-        struct.pack("<i", 1) + struct.pack("<i", 4) + b"name" + struct.pack("<iif", 1, 1, 1.0)
-    )
-    with pytest.raises(ConversionError, match="does not apply to W4A16") as caught:
-        convert(small_llama(), tmp_path / "out", "W4A16", imatrix=path)
-    assert "leave out --imatrix" in caught.value.hint

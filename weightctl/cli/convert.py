@@ -179,6 +179,14 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            help="For a model directory, choose the scales (and zero points) with the smallest "
+            "squared error, which takes longer. --imatrix implies it.",
+            rich_help_panel=_TYPES,
+        ),
+    ] = False,
     nonfinite: Annotated[
         NonFinite,
         typer.Option(

@@ -39,7 +39,7 @@ def list_losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
         loss = saved.losses[item.info.name]
         padded = f"  {name.ljust(max(map(len, names)))}  {change.ljust(max(map(len, changes)))}"
         gone = "".join(f"; {text}" for text in _list_range_losses([loss]))
-        lines.append([Cell(f"{padded}  {_percent(loss.relative_rmse)}{gone}")])
+        lines.append([Cell(f"{padded}  {_percent(loss.relative_rmse)}{_nearest(loss)}{gone}")])
     if rest:
         losses = [saved.losses[item.info.name] for item in rest]
         errors = sorted(loss.relative_rmse for loss in losses)
@@ -47,6 +47,11 @@ def list_losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
         span = " to ".join(dict.fromkeys(_percent(error) for error in (errors[0], errors[-1])))
         lines.append([Cell(f"  {len(rest)} more  {span}{gone}", "dim")])
     return lines
+
+
+def _nearest(loss: Loss) -> str:
+    """Return the error of rounding to nearest, if scales were searched."""
+    return "" if loss.nearest_rmse is None else f" (nearest: {_percent(loss.nearest_rmse)})"
 
 
 def _is_loss(loss: Loss | None) -> bool:

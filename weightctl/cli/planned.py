@@ -38,6 +38,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         quant=given["quant"],
         tensor_types=[TypeRule.parse(each) for each in given["tensor_types"] or ()],
         imatrix=given["imatrix"],
+        search=given["search"],
         nonfinite=given["nonfinite"],
         allow_requantize=given["allow_requantize"],
         exact=given["exact"],

@@ -290,12 +290,15 @@ def _entry(item: Item, saved: Saved | None) -> dict[str, Any]:
         "instead_of": item.asked,
         "chosen_by": item.line or None,
         "values": _name_values(item),
-        "weighted": item.importance is not None,
+        "weighted": item.importance is not None or item.searched_with is not None,
         "weight": item.weight or None,
         "bytes": item.info.nbytes,
         "file": item.part,
         # Further digits depend on how the work was divided into chunks.
         "relative_rmse": float(f"{loss.relative_rmse:.5g}") if loss else None,
+        "nearest_rmse": None
+        if loss is None or loss.nearest_rmse is None
+        else float(f"{loss.nearest_rmse:.5g}"),
         "overflows": loss.overflows if loss else None,
         "underflows": loss.underflows if loss else None,
         "nonfinite": loss.nonfinite if loss else None,

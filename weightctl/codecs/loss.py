@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,8 @@ class Loss:
     `squared_error` that of the differences; both leave out values that are infinite or NaN before
     or after. If only overflows were counted, the sums are NaN and `underflows` is 0. `nonfinite`
     values were infinite or NaN, and became zeros before they were encoded; they are measured as
-    zeros.
+    zeros. `nearest_error` is the `squared_error` that rounding to nearest would have, if scales
+    were searched; else it is None.
     """
 
     count: int
@@ -40,6 +41,7 @@ class Loss:
     squares: float = 0.0
     squared_error: float = 0.0
     nonfinite: int = 0
+    nearest_error: float | None = None
 
     @classmethod
     def from_counts(cls, count: int, overflows: int = 0, nonfinite: int = 0) -> Loss:
@@ -54,6 +56,9 @@ class Loss:
             self.squares + other.squares,
             self.squared_error + other.squared_error,
             self.nonfinite + other.nonfinite,
+            self.nearest_error
+            if other.nearest_error is None
+            else (self.nearest_error or 0.0) + other.nearest_error,
         )
 
     @property
@@ -63,6 +68,13 @@ class Loss:
             # All values are zero, or their squares are too small even for float64.
             return float(self.underflows > 0 or self.squared_error > 0)
         return sqrt(self.squared_error / self.squares)
+
+    @property
+    def nearest_rmse(self) -> float | None:
+        """The `relative_rmse` that rounding to nearest would have; None if it was not measured."""
+        if self.nearest_error is None:
+            return None
+        return replace(self, squared_error=self.nearest_error).relative_rmse
 
 
 def sum_squares_and_error(numbers: F32, held: F32) -> tuple[float, float]:

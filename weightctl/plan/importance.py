@@ -43,16 +43,10 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
     Entries apply by name, to tensors that become a block encoding whose search uses weights. Notes
     of the plan name the tensors without an entry or with an entry of 0, and count the entries
     without a tensor. All values that will be used are read once, one matrix at a time, and are not
-    kept in memory. Raises `ConversionError` if no tensor becomes a block encoding, if the plan
-    stores weights in a scheme, if no entry has the name of a tensor, or if an entry does not have
-    the size of its tensor; raises `FormatError` if a value is negative or not finite.
+    kept in memory. Raises `ConversionError` if no tensor becomes a block encoding, if no entry has
+    the name of a tensor, or if an entry does not have the size of its tensor; raises `FormatError`
+    if a value is negative or not finite.
     """
-    if plan.scheme:
-        raise ConversionError(
-            f"an importance matrix does not apply to {plan.scheme}, whose values are rounded to "
-            "nearest",
-            hint="leave out --imatrix (imatrix in Python)",
-        )
     if not any(item.info.encoding.quantization and not item.is_copy for item in plan.items):
         raise ConversionError(
             "an importance matrix only applies to block types, but no tensor is quantized to one",

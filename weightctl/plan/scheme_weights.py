@@ -6,23 +6,25 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
-from weightctl.families.names import joined_name
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.cast import is_layer_matrix
+from weightctl.plan.scheme_decisions import Decision, describe_decisions, shared_name
+from weightctl.plan.scheme_search import find_searches
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import Derived, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.plan.plan import Item, Plan
     from weightctl.plan.scheme_names import SchemeRecipe
+    from weightctl.plan.scheme_search import SchemeSearch
     from weightctl.plan.type_rules import TypeRule
-    from weightctl.schemes.encoding import EncodedWeight
+    from weightctl.schemes.encoding import EncodedWeight, ScaleSearch
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -38,21 +40,6 @@ _OUTPUT = "lm_head"
 _FEW = 3
 
 
-class _Decision(NamedTuple):
-    """What happens to a tensor: it is stored in the scheme, or in an encoding.
-
-    `refusal` is the reason why the scheme cannot store it, if it was to. With `is_exact`, the
-    scheme stores its blocks without changing a value.
-    """
-
-    item: Item
-    is_quantized: bool
-    encoding: Encoding
-    line: str = ""
-    refusal: str = ""
-    is_exact: bool = False
-
-
 def store_in_scheme(
     plan: Plan,
     recipe: SchemeRecipe,
@@ -62,6 +49,7 @@ def store_in_scheme(
     requantize: bool = False,
     zero_nonfinite: bool = False,
     exact: bool = False,
+    search: SchemeSearch | None = None,
 ) -> Plan:
     """Store the matrices of layers in a scheme, and state it in config.json.
 
@@ -71,7 +59,7 @@ def store_in_scheme(
     Other types than 16 and 32 bits become the type of most of the other matrices, by default BF16.
     Blocks of GGUF whose values the scheme can hold are repacked, and not rounded. With `exact`,
     tensors that keep their type become F32 where another type would round them, and rounded weights
-    are left to the caller.
+    are left to the caller. With `search`, the scales of rounded weights have the smallest error.
 
     Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
     that could state it, if a rule is for a type with blocks, and, without `requantize`, for values
@@ -82,7 +70,14 @@ def store_in_scheme(
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
     decisions = _find_exact(recipe, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
-    source, items = _make_items(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
+    searches, search_notes = find_searches(plan, decisions, search)
+    source, items = _make_items(
+        plan, recipe, decisions, base, searches, zero_nonfinite=zero_nonfinite
+    )
+    importance = None if search is None else search.importance
+    consulted = {recipe.path: "the recipe"} if recipe.path else {}
+    if importance is not None:
+        consulted[importance.path] = "the importance matrix"
     scheme, options = recipe.choice
     stated = scheme.settings(options, _list_ignored(plan, decisions))
     document = {**settings, **dict.fromkeys(scheme.keys, stated)}
@@ -92,8 +87,8 @@ def store_in_scheme(
         items=items,
         documents={**plan.documents, CONFIG: json_document(document)},
         scheme=str(recipe.choice),
-        consulted={**plan.consulted, **({recipe.path: "the recipe"} if recipe.path else {})},
-        notes=(*plan.notes, *_describe(recipe, decisions)),
+        consulted={**plan.consulted, **consulted},
+        notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes),
     )
 
 
@@ -126,7 +121,7 @@ def _choose_base(plan: Plan) -> Encoding:
     return ENCODINGS["F32" if name == "F64" else name]
 
 
-def _find_exact(recipe: SchemeRecipe, decisions: Sequence[_Decision]) -> list[_Decision]:
+def _find_exact(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with those marked that need no rounding.
 
     If weights that engines join share a scale, none of them is exact unless all are.
@@ -140,37 +135,32 @@ def _find_exact(recipe: SchemeRecipe, decisions: Sequence[_Decision]) -> list[_D
         if each.is_quantized:
             made = scheme.encode(info.shape, options, _HALF)
             if not can_repack(each.item.source.encoding, made.rounding):
-                rounded.add(_shared_name(recipe, info.name))
+                rounded.add(shared_name(recipe, info.name))
     return [
-        each._replace(is_exact=_shared_name(recipe, each.item.info.name) not in rounded)
+        each._replace(is_exact=shared_name(recipe, each.item.info.name) not in rounded)
         if each.is_quantized
         else each
         for each in decisions
     ]
 
 
-def _shared_name(recipe: SchemeRecipe, name: str) -> str:
-    """Return the name under which weights share a scale; else the name of the weight."""
-    return joined_name(name) if recipe.choice.scheme.shares_peak else name
-
-
 def _decide(
     plan: Plan, item: Item, recipe: SchemeRecipe, rules: Sequence[TypeRule], base: Encoding
-) -> _Decision:
+) -> Decision:
     name = item.info.name
     kept = _keep(plan, item, base)
     rule = next((rule for rule in rules if rule.pattern.search(name)), None)
     if rule is not None:
         is_float = item.source.encoding.is_real
         encoding = rule.encoding if rule.encoding is not None and is_float else kept
-        return _Decision(item, False, encoding, str(rule))
+        return Decision(item, False, encoding, str(rule))
     line = next(((pattern, to) for pattern, to in recipe.lines if pattern.search(name)), None)
     is_wanted = is_layer_matrix(plan, item.info) if line is None else line[1]
     text = "" if line is None else line[0].pattern
     if not is_wanted or not item.source.encoding.is_real:
-        return _Decision(item, False, kept, text)
+        return Decision(item, False, kept, text)
     refusal = _refuse_weight(plan, item.info, recipe)
-    return _Decision(item, not refusal, kept, text, refusal)
+    return Decision(item, not refusal, kept, text, refusal)
 
 
 def _keep(plan: Plan, item: Item, base: Encoding) -> Encoding:
@@ -199,7 +189,7 @@ def _refuse(
     plan: Plan,
     recipe: SchemeRecipe,
     rules: Sequence[TypeRule],
-    decisions: Sequence[_Decision],
+    decisions: Sequence[Decision],
     *,
     fallback: bool,
     requantize: bool,
@@ -268,8 +258,9 @@ def _is_unrounded(item: Item) -> bool:
 def _make_items(
     plan: Plan,
     recipe: SchemeRecipe,
-    decisions: Sequence[_Decision],
+    decisions: Sequence[Decision],
     base: Encoding,
+    searches: Mapping[str, ScaleSearch],
     *,
     zero_nonfinite: bool,
 ) -> tuple[Derived, tuple[Item, ...]]:
@@ -278,7 +269,9 @@ def _make_items(
     items: list[Item] = []
     weights = {
         weight.name: weight
-        for weight in _encode_weights(plan, recipe, decisions, base, zero_nonfinite=zero_nonfinite)
+        for weight in _encode_weights(
+            plan, recipe, decisions, base, searches, zero_nonfinite=zero_nonfinite
+        )
     }
     for item, is_quantized, encoding, line, refusal, is_exact in decisions:
         name = item.info.name
@@ -293,7 +286,9 @@ def _make_items(
             info = tensor.info
             origin = tensor.origin
             made = replace(item, info=info, source=info, origin=origin, line=line, weight=name)
-            items.append(replace(made, is_rounded=not is_exact))
+            search = None if is_exact else searches.get(name)
+            importance = None if search is None else search.importance
+            items.append(replace(made, is_rounded=not is_exact, searched_with=importance))
     header = plan.source.header
     return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
 
@@ -301,8 +296,9 @@ def _make_items(
 def _encode_weights(
     plan: Plan,
     recipe: SchemeRecipe,
-    decisions: Sequence[_Decision],
+    decisions: Sequence[Decision],
     base: Encoding,
+    searches: Mapping[str, ScaleSearch],
     *,
     zero_nonfinite: bool,
 ) -> Iterator[EncodedWeight]:
@@ -311,14 +307,20 @@ def _encode_weights(
 
     scheme, options = recipe.choice
     joined: dict[str, list[ReadableTensor]] = {}
+    sought: dict[str, list[ScaleSearch]] = {}
     chosen = [each for each in decisions if each.is_quantized]
     for item in (each.item for each in chosen):
-        measured = joined.setdefault(_shared_name(recipe, item.info.name), [])
-        measured.append(StoredTensor(plan.source, item.source.name))
+        shared = shared_name(recipe, item.info.name)
+        stored = StoredTensor(plan.source, item.source.name)
+        joined.setdefault(shared, []).append(stored)
+        if item.info.name in searches:
+            sought.setdefault(shared, []).append(searches[item.info.name])
     # Blocks are repacked with a scale of 1 for the whole weight, so nothing is measured.
-    exact = {_shared_name(recipe, each.item.info.name) for each in chosen if each.is_exact}
+    exact = {shared_name(recipe, each.item.info.name) for each in chosen if each.is_exact}
     peaks = {
-        name: SharedPeak([] if name in exact else each, zero_nonfinite=zero_nonfinite)
+        name: SharedPeak([], zero_nonfinite=zero_nonfinite)
+        if name in exact
+        else SharedPeak(each, sought.get(name, ()), zero_nonfinite=zero_nonfinite)
         for name, each in joined.items()
     }
     cache = BandCache()
@@ -330,13 +332,14 @@ def _encode_weights(
             scheme.encode(item.info.shape, options, _HALF if is_exact else base),
             str(recipe.choice),
             cache,
-            peaks[_shared_name(recipe, name)],
+            peaks[shared_name(recipe, name)],
             zero_nonfinite,
             is_exact,
+            None if is_exact else searches.get(name),
         )
 
 
-def _list_ignored(plan: Plan, decisions: Sequence[_Decision]) -> list[str]:
+def _list_ignored(plan: Plan, decisions: Sequence[Decision]) -> list[str]:
     """Return the modules that are not quantized: linear ones, experts, the output projection."""
     modules = dict.fromkeys(
         name.removesuffix(_ENDING)
@@ -353,36 +356,3 @@ def _list_ignored(plan: Plan, decisions: Sequence[_Decision]) -> list[str]:
     if f"{_OUTPUT}{_ENDING}" not in quantized:
         modules[_OUTPUT] = None
     return list(modules)
-
-
-def _describe(recipe: SchemeRecipe, decisions: Sequence[_Decision]) -> Iterator[str]:
-    scheme = recipe.choice.scheme
-    if scheme.note:
-        yield scheme.note
-    names = [each.item.info.name for each in decisions]
-    for pattern, _ in recipe.lines:
-        if not any(map(pattern.search, names)):
-            yield f"{recipe.path}: no tensor's name matches `{pattern.pattern}`"
-    refused = [each for each in decisions if each.refusal]
-    if refused:
-        first = refused[0]
-        yield (
-            f"{pluralize(len(refused), 'weight')} cannot be stored as {recipe.choice} and keep "
-            f"their type, for example `{first.item.info.name}`: {first.refusal}"
-        )
-    yield from _describe_halves(decisions)
-
-
-def _describe_halves(decisions: Sequence[_Decision]) -> Iterator[str]:
-    """Yield a note if only some of the weights that engines join are quantized."""
-    states: dict[str, set[bool]] = {}
-    for each in decisions:
-        joined = joined_name(each.item.info.name)
-        if joined != each.item.info.name:
-            states.setdefault(joined, set()).add(each.is_quantized)
-    mixed = [name for name, found in states.items() if len(found) > 1]
-    if mixed:
-        yield (
-            "engines join some weights of a layer, but only some of these are quantized (for "
-            f"example `{mixed[0]}`): vLLM does not load the output"
-        )

@@ -56,7 +56,7 @@ _MAX_COPIED = 32 << 20
 _MOST_WAITING = 4
 # The number of tasks that are read ahead for each thread.
 _AHEAD = 4
-_LOSS_FIELDS = 6
+_LOSS_FIELDS = (6, 7)
 
 
 def memory_budget(memory: int | str | None, *, least: int = 1) -> int:
@@ -313,8 +313,9 @@ def _count_made(portion: Portion) -> int:
 
 
 def _list_loss(loss: Loss) -> list[float]:
-    return [loss.count, loss.overflows, loss.underflows,
-            loss.squares, loss.squared_error, loss.nonfinite]  # fmt: skip
+    fields = [loss.count, loss.overflows, loss.underflows,
+              loss.squares, loss.squared_error, loss.nonfinite]  # fmt: skip
+    return fields if loss.nearest_error is None else [*fields, loss.nearest_error]
 
 
 def _are_sound(facts: Mapping[str, Any]) -> bool:
@@ -325,7 +326,7 @@ def _are_sound(facts: Mapping[str, Any]) -> bool:
         and all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values())
         and all(
             is_list(fields)
-            and len(fields) == _LOSS_FIELDS
+            and len(fields) in _LOSS_FIELDS
             and all(type(field) in (int, float) for field in fields)
             for fields in losses.values()
         )

@@ -21,6 +21,7 @@ from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.rename import RenamingsLike, list_rule_files
 from weightctl.plan.scheme_names import find_scheme
+from weightctl.plan.scheme_search import SchemeSearch
 from weightctl.plan.scheme_weights import store_in_scheme
 from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from weightctl.dtype import DTypeLike, Encoding
+    from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
@@ -76,6 +78,7 @@ def convert(
     quant: TypeLike | Recipe | os.PathLike[str] | None = None,
     tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
     imatrix: str | os.PathLike[str] | None = None,
+    search: bool = False,
     nonfinite: NonFinite | str = NonFinite.ERROR,
     allow_requantize: bool = False,
     exact: bool = False,
@@ -127,10 +130,12 @@ def convert(
 
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
-    `imatrix` is the path of an importance matrix. `exact` refuses a conversion that rounds values.
-    `metadata` sets metadata keys, and `unset` removes keys that match patterns. Sizes are numbers
-    of bytes, or text such as "5GB". If the output is in a repository on the Hugging Face Hub,
-    `private` makes a new repository private, and `pr` opens a pull request.
+    `imatrix` is the path of an importance matrix. `search` chooses the scales of a type for model
+    directories by the smallest squared error; `imatrix` implies it there. `exact` refuses a
+    conversion that rounds values. `metadata` sets metadata keys, and `unset` removes keys that
+    match patterns. Sizes are numbers of bytes, or text such as "5GB". If the output is in a
+    repository on the Hugging Face Hub, `private` makes a new repository private, and `pr` opens a
+    pull request.
 
     `on` selects workers that do the work: a `concurrent.futures.Executor`, or text such as
     "processes:4". `threads`, by default one, and `memory` are then the limits of each worker, which
@@ -152,7 +157,7 @@ def convert(
     where = _target(out, mmproj, to, options)
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
-    scheme = find_scheme(quant, is_directory=is_directory)
+    scheme = _find_scheme(quant, is_directory=is_directory, search=search)
     parts = ModelParts()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
@@ -196,6 +201,7 @@ def convert(
             requantize=allow_requantize,
             zero_nonfinite=is_zero,
             exact=exact,
+            search=SchemeSearch.choose(importance, search=search),
         )
     else:
         plan = cast_for_format(
@@ -210,7 +216,7 @@ def convert(
         plan = _note_where_nothing_is_quantized(plan)
     if isinstance(chosen, Recipe) and opened.header.missing:
         plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
-    if importance is not None:
+    if importance is not None and scheme is None:
         plan = apply_importance(plan, importance)
     if exact:
         plan.refuse_rounding()
@@ -232,6 +238,19 @@ def convert(
         on=on,
         task_size=task_size,
     )
+
+
+def _find_scheme(quant: object, *, is_directory: bool, search: bool) -> SchemeRecipe | None:
+    """Return the scheme that is asked for; raises `ConversionError` for a search without one."""
+    found = find_scheme(quant, is_directory=is_directory)
+    if search and found is None:
+        raise ConversionError(
+            "--search (search in Python) applies only to types for model directories, such as "
+            "W4A16",
+            hint="leave it out: scales of GGUF's block types are always searched, and --imatrix "
+            "FILE (imatrix in Python) weights their errors",
+        )
+    return found
 
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:

@@ -216,7 +216,7 @@ def _describe_shards(plan: ShardPlan) -> Iterator[str]:
 
 def _digest_importance(item: Item, seen: dict[int, str]) -> str:
     """Return the SHA-256 of the importance of a tensor's columns, which tensors may share."""
-    weights = item.importance
+    weights = item.searched_with if item.importance is None else item.importance
     if weights is None:
         return ""
     if id(weights) not in seen:

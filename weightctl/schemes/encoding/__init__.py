@@ -28,12 +28,13 @@ if TYPE_CHECKING:
         transpose_words,
         zeros_of,
     )
+    from weightctl.schemes.encoding.peaks import SharedPeak
     from weightctl.schemes.encoding.repacking import can_repack
     from weightctl.schemes.encoding.rounding import Codes
+    from weightctl.schemes.encoding.search import ScaleSearch
     from weightctl.schemes.encoding.weight import (
         BandCache,
         EncodedWeight,
-        SharedPeak,
         StoredPart,
         WeightEncoding,
     )
@@ -49,6 +50,7 @@ __all__ = [
     "Microscaled4",
     "Microscaled8",
     "RowScaled",
+    "ScaleSearch",
     "SharedPeak",
     "StoredPart",
     "Symmetric",
@@ -74,7 +76,9 @@ _MODULES = {
     ),
     "repacking": ("can_repack",),
     "rounding": ("Codes",),
-    "weight": ("BandCache", "EncodedWeight", "StoredPart", "SharedPeak", "WeightEncoding"),
+    "search": ("ScaleSearch",),
+    "weight": ("BandCache", "EncodedWeight", "StoredPart", "WeightEncoding"),
+    "peaks": ("SharedPeak",),
 }  # fmt: skip
 
 __getattr__ = load_on_use(

@@ -14,6 +14,7 @@ from weightctl.schemes.encoding.rounding import (
     Codes,
     RoundedBlocks,
     Scales,
+    clip,
     find_peaks,
     restore_numbers,
     shape_of,
@@ -24,6 +25,7 @@ from weightctl.schemes.encoding.rounding import (
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
+    from weightctl.schemes.encoding.rounding import Clips
 
 __all__ = ["Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"]
 
@@ -86,10 +88,14 @@ class Float8(BlockRounding):
         peaks = edges[0] if self.columns else np.full((1, 1), peak, np.float32)
         return Scales(*store(peaks / _E4M3_LARGEST, self.stored))
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
-        edges = (find_peaks(values, self.rows, self.columns),) if self.columns else ()
-        chosen = self.choose(edges, peak)
+        high = clips and clips.high
+        if self.columns:
+            peaks = clip(find_peaks(values, self.rows, self.columns), high)
+            chosen = self.choose((peaks,), peak)
+        else:
+            chosen = self.choose((), clip(np.full((1, 1), peak, np.float32), high)[0, 0])
         scales = self._spread(chosen.held, shape_of(values))
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         return Codes(_as_float8(scaled).reshape(values.shape), chosen.stored)
@@ -138,9 +144,10 @@ class Microscaled8(BlockRounding):
         exponents = _choose_exponents(edges[0], 8)
         return Scales(exponents, _powers(exponents))
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
-        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
+        chosen = self.choose((peaks,), peak)
         scales = chosen.held[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         return Codes(_as_float8(scaled).reshape(values.shape), chosen.stored)
@@ -175,9 +182,10 @@ class Microscaled4(BlockRounding):
         raw = self._encode_scales(edges[0], peak)
         return Scales(raw, self._decode_scales(raw, peak))
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest floats."""
-        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
+        chosen = self.choose((peaks,), peak)
         scales = chosen.held[..., None]
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         if self.is_nvidia and not scales.all():
@@ -219,9 +227,10 @@ class Coded:
 
     values: tuple[float, ...]
 
-    def round(self, values: F32, _peak: np.float32) -> Codes:
+    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest values of the table."""
-        raw, held = store(find_peaks(values, 1, values.shape[1]), "F32")
+        peaks = find_peaks(values, 1, values.shape[1])
+        raw, held = store(clip(peaks, clips and clips.high), "F32")
         table = np.array(self.values, np.float32)
         between = (table[1:] + table[:-1]) / np.float32(2)
         codes = np.searchsorted(between, values / held).astype(np.uint8)

@@ -12,8 +12,9 @@ from weightctl.schemes.encoding.rounding import (
     Codes,
     RoundedBlocks,
     Scales,
+    clip,
     find_peaks,
-    reduce_blocks,
+    find_ranges,
     restore_numbers,
     shape_of,
     spread,
@@ -23,6 +24,7 @@ from weightctl.schemes.encoding.rounding import (
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
+    from weightctl.schemes.encoding.rounding import Clips
 
 __all__ = ["Affine", "Biased", "RowScaled", "Symmetric"]
 
@@ -55,10 +57,11 @@ class Symmetric(BlockRounding):
         raw, held = store(edges[0] / (half - np.float32(0.5)), self.stored)
         return Scales(raw, held, zeros=np.full(held.shape, half))
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
         half = 1 << (self.bits - 1)
-        chosen = self.choose((find_peaks(values, 1, self.columns),), peak)
+        peaks = clip(find_peaks(values, 1, self.columns), clips and clips.high)
+        chosen = self.choose((peaks,), peak)
         scales = spread(chosen.held, shape_of(values), 1, self.columns)
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
@@ -102,11 +105,10 @@ class Affine(BlockRounding):
         zeros: F32 = np.clip(np.rint(-low / held), 0, most)
         return Scales(raw, held, zeros.astype(np.uint8), zeros)
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
         most = (1 << self.bits) - 1
-        edges = (reduce_blocks(way, values, self.columns, 1) for way in (np.minimum, np.maximum))
-        chosen = self.choose(tuple(edges), peak)
+        chosen = self.choose(find_ranges(values, self.columns, clips), peak)
         scales = spread(chosen.held, shape_of(values), 1, self.columns)
         scaled: F32 = np.divide(view_blocks(values, scales), scales)
         np.rint(scaled, out=scaled)
@@ -160,10 +162,9 @@ class Biased(BlockRounding):
             raw, held, *store(np.where(steps == 0, np.float32(0), edge), self.stored, zero=0)
         )
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
-        edges = (reduce_blocks(way, values, self.columns, 1) for way in (np.minimum, np.maximum))
-        chosen = self.choose(tuple(edges), peak)
+        chosen = self.choose(find_ranges(values, self.columns, clips), peak)
         scales = spread(chosen.held, shape_of(values), 1, self.columns)
         scaled: F32 = view_blocks(values, scales).copy()
         if chosen.zeros is not None:
@@ -199,12 +200,15 @@ class RowScaled(BlockRounding):
         """Return the largest magnitudes."""
         return Scales(*store(edges[0], "F32"))
 
-    def round(self, values: F32, peak: np.float32) -> Codes:
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest integers."""
-        chosen = self.choose((find_peaks(values, 1, values.shape[1]),), peak)
+        peaks = clip(find_peaks(values, 1, values.shape[1]), clips and clips.high)
+        chosen = self.choose((peaks,), peak)
         scaled = np.divide(values, chosen.held)
         scaled *= np.float32(127)
         np.rint(scaled, out=scaled)
+        if clips is not None:
+            np.clip(scaled, -127, 127, out=scaled)
         return Codes(scaled.astype(np.int8).view(np.uint8), chosen.stored)
 
     def restore(self, made: Codes, _peak: np.float32) -> F32:

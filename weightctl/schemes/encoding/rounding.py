@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockRounding",
+    "Clips",
     "Codes",
     "RoundedBlocks",
     "Rounding",
     "Scales",
+    "clip",
     "find_peaks",
+    "find_ranges",
     "reduce_blocks",
     "restore_numbers",
     "shape_of",
@@ -51,11 +54,24 @@ class Codes(NamedTuple):
     offsets: U8 | None = None
 
 
+class Clips(NamedTuple):
+    """Factors of the smallest and the largest value of each block, from which scales are computed.
+
+    If the scale depends on the largest magnitude, only `high` applies.
+    """
+
+    low: F32
+    high: F32
+
+
 class Rounding(Protocol):
     """A way to round the values of a weight, in tiles of whole blocks."""
 
-    def round(self, values: F32, peak: np.float32, /) -> Codes:
-        """Round a tile, shape (r, c); `peak` is the largest magnitude of the whole weight."""
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None, /) -> Codes:
+        """Round a tile, shape (r, c); `peak` is the largest magnitude of the whole weight.
+
+        With `clips`, scales are computed for other ranges, and values beyond them are clipped.
+        """
         ...
 
     def restore(self, made: Codes, peak: np.float32, /) -> F32:
@@ -102,6 +118,11 @@ class BlockRounding:
         raise NotImplementedError
 
 
+def clip(edges: F32, factors: F32 | None) -> F32:
+    """Return the largest or smallest values of blocks, multiplied by factors if there are any."""
+    return edges if factors is None else edges * factors
+
+
 def reduce_blocks(reduction: np.ufunc, values: F32, size: int, axis: int) -> F32:
     """Reduce each `size` neighbors along an axis; the last of them can be fewer."""
     length = values.shape[axis]
@@ -126,6 +147,13 @@ def find_peaks(values: F32, rows: int, columns: int) -> F32:
     if columns > 1:
         peaks = reduce_blocks(np.maximum, peaks, columns, 1)
     return peaks if rows == 1 else reduce_blocks(np.maximum, peaks, rows, 0)
+
+
+def find_ranges(values: F32, columns: int, clips: Clips | None) -> tuple[F32, F32]:
+    """Return the smallest and the largest values of blocks of a row, multiplied by ratios."""
+    low = reduce_blocks(np.minimum, values, columns, 1)
+    high = reduce_blocks(np.maximum, values, columns, 1)
+    return (low, high) if clips is None else (low * clips.low, high * clips.high)
 
 
 def spread(table: NDArray[Any], shape: tuple[int, int], rows: int, columns: int) -> NDArray[Any]:

@@ -14,9 +14,11 @@ from weightctl.codecs.loss import Loss, sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.kernels import active
-from weightctl.schemes.encoding.compiled import RoundedTile, find_magnitude, round_in_one_pass
+from weightctl.schemes.encoding.compiled import RoundedTile, round_in_one_pass
+from weightctl.schemes.encoding.peaks import TILE, SharedPeak, make_finite
 from weightctl.schemes.encoding.repacking import repack
-from weightctl.schemes.encoding.rounding import Codes
+from weightctl.schemes.encoding.rounding import Codes, shape_of
+from weightctl.schemes.encoding.search import has_one_scale, search_codes
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import read_blocks, read_floats
 
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.schemes.encoding.rounding import Rounding
+    from weightctl.schemes.encoding.search import ScaleSearch, SearchedCodes
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BandCache", "EncodedWeight", "SharedPeak", "StoredPart", "WeightEncoding"]
+__all__ = ["BandCache", "EncodedWeight", "StoredPart", "WeightEncoding"]
 
-# The number of values that are rounded at a time.
-_TILE = 1 << 20
 # The number of values in a band of columns, for which rows are read as a whole.
 _COLUMN_BAND = 1 << 22
 # The number of bytes of packed values that are kept, and of the tensors beside them.
@@ -126,42 +127,13 @@ class BandCache:
                 self._sizes[1] -= sum(part.nbytes for part in beside)
 
 
-class SharedPeak:
-    """The largest magnitude of all values of some weights, which is computed on first use.
-
-    Without weights, it is 0: the scale of the whole weight is then 1.
-    """
-
-    def __init__(self, tensors: Sequence[ReadableTensor], *, zero_nonfinite: bool) -> None:
-        self._tensors = tuple(tensors)
-        self._zero_nonfinite = zero_nonfinite
-        self._lock = Lock()
-        self._found: np.float32 | None = None
-
-    def find(self) -> np.float32:
-        """Return the largest magnitude; this reads all values once."""
-        with self._lock:
-            if self._found is None:
-                self._found = max(map(self._find_peak, self._tensors), default=np.float32(0))
-            return self._found
-
-    def _find_peak(self, tensor: ReadableTensor) -> np.float32:
-        peak = np.float32(0)
-        for first in range(0, tensor.info.size, _TILE):
-            count = min(_TILE, tensor.info.size - first)
-            found = find_magnitude(read_blocks(tensor, first, count), tensor.info.encoding)
-            if found is not None:
-                peak = max(peak, found)
-                continue
-            values = read_floats(tensor, first, count)
-            values, _ = _make_finite(values, tensor, first, zero_nonfinite=self._zero_nonfinite)
-            peak = max(peak, values.max(), -values.min())
-        return peak
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedWeight:
-    """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded."""
+    """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded.
+
+    With a `search`, scales are those with the smallest error; without, values are rounded to
+    nearest.
+    """
 
     tensor: ReadableTensor
     name: str
@@ -171,6 +143,7 @@ class EncodedWeight:
     peak: SharedPeak
     zero_nonfinite: bool = False
     is_exact: bool = False
+    search: ScaleSearch | None = None
 
     def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
         """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
@@ -188,7 +161,7 @@ class EncodedWeight:
         """The number of units in a band."""
         made = self.encoding
         across = made.rows if made.by_columns else made.columns
-        area = _COLUMN_BAND if made.by_columns else _TILE
+        area = _COLUMN_BAND if made.by_columns else TILE
         return max(1, area // (across * made.unit))
 
     def read_part(self, number: int, place: int) -> tuple[U8, Loss | None]:
@@ -221,9 +194,9 @@ class EncodedWeight:
         made = self.encoding
         if not made.by_columns:
             found = self._round_stored(first, last, peak)
-            yield self._round(self._read_rows(first, last), peak) if found is None else found
+            yield self._round(self._read_rows(first, last), first, peak) if found is None else found
             return
-        step = max(1, _TILE // made.columns)
+        step = max(1, TILE // made.columns)
         block, size = self.tensor.info.encoding.block, self.tensor.info.encoding.size
         for top in range(0, made.rows, step):
             values, nonfinite, blocks = self._read_rows(top, min(top + step, made.rows))
@@ -231,26 +204,45 @@ class EncodedWeight:
                 blocks = blocks[:, first // block * size : last // block * size]
                 blocks = np.ascontiguousarray(blocks)
             tile = _Tile(np.ascontiguousarray(values[:, first:last]), nonfinite, blocks)
-            yield self._round(tile, peak)
+            yield self._round(tile, first, peak)
 
     def _round_stored(self, top: int, bottom: int, peak: np.float32) -> tuple[Codes, Loss] | None:
         """Round rows as they are stored; None if a value is not finite, or without kernels."""
         info, columns = self.tensor.info, self.encoding.columns
-        if self.is_exact or active() is None or columns % info.encoding.block:
+        if self.is_exact or self.search or active() is None or columns % info.encoding.block:
             return None
         count = (bottom - top) * columns
         raw = read_blocks(self.tensor, top * columns, count).reshape(bottom - top, -1)
         found = round_in_one_pass(self.encoding.rounding, raw, columns, info.encoding, peak)
         return None if found is None else (found.codes, Loss(count, 0, 0, *found.sums))
 
-    def _round(self, tile: _Tile, peak: np.float32) -> tuple[Codes, Loss]:
-        rounded = self._round_values(tile, peak)
+    def _round(self, tile: _Tile, first: int, peak: np.float32) -> tuple[Codes, Loss]:
+        """Round a tile, which begins at column `first` if bands are columns; else at that row."""
+        nearest = None
+        if tile.blocks is None and self.search is not None:
+            codes, nearest = self._search_codes(self.search, tile.values, first, peak)
+            rounded = self._measure(codes, tile.values, peak)
+        else:
+            rounded = self._round_values(tile, peak)
         if not isfinite(rounded.sums[1]) or (tile.blocks is not None and rounded.sums[1]):
             raise ConversionError(
                 f"`{self.name}` has values that are too large for {self.label}",
                 hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in Python)",
             )
-        return rounded.codes, Loss(tile.values.size, 0, 0, *rounded.sums, tile.nonfinite)
+        return rounded.codes, Loss(tile.values.size, 0, 0, *rounded.sums, tile.nonfinite, nearest)
+
+    def _search_codes(
+        self, search: ScaleSearch, values: F32, first: int, peak: np.float32
+    ) -> SearchedCodes:
+        made = self.encoding
+        if made.by_columns:
+            weights = search.weigh(first, (1, values.shape[1]))
+        else:
+            weights = search.weigh(first * made.columns, shape_of(values))
+        ratio = None
+        if made.needs_peak and has_one_scale(made.rounding):
+            ratio = self.peak.find_ratio(made.rounding)
+        return search_codes(made.rounding, values, peak, weights, ratio)
 
     def _round_values(self, tile: _Tile, peak: np.float32) -> RoundedTile:
         values, how = tile.values, self.encoding.rounding
@@ -262,14 +254,17 @@ class EncodedWeight:
             codes = how.round(values, peak)
         else:
             codes = repack(tile.blocks, self.tensor.info.encoding, how)
-        held = how.restore(codes, peak)
+        return self._measure(codes, values, peak)
+
+    def _measure(self, codes: Codes, values: F32, peak: np.float32) -> RoundedTile:
+        held = self.encoding.rounding.restore(codes, peak)
         return RoundedTile(codes, sum_squares_and_error(values.reshape(-1), held.reshape(-1)))
 
     def _read_rows(self, top: int, bottom: int) -> _Tile:
         columns = self.encoding.columns
         begin = top * columns
         values = read_floats(self.tensor, begin, (bottom - top) * columns)
-        values, nonfinite = _make_finite(
+        values, nonfinite = make_finite(
             values, self.tensor, begin, zero_nonfinite=self.zero_nonfinite
         )
         blocks = None
@@ -291,27 +286,6 @@ def _join(tiles: Sequence[Codes]) -> Codes:
         np.concatenate([tile.scales for tile in tiles]),
         np.concatenate(offsets) if offsets else None,
     )
-
-
-def _make_finite(
-    values: F32, tensor: ReadableTensor, first: int, *, zero_nonfinite: bool
-) -> tuple[F32, int]:
-    """Return values with 0 in place of those that are not finite, and the number of these.
-
-    Raises `ConversionError` for them without `zero_nonfinite`.
-    """
-    if np.isfinite(values.max()) and np.isfinite(values.min()):
-        return values, 0
-    finite = np.isfinite(values)
-    if not zero_nonfinite:
-        index = int(np.argmin(finite))
-        raise ConversionError(
-            f"`{tensor.info.name}` has {values[index]:g} at element {first + index}, which "
-            "quantized weights cannot hold",
-            hint="the checkpoint is probably damaged; to store 0 instead, use --nonfinite zero "
-            "(nonfinite in Python)",
-        )
-    return np.where(finite, values, np.float32(0)), values.size - int(np.count_nonzero(finite))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,69 @@
+"""Train a small Qwen3 on the texts of `fixtures/make_tiny_llama.py`, for `quality.py`.
+
+Run with `python tests/bench/quality_model.py FOLDER`; it needs `npm`, and takes some minutes
+on two cores. The model has the tokenizer of `fixtures/tiny-llama`, and rows of 256 and 512 values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 512,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+WARMUP, PEAK_RATE = 50, 3e-3
+
+
+def train(folder: Path, steps: int) -> None:
+    """Train the model, and write it in bfloat16."""
+    from tokenizers import Tokenizer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sys.path.insert(0, str(FIXTURES))
+    import make_tiny_llama as maker
+
+    documents, _ = maker.collect_text()
+    tokenizer = Tokenizer.from_file(str(FIXTURES / "tiny-llama" / "tokenizer.json"))
+    stream = torch.tensor([
+        token
+        for each in tokenizer.encode_batch(documents, add_special_tokens=False)
+        for token in each.ids
+    ])  # fmt: skip
+    torch.manual_seed(1)
+    model: Any = Qwen3ForCausalLM(Qwen3Config(**SIZES)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    for step, tokens in enumerate(islice(maker.batches(stream), steps)):
+        share = (1 + math.cos(math.pi * step / steps)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE * min(1, (step + 1) / WARMUP) * share
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+        optimizer.step()
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step}: {loss.item():.3f} nats", flush=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def main() -> None:
+    """Train and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=1500)
+    arguments = parser.parse_args()
+    train(arguments.folder, arguments.steps)
+
+
+if __name__ == "__main__":
+    main()
