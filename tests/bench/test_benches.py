@@ -43,6 +43,12 @@ def test_the_bench_of_schemes_runs() -> None:
     assert "FP8:" in done.stdout
 
 
+def test_the_bench_of_statistics_runs() -> None:
+    done = run("statistics_of_values.py", "--repeats", "1", "--size", "1MB")
+    assert done.returncode == 0, done.stderr
+    assert "(target 2.0)" in done.stdout
+
+
 def test_the_bench_of_workers_runs() -> None:
     done = run("workers.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr
