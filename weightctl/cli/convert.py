@@ -31,6 +31,7 @@ from weightctl.cli.options import (
     PullRequest,
     Quiet,
     Report,
+    Search,
     TaskSize,
     Threads,
     To,
@@ -179,14 +180,7 @@ def convert(
             rich_help_panel=_TYPES,
         ),
     ] = None,
-    search: Annotated[
-        bool,
-        typer.Option(
-            help="For a model directory, choose the scales (and zero points) with the smallest "
-            "squared error, which takes longer. --imatrix implies it.",
-            rich_help_panel=_TYPES,
-        ),
-    ] = False,
+    search: Search = False,
     nonfinite: Annotated[
         NonFinite,
         typer.Option(

@@ -212,6 +212,15 @@ Report = Annotated[
         callback=locate_local,
     ),
 ]
+Search = Annotated[
+    bool,
+    typer.Option(
+        "--search",
+        help="For a model directory, choose the scales (and zero points) with the smallest squared "
+        "error, which takes longer. --imatrix implies it.",
+        rich_help_panel="Types",
+    ),
+]
 On = Annotated[
     str | None,
     typer.Option(
