@@ -138,6 +138,8 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
     first = {name: help_of(weightctl, name).splitlines()[0] for name in COMMANDS}
     assert {name: line.partition("[OPTIONS] ")[2] for name, line in first.items()} == {
         "ls": "MODEL...",
+        "stat": "MODEL",
+        "show": "MODEL TENSOR [SLICE]",
         "diff": "MODEL OTHER",
         "convert": "MODEL [OUT]",
         "shard": "MODEL [OUT]",

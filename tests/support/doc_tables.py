@@ -55,7 +55,7 @@ _WIDTH = 100  # of a message in a list, in characters
 # Conditions that few models meet, which make the table of recipes hard to read: lines with them are
 # omitted, and lines with their opposite are shown without it.
 _RARE = {"falcon", "8 experts", "70B model"}
-# Descriptions of conditions whose names are too short for the table of recipes.
+# Longer descriptions of conditions for the table of recipes.
 _CONDITIONS = {
     "with importance matrix": "only with an importance matrix",
     "not with importance matrix": "only without an importance matrix",
@@ -224,9 +224,8 @@ def _list_diffusion_families() -> str:
         [_code(name), _code(line.class_name), _code(line.original[0]), _code(line.diffusers[0])]
         for name, line in DIFFUSION_FAMILIES.items()
     ]
-    head = ("family and GGUF architecture", "diffusers class", "a tensor in original files",
-            "a tensor in diffusers")  # fmt: skip
-    return _table(head, rows)
+    titles = "family and GGUF architecture, diffusers class, a tensor in original files"
+    return _table([*titles.split(", "), "a tensor in diffusers"], rows)
 
 
 def _list_missing_judges() -> str:
@@ -254,8 +253,7 @@ def _name_judges(family: str) -> str:
     kinds = {case["model_type"] for case in cases}
     others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
     first = f"transformers (as {_codes(others)})" if others else "transformers"
-    if kinds <= OWN_TYPES:
-        first = "its definition in torch"
+    first = "its definition in torch" if kinds <= OWN_TYPES else first
     if not alone:
         return f"{first}, llama.cpp"
     return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"
@@ -356,12 +354,9 @@ def _list_written() -> str:
 
 def _list_formats() -> str:
     rows = (
-        [
-            _code(name),
-            _codes([f"{line.prefix}NAME{each}" if line.prefix else each for each in line.suffixes]),
-            _code(line.in_directory or ""),
-        ]
+        [_code(name), _codes(map(format_name, line.suffixes)), _code(line.in_directory or "")]
         for name, line in ALL_FORMATS.items()
+        for format_name in [f"{line.prefix}NAME{{}}".format if line.prefix else str]
     )
     return _table(("format", "suffixes", "file in a model directory"), rows)
 

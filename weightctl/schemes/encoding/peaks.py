@@ -67,7 +67,7 @@ class SharedPeak:
         for tensor, search in zip(self._tensors, self._searches, strict=True):
             for first, count in _list_tiles(tensor):
                 tile = self._read(tensor, first, count).reshape(1, -1)
-                yield tile, search.weigh(first, (1, count))
+                yield tile, search.find_weights(first, (1, count))
 
     def _find_peak(self, tensor: ReadableTensor) -> np.float32:
         peak = np.float32(0)

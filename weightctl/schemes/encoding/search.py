@@ -58,7 +58,7 @@ class ScaleSearch:
     importance: ColumnWeights | None = None
     matrix: int = 0
 
-    def weigh(self, first: int, shape: tuple[int, int]) -> F32 | None:
+    def find_weights(self, first: int, shape: tuple[int, int]) -> F32 | None:
         """Return the weights of a table of values, which `first` values of the weight precede.
 
         They broadcast to `shape`; the result is None if all errors are equally important.
@@ -85,7 +85,7 @@ class SearchedCodes(NamedTuple):
     nearest_error: float
 
 
-class _Trial:
+class _RatioTrial:
     """The best ratios of the blocks of a tile so far, and their errors."""
 
     def __init__(
@@ -140,7 +140,7 @@ def search_codes(
     `weights` broadcast to the tile. If the whole weight has one scale, `ratio` is that of
     `find_ratio`. `peak` is the largest magnitude of the whole weight.
     """
-    trial = _Trial(rounding, values, peak, weights)
+    trial = _RatioTrial(rounding, values, peak, weights)
     if ratio is not None:
         shared = np.full((1, 1), ratio, np.float32)
         trial.clips = Clips(shared, shared)

@@ -236,9 +236,9 @@ class EncodedWeight:
     ) -> SearchedCodes:
         made = self.encoding
         if made.by_columns:
-            weights = search.weigh(first, (1, values.shape[1]))
+            weights = search.find_weights(first, (1, values.shape[1]))
         else:
-            weights = search.weigh(first * made.columns, shape_of(values))
+            weights = search.find_weights(first * made.columns, shape_of(values))
         ratio = None
         if made.needs_peak and has_one_scale(made.rounding):
             ratio = self.peak.find_ratio(made.rounding)
