@@ -150,11 +150,12 @@ def test_a_missing_object_is_404(server: PlainServer) -> None:
     assert ask(server, path="/nope")[0] == 404
 
 
-def test_obstore_reads_ranges_on_one_connection(server: PlainServer) -> None:
+def test_obstore_reads_ranges_on_few_connections(server: PlainServer) -> None:
     store = HTTPStore(server.url, client_options={"allow_http": True})
     for start in range(0, 2048, 256):
         assert bytes(obstore.get_range(store, "dir/a.bin", start=start, end=start + 256))
-    assert {each.connection for each in server.log} == {1}
+    # On a loaded machine, obstore may open another one before the first is free again.
+    assert len({each.connection for each in server.log}) < 4
     assert server.bytes_sent == 2048
 
 
