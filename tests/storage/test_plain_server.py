@@ -150,6 +150,16 @@ def test_a_missing_object_is_404(server: PlainServer) -> None:
     assert ask(server, path="/nope")[0] == 404
 
 
+def test_a_connection_serves_one_request_after_the_other(server: PlainServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for start in range(0, 2048, 256):
+        connection.request("GET", "/dir/a.bin", headers={"Range": f"bytes={start}-{start + 255}"})
+        assert len(connection.getresponse().read()) == 256
+    connection.close()
+    assert {each.connection for each in server.log} == {1}
+    assert server.bytes_sent == 2048
+
+
 def test_obstore_reads_ranges_on_few_connections(server: PlainServer) -> None:
     store = HTTPStore(server.url, client_options={"allow_http": True})
     for start in range(0, 2048, 256):

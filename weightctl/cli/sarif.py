@@ -15,13 +15,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.scanning import Severity
 from weightctl.storage.location import is_remote
 from weightctl.text.wording import printable
-from weightctl.write.targets import (
-    check_place,
-    is_stream,
-    refuse_inputs,
-    refuse_what_is_there,
-    stream_name,
-)
+from weightctl.write.targets import check_new_file, is_stream, stream_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,12 +61,7 @@ def check_sarif(
                 hint="use the path of a file for --sarif",
             )
         return
-    real = os.path.realpath(path)
-    if os.path.isdir(real):
-        raise OutputError(f"{path} is a directory", hint="use the path of a file for --sarif")
-    refuse_inputs(real, scanned, consulted)
-    refuse_what_is_there([real], force=force)
-    check_place(os.path.dirname(real), path, 0)
+    check_new_file(path, "--sarif", scanned, consulted, force=force)
 
 
 def write_sarif(

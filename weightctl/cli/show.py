@@ -34,7 +34,7 @@ from weightctl.cli.render import (
     show_table,
     show_text,
 )
-from weightctl.errors import OutputError, WeightctlError
+from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
 from weightctl.weights.tree import header_of, source_of
 
@@ -114,7 +114,9 @@ def show(
         for text in header_of(weights).notes:
             note(text)
     if npy is not None:
-        _check_npy(npy, header_of(weights).files, force=force)
+        from weightctl.write.targets import check_new_file
+
+        check_new_file(npy, "--npy", header_of(weights).files, force=force)
     tensor = _find_tensor(contents, name)
     from weightctl.values import parse_selection, read_selection
 
@@ -160,18 +162,6 @@ def _find_tensor(contents: Contents, name: str) -> ReadableTensor:
         )
     refuse_unknown([header.tensors[found]])
     return tensor_of(source_of(weights), found)
-
-
-def _check_npy(path: str, inputs: tuple[str, ...], *, force: bool) -> None:
-    """Raise `OutputError` if a file cannot be written, before anything is read."""
-    from weightctl.write.targets import check_place, refuse_inputs, refuse_what_is_there
-
-    real = os.path.realpath(path)
-    if os.path.isdir(real):
-        raise OutputError(f"{path} is a directory", hint="use the path of a file for --npy")
-    refuse_inputs(real, inputs, {})
-    refuse_what_is_there([real], force=force)
-    check_place(os.path.dirname(real), path, 0)
 
 
 def _write_npy(path: str, values: NDArray[Any], *, force: bool) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STDOUT",
     "Target",
+    "check_new_file",
     "check_place",
     "is_stream",
     "make_older_error",
@@ -234,6 +235,26 @@ def check_place(directory: str, path: str, nbytes: int) -> None:
             "its disk",
             hint="free some space, or choose another disk",
         )
+
+
+def check_new_file(
+    path: str,
+    option: str,
+    inputs: Iterable[str],
+    consulted: Mapping[str, str] = MappingProxyType({}),
+    *,
+    force: bool,
+) -> None:
+    """Raise `OutputError` if the file of an option cannot be written, or would replace an input.
+
+    `consulted` is as in `refuse_inputs`. Call this before any work.
+    """
+    real = os.path.realpath(path)
+    if os.path.isdir(real):
+        raise OutputError(f"{path} is a directory", hint=f"use the path of a file for {option}")
+    refuse_inputs(real, inputs, consulted)
+    refuse_what_is_there([real], force=force)
+    check_place(os.path.dirname(real), path, 0)
 
 
 def refuse_inputs(

@@ -270,10 +270,7 @@ class EncodedWeight:
         blocks = None
         # Zeros in place of values that are not finite need other scales.
         if self.is_exact and not nonfinite:
-            encoding = self.tensor.info.encoding
-            raw = bytearray(values.size // encoding.block * encoding.size)
-            self.tensor.read_into(begin // encoding.block * encoding.size, memoryview(raw))
-            blocks = np.frombuffer(raw, np.uint8).reshape(bottom - top, -1)
+            blocks = read_blocks(self.tensor, begin, values.size).reshape(bottom - top, -1)
         return _Tile(values.reshape(bottom - top, columns), nonfinite, blocks)
 
 
