@@ -67,7 +67,7 @@ def test_the_rows_of_a_table_are_found_in_bytes_of_any_shape(
 def test_bytes_that_stay_in_memory_stay_blocks(quantized: tuple[Array, Array]) -> None:
     raw, held = quantized
     form = WeightForm("w", F32, (4, 64), CPU, Q8_0)
-    weights = BoundWeights({form: to_stored_weight(raw, "w")}, resident=True)
+    weights = BoundWeights({form: to_stored_weight(raw, "w")}, [form])
     raw[:] = 0
     assert not weights.tensor(form).any()
     assert held.any()

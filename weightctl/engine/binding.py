@@ -18,6 +18,7 @@ from weightctl.engine.forms import (
     make_tensor,
     mismatch,
 )
+from weightctl.engine.products import BlockMatrix, is_block_matrix
 from weightctl.engine.stored import InFiles, InMemory, slice_weight, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.weights.buffer import Buffer
@@ -36,7 +37,7 @@ from weightctl.weights.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -102,34 +103,47 @@ def _as_asked(node: Checkpoint) -> WeightData:
 class BoundWeights:
     """The weights of a graph, each with the place where its bytes are stored.
 
-    Without `resident`, a weight is read on each use and not kept. With it, all weights are read
-    once, in the constructor: values are kept on their device in the dtype of the graph, blocks are
-    kept on the CPU and decoded on each use.
+    `found` has the places by base forms. A weight is read on each use and not kept. The weights of
+    `resident` are read once, in the constructor: values are kept on their device in the form in
+    which the graph reads them, blocks are kept on the CPU and decoded on each use.
     """
 
-    def __init__(self, found: Mapping[WeightForm, StoredWeight], *, resident: bool) -> None:
+    def __init__(
+        self,
+        found: Mapping[WeightForm, StoredWeight],
+        resident: Sequence[WeightForm] = (),
+    ) -> None:
         self._found = dict(found)
         self._ready: dict[WeightForm, Tensor] = {}
         self._sources = list({
             id(place.source): place.source for place in found.values() if place.source is not None
         }.values())  # fmt: skip
-        if resident:
-            self._read_all()
+        self._read_all(resident)
+
+    def ready(self, form: WeightForm) -> Tensor | None:
+        """Return a resident weight as the graph reads it; None if it is not kept as values."""
+        return self._ready.get(form)
 
     def tensor(self, form: WeightForm) -> Tensor:
-        """Return a weight in the requested form."""
-        ready = self._ready.get(form)
-        return make_tensor(self._found[form], form) if ready is None else ready
+        """Return a weight in the requested form, read now."""
+        return make_tensor(self._found[form.base], form)
+
+    def matrix(self, form: WeightForm) -> BlockMatrix | None:
+        """Return a weight whose blocks are decoded within a product; None for other weights."""
+        place = self._found[form.base]
+        return BlockMatrix(place, form) if is_block_matrix(place.info, form) else None
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that `numbers` selects, and the index of each number in them.
 
         Only these rows are read. Returns None if single rows cannot be read: if the weight is in
-        memory, if it is stored with another number of rows (blocks stored as plain bytes may be),
-        if a row does not start on a byte, or if a number is out of range.
+        memory or transposed, if it is stored with another number of rows (blocks stored as plain
+        bytes may be), if a row does not start on a byte, or if a number is out of range.
         """
-        place, (count, *row) = self._found[form], form.shape
+        place, (count, *row) = self._found[form.base], form.shape
         if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
+            return None
+        if form.is_transposed:
             return None
         stored_count, *stored_row = place.info.shape
         if stored_count != count or not place.info.encoding.fits(stored_row):
@@ -145,11 +159,11 @@ class BoundWeights:
 
     def is_borrowed(self, form: WeightForm) -> bool:
         """Whether the result of `tensor` shares memory that other code uses."""
-        return form in self._ready or self._found[form].is_borrowed
+        return form in self._ready or self._found[form.base].is_borrowed
 
     def expect(self, form: WeightForm) -> None:
         """Announce that a weight is needed soon."""
-        if form not in self._ready:
+        if not self._ready:
             self._found[form].expect()
 
     def refuse_change(self) -> None:
@@ -157,23 +171,24 @@ class BoundWeights:
         for source in self._sources:
             source.refuse_change()
 
-    def _read_all(self) -> None:
+    def _read_all(self, reads: Sequence[WeightForm]) -> None:
         together: dict[object, list[WeightForm]] = {}
-        for form, place in self._found.items():
-            together.setdefault(place.key, []).append(form)
+        for form in reads:
+            together.setdefault(self._found[form.base].key, []).append(form)
         for forms in together.values():
-            place = self._found[forms[0]]
+            place = self._found[forms[0].base]
             held = InMemory(place.info, place.raw())
             same: dict[object, Tensor] = {}
             for form in forms:
                 if is_kept_as_stored(place.info, form):
-                    self._found[form] = held
+                    self._found[form.base] = held
                     continue
                 # Only the values are kept: the bytes that they were decoded from are freed.
-                kind = form._replace(name="", weight=0, whole=None, second_names=())
+                upright = form._replace(is_transposed=False)
+                kind = upright._replace(name="", weight=0, whole=None, second_names=())
                 if kind not in same:
-                    same[kind] = make_tensor(held, form)
-                self._ready[form] = same[kind]
+                    same[kind] = make_tensor(held, upright)
+                self._ready[form] = same[kind].T if form.is_transposed else same[kind]
 
 
 def bind(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
 from weightctl.graph.ops.lowering import decode_blocks, torch_device, torch_dtype
+from weightctl.graph.ops.unary import lower_cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,8 @@ class WeightForm(NamedTuple):
     the values in them. `weight` is the `id` of the graph's `Weight`, by which a tree finds what
     `allocate` requested. For a shard, `whole` is the weight to cut it from. `align` is the
     alignment of the data in bytes. `second_names` are other names under which a registry may have
-    the value.
+    the value. The graph reads the weight cast to `read_as`, unless that is None, and with its two
+    dimensions swapped if `is_transposed`.
     """
 
     name: str
@@ -76,11 +78,24 @@ class WeightForm(NamedTuple):
     whole: ShardedWhole | None = None
     align: int = 1
     second_names: tuple[str, ...] = ()
+    read_as: DType | None = None
+    is_transposed: bool = False
 
     @property
     def blocks(self) -> QuantizationEncoding | None:
         """The encoding of the blocks that the graph uses, None if it uses values."""
         return self.quantization if self.dtype is DType.uint8 else None
+
+    @property
+    def base(self) -> WeightForm:
+        """The form before it is cast and transposed."""
+        return self._replace(read_as=None, is_transposed=False)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the form `base` as the graph reads it: cast and transposed."""
+        if self.read_as is not None:
+            tensor = lower_cast(tensor, dtype=self.read_as)
+        return tensor.T if self.is_transposed else tensor
 
     def __str__(self) -> str:
         kind = self.dtype.value if self.blocks is None else self.blocks.name
@@ -157,7 +172,7 @@ def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
 
     Raises `EngineError` if the stored bytes do not decode to that dtype.
     """
-    return _align_tensor(_decode_tensor(stored, form), form.align)
+    return form.view(_align_tensor(_decode_tensor(stored, form), form.align))
 
 
 def _decode_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:

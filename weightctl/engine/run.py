@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import name_of, resolve_attributes, size_of
+from weightctl.engine.products import BlockMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
+from weightctl.graph.ops.product import MATMUL
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -47,7 +49,9 @@ class _Running:
         self._plan = plan
         self._weights = weights
         self._values: dict[int, Tensor] = {}
+        # Weights by their base forms: those kept from the last operation, those of the current one.
         self._kept: dict[WeightForm, Tensor] = {}
+        self._loaded: dict[WeightForm, Tensor] = {}
         # The sizes of named dimensions by call, computed when the call is reached.
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
         # Addresses of memory that other code uses: outputs must not share it.
@@ -71,16 +75,18 @@ class _Running:
             raise self._failure(operation, (), error) from error
         if operation.forms:
             self._kept = {
-                place: tensor
-                for place, tensor in zip(operation.inputs, given, strict=True)
-                if place in operation.keeps and isinstance(place, WeightForm)
+                form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
             }
+            self._loaded = {}
         try:
             sizes = self._sizes_of(operation.call)
             attributes = operation.attributes
             if not operation.is_resolved:
                 attributes = resolve_attributes(attributes, sizes)
-            found = operation.lower(*given, **attributes)
+            lower: Callable[..., Any] = (
+                multiply if given and isinstance(given[-1], BlockMatrix) else operation.lower
+            )
+            found = lower(*given, **attributes)
         except Exception as error:
             raise self._failure(operation, given, error) from error
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
@@ -104,24 +110,32 @@ class _Running:
             found.append(tensor)
         return found
 
-    def _gather_inputs(self, operation: Operation) -> list[Tensor]:
+    def _gather_inputs(self, operation: Operation) -> list[Tensor | BlockMatrix]:
         given = operation.inputs
         table = operation.table
-        if table is not None and table not in operation.keeps and table not in self._kept:
+        if table is not None and not {table.base} & (operation.keeps | self._kept.keys()):
             picked = self._weights.pick_rows(table, self._tensor(given[1]))
             if picked is not None:
                 return list(picked)
+        if operation.op is MATMUL and isinstance(right := given[1], WeightForm):
+            matrix = None if right.base in self._kept else self._weights.matrix(right)
+            if matrix is not None:
+                return [self._tensor(given[0]), matrix]
         return [self._tensor(place) for place in given]
 
     def _tensor(self, place: Place) -> Tensor:
         if not isinstance(place, WeightForm):
             return self._values[place]
-        if (kept := self._kept.get(place)) is not None:
-            return kept
-        tensor = self._weights.tensor(place)
-        if self._weights.is_borrowed(place):
-            self._borrowed.add(_memory(tensor))
-        return tensor
+        if (ready := self._weights.ready(place)) is not None:
+            self._borrowed.add(_memory(ready))
+            return ready
+        tensor = self._kept.get(place.base)
+        if tensor is None:
+            tensor = self._weights.tensor(place.base)
+            if self._weights.is_borrowed(place):
+                self._borrowed.add(_memory(tensor))
+        self._loaded[place.base] = tensor
+        return place.view(tensor)
 
     def _expect_after(self, number: int) -> None:
         """Start reading ahead the weights of the next operation that uses weights."""
@@ -129,7 +143,7 @@ class _Running:
         for operation in self._plan.operations[number + 1 :]:
             if forms := operation.forms:
                 for form in forms:
-                    if form not in keeps and form != operation.table:
+                    if form not in keeps and operation.table is None:
                         self._weights.expect(form)
                 return
 
@@ -146,7 +160,7 @@ class _Running:
     def _refuse(
         self,
         operation: Operation,
-        given: Sequence[Tensor],
+        given: Sequence[Tensor | BlockMatrix],
         results: Sequence[Tensor],
         sizes: dict[str, int],
     ) -> None:
@@ -182,10 +196,10 @@ class _Running:
                 )
 
     def _failure(
-        self, operation: Operation, given: Sequence[Tensor], error: Exception
+        self, operation: Operation, given: Sequence[Tensor | BlockMatrix], error: Exception
     ) -> EngineError:
         name = operation.attributes.get("function", operation.op.name)
-        operands = " and ".join(map(describe_tensor, given))
+        operands = " and ".join(map(_describe, given))
         call = self._plan.calls[operation.call]
         places = [f"in {operation.path}"] if operation.path else []
         if operation.call:
@@ -197,6 +211,10 @@ class _Running:
         return EngineError(
             f"{subject}: {reason or type(error).__name__}", hint=getattr(error, "hint", "")
         )
+
+
+def _describe(given: Tensor | BlockMatrix) -> str:
+    return str(given) if isinstance(given, BlockMatrix) else describe_tensor(given)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -14,6 +14,7 @@ from weightctl.graph.ops import OPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from weightctl.dtype import DType
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
     from weightctl.graph.ops.rules import Op
     from weightctl.graph.types import TensorType
@@ -62,8 +63,8 @@ class Operation:
 
     @property
     def forms(self) -> list[WeightForm]:
-        """The weights that the operation uses."""
-        return [place for place in self.inputs if isinstance(place, WeightForm)]
+        """The weights that the operation uses, in the forms before they are cast and transposed."""
+        return [place.base for place in self.inputs if isinstance(place, WeightForm)]
 
     @property
     def table(self) -> WeightForm | None:
@@ -82,10 +83,10 @@ class Schedule(NamedTuple):
 
     @property
     def forms(self) -> list[WeightForm]:
-        """The weights that are used, each form listed once."""
-        used = [form for operation in self.operations for form in operation.forms]
-        given = [place for place in self.outputs if isinstance(place, WeightForm)]
-        return list(dict.fromkeys([*used, *given]))
+        """The weights that are used, each form listed once, as the graph reads them."""
+        used = [place for operation in self.operations for place in operation.inputs]
+        places = dict.fromkeys([*used, *self.outputs])
+        return [place for place in places if isinstance(place, WeightForm)]
 
 
 def schedule(graph: Graph) -> Schedule:
@@ -133,6 +134,10 @@ class _Unfolding:
             return self._add_call(node, given, number)
         if node.op == "dequantize":
             return (_dequantized_form(node, given[0]),)
+        if node.op in _VIEWS and isinstance(given[0], WeightForm):
+            form = _VIEWS[node.op](given[0], node.attributes)
+            if form is not None:
+                return (form,)
         return self._add_operation(node, given, number)
 
     def _add_call(
@@ -206,6 +211,30 @@ def _dequantized_form(node: GraphNode, place: Place) -> WeightForm:
     return blocks._replace(dtype=kind.dtype, shape=sizes, device=kind.device)
 
 
+def _cast_form(form: WeightForm, attributes: Mapping[str, Any]) -> WeightForm | None:
+    """Return the form of a weight that is cast, so that a resident one is cast once.
+
+    Returns None for blocks, and for casts other than from floats to floats.
+    """
+    dtype: DType = attributes["dtype"]
+    if form.blocks is not None or not (form.dtype.is_float and dtype.is_float):
+        return None
+    return form._replace(read_as=dtype) if form.read_as in {None, dtype} else None
+
+
+def _transposed_form(form: WeightForm, attributes: Mapping[str, Any]) -> WeightForm | None:
+    """Return the form of a matrix that is transposed; None for blocks and for other shapes."""
+    axes = {attributes["axis_1"] % 2, attributes["axis_2"] % 2}
+    if form.blocks is not None or len(form.shape) != _MATRIX or len(axes) != _MATRIX:
+        return None
+    return form._replace(is_transposed=not form.is_transposed)
+
+
+_MATRIX = 2
+# Operations that only change how a weight is read: they become a part of its form.
+_VIEWS = {"cast": _cast_form, "transpose": _transposed_form}
+
+
 def _require_static(shape: Shape, name: str) -> tuple[int, ...]:
     if not shape.is_static:
         raise EngineError(
@@ -239,7 +268,7 @@ def _end_lives(
     """Set `frees` and `keeps` of every operation."""
     alive: set[Place] = set(outputs)
     later: frozenset[WeightForm] = frozenset(
-        place for place in outputs if isinstance(place, WeightForm)
+        place.base for place in outputs if isinstance(place, WeightForm)
     )
     for number, operation in reversed(list(enumerate(operations))):
         seen = {

@@ -83,8 +83,10 @@ class LoadedGraph:
         self.input_types: tuple[TensorType, ...] = tuple(value.type for value in graph.inputs)
         self.output_types: tuple[TensorType, ...] = tuple(value.type for value in graph.outputs)
         self._schedule = schedule(graph)
-        found = bind(graph.name, self._schedule.forms, weights_registry)
-        self._weights = BoundWeights(found, resident=resident)
+        reads = self._schedule.forms
+        bases = dict.fromkeys(form.base for form in reads)
+        found = bind(graph.name, bases, weights_registry)
+        self._weights = BoundWeights(found, reads if resident else ())
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
