@@ -266,7 +266,10 @@ EXAMPLES: list[Example] = [
 ]  # fmt: skip
 
 # The ops that change shapes, those of whole layers and those of several ranks have their own files.
-_FILES = ("op_examples_shapes", "op_examples_delta", "op_examples_ranks", "op_examples_states")
+_FILES = (
+    "op_examples_shapes", "op_examples_delta", "op_examples_ranks", "op_examples_states",
+    "op_examples_rows",
+)  # fmt: skip
 for _file in filter(find_spec, _FILES):
     _more = import_module(_file)
     EXAMPLES += _more.EXAMPLES

@@ -65,8 +65,8 @@ class WeightForm(NamedTuple):
     the values in them. `weight` is the `id` of the graph's `Weight`, by which a tree finds what
     `allocate` requested. For a shard, `whole` is the weight to cut it from. `align` is the
     alignment of the data in bytes. `second_names` are other names under which a registry may have
-    the value. The graph reads the weight cast to `read_as`, unless that is None, and with its two
-    dimensions swapped if `is_transposed`.
+    the value. The graph reads the weight cast to `read_as`, if given, and with its two dimensions
+    swapped if `is_transposed`.
     """
 
     name: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.engine.binding import BoundWeights
-    from weightctl.engine.schedule import Operation, Place, Schedule
+    from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
 __all__ = ["run"]
 
@@ -37,8 +37,9 @@ def run(
         running = _Running(plan, weights, sizes)
         running.begin(inputs)
         del inputs
-        for number in range(len(plan.operations)):
-            running.carry_out(number)
+        number = 0
+        while number < len(plan.operations):
+            number = running.carry_out(number)
         return running.outputs()
 
 
@@ -62,9 +63,14 @@ class _Running:
         self._values = dict(zip(self._plan.inputs, inputs, strict=True))
         self._borrowed |= {_memory(tensor) for tensor in inputs}
 
-    def carry_out(self, number: int) -> None:
-        """Run one operation and free the values that are no longer used."""
+    def carry_out(self, number: int) -> int:
+        """Run one operation and free the values that are no longer used.
+
+        Returns the number of the operation to continue with.
+        """
         operation = self._plan.operations[number]
+        if (region := self._find_empty(operation)) is not None:
+            return self._skip(region, operation.call)
         if operation.forms:
             self._expect_after(number)
         try:
@@ -96,6 +102,21 @@ class _Running:
             self._borrowed |= {_memory(tensor) for tensor in results}
         for slot in operation.frees:
             self._values.pop(slot, None)
+        return number + 1
+
+    def _skip(self, region: EmptyRegion, call: int) -> int:
+        """Give the results of a region in which they are all empty, and return where it ends."""
+        import torch
+
+        sizes = self._sizes_of(call)
+        self._kept = {}
+        for slot, kind in region.outputs:
+            shape = [size_of(dim, sizes) for dim in kind.shape]
+            dtype, device = torch_dtype(kind.dtype), torch_device(kind.device)
+            self._values[slot] = torch.empty(shape, dtype=dtype, device=device)
+        for slot in region.frees:
+            self._values.pop(slot, None)
+        return region.end
 
     def outputs(self) -> list[Tensor]:
         """Return the outputs of the graph; those that share memory are copied."""
@@ -140,12 +161,25 @@ class _Running:
     def _expect_after(self, number: int) -> None:
         """Start reading ahead the weights of the next operation that uses weights."""
         keeps = self._plan.operations[number].keeps
-        for operation in self._plan.operations[number + 1 :]:
+        number += 1
+        while number < len(self._plan.operations):
+            operation = self._plan.operations[number]
+            if (region := self._find_empty(operation)) is not None:
+                number = region.end
+                continue
+            number += 1
             if forms := operation.forms:
                 for form in forms:
                     if form not in keeps and operation.table is None:
                         self._weights.expect(form)
                 return
+
+    def _find_empty(self, operation: Operation) -> EmptyRegion | None:
+        """Return the region that an operation begins, if all results in it are empty."""
+        region = operation.region
+        if region is None or self._sizes_of(operation.call).get(region.name) != 0:
+            return None
+        return region
 
     def _sizes_of(self, number: int) -> dict[str, int]:
         found = self._sizes[number]

@@ -10,6 +10,7 @@ from weightctl.engine.forms import ShardedWhole, WeightForm
 from weightctl.engine.inputs import has_names, name_of, resolve_attributes
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
+from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +42,26 @@ class GraphRun(NamedTuple):
     names: Mapping[str, Dim]
 
 
+class EmptyRegion(NamedTuple):
+    """Consecutive operations whose results are all empty if the dimension `name` has size 0.
+
+    Then the engine continues with operation `end`. `outputs` are the slots and types of results
+    that are used after the region, and `frees` are slots that are not read after it.
+    """
+
+    name: str
+    end: int
+    outputs: tuple[tuple[int, TensorType], ...]
+    frees: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Operation:
     """One operation to run.
 
     `call` is the number of the run that it is part of. After the operation, the slots in `frees`
     are not read again, and the weights in `keeps` are used by the next operation that uses weights.
+    `region` is the region that begins with the operation, if any.
     """
 
     op: Op
@@ -60,6 +75,7 @@ class Operation:
     types: tuple[TensorType, ...]
     frees: tuple[int, ...] = ()
     keeps: frozenset[WeightForm] = frozenset()
+    region: EmptyRegion | None = None
 
     @property
     def forms(self) -> list[WeightForm]:
@@ -99,6 +115,7 @@ def schedule(graph: Graph) -> Schedule:
     outputs = unfolding.run(graph, inputs, GraphRun(-1, graph.name, "", {}))
     operations = _drop_unused(unfolding.operations, outputs)
     _end_lives(operations, inputs, outputs)
+    _find_regions(operations)
     return Schedule(inputs, tuple(operations), outputs, tuple(unfolding.calls))
 
 
@@ -283,3 +300,41 @@ def _end_lives(
         if forms := frozenset(operation.forms):
             operation.keeps = forms & later
             later = forms
+
+
+def _find_regions(operations: Sequence[Operation]) -> None:
+    """Set `region` of the operations that begin one: on the rows that a column chooses."""
+    known: dict[int, set[str]] = {}
+    number = 0
+    while number < len(operations):
+        first = operations[number]
+        if first.op is CHOSEN_ROWS:
+            known.setdefault(first.call, set()).update(first.attributes["names"])
+        names = _common_names(first) & known.get(first.call, set())
+        end = number + 1
+        if names and first.op is not CHOSEN_ROWS:
+            name = min(names)
+            while (
+                end < len(operations)
+                and operations[end].call == first.call
+                and name in _common_names(operations[end])
+            ):
+                end += 1
+            first.region = _make_region(operations[number:end], name, end)
+        number = end
+
+
+def _common_names(operation: Operation) -> set[str]:
+    """Return the names of dimensions that all results of an operation have."""
+    if _is_seen(operation):
+        return set()
+    found = [{name_of(dim) for dim in kind.shape} for kind in operation.types]
+    return {name for name in set.intersection(*found) if name is not None}
+
+
+def _make_region(operations: Sequence[Operation], name: str, end: int) -> EmptyRegion:
+    frees = {slot for each in operations for slot in each.frees}
+    made = [pair for each in operations for pair in zip(each.outputs, each.types, strict=True)]
+    outputs = tuple(pair for pair in made if pair[0] not in frees)
+    before = frees - {slot for slot, _ in made}
+    return EmptyRegion(name, end, outputs, tuple(sorted(before)))

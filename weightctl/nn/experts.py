@@ -21,7 +21,7 @@ from weightctl.nn.routing import Routing
 from weightctl.split import join_counts, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
@@ -109,17 +109,25 @@ class MixtureOfExperts(Divisible):
     def __call__(self, x: Value, routed: Value | None = None) -> Value:
         """Return the weighted outputs of this module's experts, `(..., features)`.
 
-        The router reads `routed` if it is given.
+        The router reads `routed` if it is given. An expert computes the positions that chose it;
+        the weights of an expert that no position chose are not read.
         """
-        # Every expert computes every position, with a weight of 0 where it was not selected: the
-        # selection is known only in the run. Only the weights of one expert are in memory at a
-        # time.
-        (first, share), *others = zip(
-            self.experts, self._shares(x if routed is None else routed), strict=True
-        )
-        y = self._compute(first, x, share)
-        for expert, share in others:
-            y = y + self._compute(expert, x, share)
+        rows = x.reshape((-1, x.shape[-1]))
+        shares = self._shares(x if routed is None else routed)
+        chosen = ops.chosen_rows(shares)
+        # Experts are added in groups that have about as many rows as there are positions: their
+        # results are in memory together, and each sum is a pass over all positions.
+        size = max(1, self.routing.count // self.routing.used)
+        sums: list[Value] = []
+        for first in range(0, len(self.experts), size):
+            group = range(first, min(first + size, len(self.experts)))
+            made = [self._compute(number, rows, shares, chosen[number]) for number in group]
+            numbers = ops.concat([chosen[number] for number in group])
+            sums.append(ops.sum_rows(ops.concat(made), numbers, rows.shape[0]))
+        y = sums[0]
+        for each in sums[1:]:
+            y = y + each
+        y = y.reshape(x.shape)
         if not self.has_shared or self.first:
             # What all positions pass through is computed with the first of the experts.
             return y
@@ -128,7 +136,11 @@ class MixtureOfExperts(Divisible):
             beside = beside * ops.sigmoid(self.shared_gate(x))
         return y + beside
 
-    def _compute(self, expert: GatedMLP | MLP, x: Value, share: Value) -> Value:
+    def _compute(self, number: int, rows: Value, shares: Value, chosen: Value) -> Value:
+        """Return an expert's results for the rows that chose it, multiplied by their shares."""
+        expert = self.experts[number]
+        x = ops.embedding(rows, chosen)
+        share = ops.embedding(shares[:, number : number + 1], chosen)
         return expert(x * share) if self.scales_inputs else expert(x) * share
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
@@ -168,14 +180,14 @@ class MixtureOfExperts(Divisible):
         made.first, made.experts = self.first + first, self.experts[first:last]
         return made
 
-    def _shares(self, x: Value) -> Sequence[Value]:
-        """Return each expert's weights for the positions, `(..., 1)`, for this module's experts."""
+    def _shares(self, x: Value) -> Value:
+        """Return the shares of this module's experts for all positions, [positions, experts]."""
         correction = self.correction() if self.has_correction else None
         given = self.routing.shares(self.router(x).cast(DType.float32), correction)
         if self.has_scales:
             given = given * self.scales()
-        each = ops.split(given.cast(x.dtype), [1] * self.routing.count, axis=-1)
-        return each[self.first : self.first + len(self.experts)]
+        given = given.cast(x.dtype).reshape((-1, self.routing.count))
+        return given[:, self.first : self.first + len(self.experts)]
 
 
 class ScoreCorrection(Module):

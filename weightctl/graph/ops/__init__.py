@@ -43,6 +43,7 @@ from weightctl.graph.ops.binary import (
     where,
 )
 from weightctl.graph.ops.call import CALL, call
+from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS, SUM_ROWS, chosen_rows, sum_rows
 from weightctl.graph.ops.collectives import (
     ALLGATHER,
     ALLREDUCE,
@@ -139,6 +140,7 @@ __all__ = [
     "call",
     "cast",
     "causal_convolution",
+    "chosen_rows",
     "chunk",
     "clamp",
     "concat",
@@ -198,6 +200,7 @@ __all__ = [
     "stack",
     "sub",
     "sum",
+    "sum_rows",
     "tanh",
     "top_k",
     "transfer_to",
@@ -214,6 +217,8 @@ _RECORDS = (
     COMPARISON,
     WHERE,
     CALL,
+    CHOSEN_ROWS,
+    SUM_ROWS,
     ALLGATHER,
     ALLREDUCE,
     REDUCE_SCATTER,

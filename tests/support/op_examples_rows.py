@@ -1,0 +1,34 @@
+"""What comes out of the operations on chosen rows, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from op_example import Example, Inferred, Refused
+from op_values import f32, floats, i64
+from weightctl.shape import Dim
+
+SHARES = np.array([[0, 1, 0.5], [0, 0, 0.25], [0, -2, 0]], np.float32)
+NAMES = {"names": ("none", "some", "most")}
+ROWS, NUMBERS = floats(4, 2), np.array([2, 0, 2, 2])
+SUMS = np.stack([ROWS[1], 0 * ROWS[0], ROWS[0] + ROWS[2] + ROWS[3]])
+
+EXAMPLES = [
+    Example(
+        "chosen_rows",
+        (SHARES,),
+        tuple(np.array(numbers, np.int64) for numbers in ([], [0, 2], [0, 1])),
+        NAMES,
+    ),
+    Example("sum_rows", (ROWS, NUMBERS), SUMS, {"count": Dim(3)}, 1e-6),
+    Example("sum_rows", (ROWS[:0], NUMBERS[:0]), 0 * SUMS, {"count": Dim(3)}),
+]
+INFERRED = [
+    Inferred("chosen_rows", (f32("n", 3),), (i64("none"), i64("some"), i64("most")), NAMES),
+    Inferred("sum_rows", (f32("m", 2), i64("m")), f32("n", 2), {"count": Dim("n")}),
+]
+REFUSED = [
+    Refused("chosen_rows", (i64("n", 3),), "needs a float dtype", NAMES),
+    Refused("sum_rows", (f32("m", 2), i64("n")), "one number for each row", {"count": Dim(3)}),
+    Refused("sum_rows", (f32("m", 2), f32("m")), "needs an integer dtype", {"count": Dim(3)}),
+]

@@ -1,0 +1,87 @@
+"""Rows that some columns choose: their numbers, and sums of what is computed for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.dtype import DType
+from weightctl.errors import GraphError
+from weightctl.graph.ops.rules import Op, require_float, require_integer
+from weightctl.graph.scope import current_graph, refusing
+from weightctl.graph.types import TensorType
+from weightctl.graph.value import apply, apply_all
+from weightctl.shape import Dim, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightctl.graph.value import Value, ValueLike
+    from weightctl.shape import DimLike
+
+__all__ = ["CHOSEN_ROWS", "SUM_ROWS", "chosen_rows", "sum_rows"]
+
+
+def chosen_rows(shares: ValueLike) -> tuple[Value, ...]:
+    """Return the numbers of the rows that are not 0, int64[chosen], for each column.
+
+    `shares` is [rows, columns]. The numbers are in ascending order. How many there are is known in
+    the run only, so each result has a dimension with a name of its own. The engine does not run
+    operations on the rows of a column that chooses none, and does not read their weights. Raises
+    `GraphError` if the number of columns is not fixed.
+    """
+    value = current_graph().value_of(shares)
+    with refusing("chosen_rows", value):
+        if value.type.rank != 2 or not value.shape[1].is_static:
+            raise GraphError("the shares must be [rows, columns], with a fixed number of columns")
+    names = tuple(f"chosen_{value.number}_{column}" for column in range(int(value.shape[1])))
+    return apply_all("chosen_rows", value, names=names)
+
+
+def infer_chosen_rows(shares: TensorType, *, names: tuple[str, ...]) -> tuple[TensorType, ...]:
+    """Return the type of the numbers of each column."""
+    require_float(shares)
+    return tuple(TensorType(DType.int64, [name], shares.device) for name in names)
+
+
+def lower_chosen_rows(shares: Tensor, *, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """Return the numbers; they are found for all columns together."""
+    import torch
+
+    chosen = shares.T.contiguous() != 0
+    # torch has no annotations for `tolist`.
+    counts: list[int] = cast("Any", chosen.sum(-1)).tolist()
+    del names
+    return torch.split(chosen.nonzero()[:, 1], counts)
+
+
+CHOSEN_ROWS = Op("chosen_rows", infer_chosen_rows, lower_chosen_rows)
+
+
+def sum_rows(rows: ValueLike, numbers: ValueLike, count: DimLike) -> Value:
+    """Return [count, ...], in which row `n` is the sum of the rows whose number is `n`.
+
+    `rows` is [given, ...] and `numbers` is [given]. A row without a number is 0. Rows are added in
+    their order. Raises `GraphError` if there are not as many numbers as rows.
+    """
+    return apply("sum_rows", rows, numbers, count=Dim(count))
+
+
+def infer_sum_rows(rows: TensorType, numbers: TensorType, *, count: Dim) -> TensorType:
+    """Return the type of the sums."""
+    require_float(rows)
+    require_integer(numbers)
+    if not rows.rank or numbers.shape != rows.shape[:1]:
+        raise GraphError(
+            "there must be one number for each row",
+            hint="use rows [given, ...] and numbers [given]",
+        )
+    return replace(rows, shape=Shape([count, *rows.shape[1:]]))
+
+
+def lower_sum_rows(rows: Tensor, numbers: Tensor, *, count: int) -> Tensor:
+    """Return the sums; raises `IndexError` if a number is not below `count`."""
+    return rows.new_zeros((count, *rows.shape[1:])).index_add_(0, numbers.long(), rows)
+
+
+SUM_ROWS = Op("sum_rows", infer_sum_rows, lower_sum_rows)
