@@ -27,6 +27,8 @@ from runs import executed
 from verdicts import assert_healthy, explain, report_on
 from weightctl import convert, open_weights, shard
 from weightctl.device import CPU
+from weightctl.engine import Generation
+from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
@@ -56,6 +58,8 @@ UNREAD = {
 }  # fmt: skip
 # What older versions of transformers read, and newer ones keep beside what they read.
 OLDER = {"rope_theta", "partial_rotary_factor", "rope_scaling"}
+# So many tokens are read piece by piece: more than a window or a chunk of these models has.
+PIECES = 24
 each = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if case.usual else pytest.mark.long)
              for name, case in CASES.items()],
@@ -194,6 +198,25 @@ def test_our_module_computes_what_transformers_computes_from_either_convention(
         pytest.skip("weightctl does not run the model")
     assert_same(run_ours(given.path, given.tokens), given)
     assert_same(run_ours(as_gguf(name), given.tokens), given)
+
+
+@each
+def test_a_text_that_is_read_piece_by_piece_has_the_same_predictions(
+    name: str, made: Callable[[str], FamilyCheckpoint]
+) -> None:
+    given = made(name)
+    if not can_run(given.path):
+        pytest.skip("weightctl does not run the model")
+    try:
+        reading = Generation(open_weights(given.path))
+    except ArchitectureError as error:
+        assert given.is_encoder or "keep a state" in error.message or name.startswith("t5")
+        pytest.skip("weightctl does not generate tokens with this model")
+    tokens = given.tokens[:PIECES]
+    ids, whole = np.array([tokens]), run_ours(given.path, tokens)
+    pieces = [ids[:, :5], *np.split(ids[:, 5:], PIECES - 5, 1)]
+    found = np.concatenate([reading.read(piece) for piece in pieces])
+    assert np.abs(found - whole[4:]).max() < 1e-4 * max(1.0, np.abs(whole).max())
 
 
 @each

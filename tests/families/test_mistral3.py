@@ -21,7 +21,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_hugging_face
 from weightctl.nn.models import build_network
-from weightctl.nn.temperature import Temperature
+from weightctl.nn.positions import Temperature
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.tree import header_of
 

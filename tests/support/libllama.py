@@ -11,6 +11,7 @@ import ctypes
 import pickle
 import struct
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ class Model:
     """A GGUF file as llama.cpp has it; `pooling` is llama.cpp's number of a way to pool.
 
     `yarn_betas` are what `--yarn-beta-fast` and `--yarn-beta-slow` set. With `only_vocabulary` it
-    needs no tensors, and only speaks of tokens.
+    needs no tensors, and only speaks of tokens. There is one of the `threads`, unless times are
+    measured: threads of ggml wait busily for each other.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Model:
         pooling: int = -1,
         only_vocabulary: bool = False,
         yarn_betas: tuple[float, float] = (-1.0, -1.0),
+        threads: int = 1,
     ) -> None:
         self._lib = _library()
         params = self._lib.llama_model_default_params()
@@ -111,6 +114,7 @@ class Model:
         self._size = context
         self._pooling = pooling
         self._yarn_betas = yarn_betas
+        self._threads = threads
         self._made: Any = None
 
     @property
@@ -122,7 +126,7 @@ class Model:
             for place in (_CONTEXT, _BATCH, _MICRO_BATCH):
                 params.words[place] = self._size
             for place in _THREADS:
-                params.words[place] = 1  # threads of ggml wait busily for each other
+                params.words[place] = self._threads
             params.words[_POOLING], params.words[_FLASH] = self._pooling, 0
             for place, beta in zip(_YARN_BETAS, self._yarn_betas, strict=True):
                 params.words[place] = struct.unpack("<i", struct.pack("<f", beta))[0]
@@ -178,6 +182,16 @@ class Model:
             made.append(int(self._fed(fed, place, every=False)[-1].argmax()))
             fed = made[-1:]
         return made
+
+    def take_times(self, tokens: list[int], count: int) -> tuple[float, float]:
+        """Return the seconds for reading tokens, and for `count` tokens after them."""
+        self._forget()
+        start = time.perf_counter()
+        logits = self._fed(tokens, 0, every=False)
+        middle = time.perf_counter()
+        for place in range(len(tokens), len(tokens) + count):
+            logits = self._fed([int(logits[-1].argmax())], place, every=False)
+        return middle - start, time.perf_counter() - middle
 
     def embeddings(self, tokens: list[int]) -> np.ndarray[Any, Any]:
         """Return the embedding of each token, [tokens, hidden]; of them all where it pools."""

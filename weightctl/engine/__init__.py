@@ -8,12 +8,23 @@ from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.engine.arrays import DeviceBuffer
+    from weightctl.engine.generation import Generation, generate
     from weightctl.engine.process_group import Process, processes
     from weightctl.engine.session import InferenceSession, LoadedGraph
 
-__all__ = ["DeviceBuffer", "InferenceSession", "LoadedGraph", "Process", "processes"]
+__all__ = [
+    "DeviceBuffer",
+    "Generation",
+    "InferenceSession",
+    "LoadedGraph",
+    "Process",
+    "generate",
+    "processes",
+]
 
 _NAMES = {
+    "Generation": "weightctl.engine.generation:Generation",
+    "generate": "weightctl.engine.generation:generate",
     "DeviceBuffer": "weightctl.engine.arrays:DeviceBuffer",
     "InferenceSession": "weightctl.engine.session:InferenceSession",
     "LoadedGraph": "weightctl.engine.session:LoadedGraph",

@@ -328,8 +328,8 @@ def _common_names(operation: Operation) -> set[str]:
     """Return the names of dimensions that all results of an operation have."""
     if _is_seen(operation):
         return set()
-    found = [{name_of(dim) for dim in kind.shape} for kind in operation.types]
-    return {name for name in set.intersection(*found) if name is not None}
+    first, *others = ({name_of(dim) for dim in kind.shape} for kind in operation.types)
+    return {name for name in first.intersection(*others) if name is not None}
 
 
 def _make_region(operations: Sequence[Operation], name: str, end: int) -> EmptyRegion:

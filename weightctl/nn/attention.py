@@ -13,6 +13,7 @@ from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_s
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import HeadNorm, RMSNorm
+from weightctl.nn.positions import list_all_positions, list_positions, with_past
 from weightctl.nn.sinks import Sinks
 from weightctl.split import Heads
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
-    from weightctl.nn.temperature import Temperature
+    from weightctl.nn.positions import Temperature
     from weightctl.split import Range
 
 __all__ = ["Attention", "alibi_slopes"]
@@ -197,12 +198,13 @@ class Attention(Divisible):
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
         q, k, v = self._turned_heads(x, cos, sin, source)
+        k, v = with_past(k), with_past(v)
         mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
         if self.chunk is not None:
             mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         window = self.window
         if self.has_sinks:
-            k, v, mask = self.sinks(k, v, window, self._own_heads())
+            k, v, mask = self.sinks(k, v, x.shape[1], window, self._own_heads())
             window = None
         y = ops.attention(
             q,
@@ -334,7 +336,7 @@ class Attention(Divisible):
         """
         first, last = self._own_heads() or (0, self.heads)
         slopes = alibi_slopes(self.all_heads, largest)[first:last]
-        positions = ops.range(x.shape[1], device=x.device).cast(DType.float32)
+        positions = list_all_positions(x.shape[1], x.device).cast(DType.float32)
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
         return (given * positions).cast(x.dtype)
 
@@ -377,9 +379,10 @@ def _make_norm(
 
 
 def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:
-    """Return bool[positions, positions]: which positions are in the chunk of each one.
+    """Return bool[positions, keys]: which keys are in the chunk of each position.
 
     The chunks begin at the multiples of `size`.
     """
-    chunks = ops.floordiv(ops.range(positions, device=device), size)
-    return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(chunks, 0))
+    chunks = ops.floordiv(list_positions(positions, device), size)
+    others = ops.floordiv(list_all_positions(positions, device), size)
+    return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(others, 0))

@@ -12,6 +12,7 @@ from weightctl.graph import ops
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
+from weightctl.nn.positions import with_past
 from weightctl.nn.sinks import mask_positions
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Indexer(Module):
         self.factors = projection(features, sizes.heads)
 
     def __call__(self, x: Value, latent: Value, cos: Value, sin: Value) -> Value:
-        """Return bool[batch, 1, positions, positions]: which keys each query sees.
+        """Return bool[batch, 1, positions, keys]: which keys each query sees.
 
         `x` is the input of the attention, and `latent` the latent vector of its queries.
         """
@@ -77,6 +78,7 @@ class Indexer(Module):
         q = self.q_b(latent).reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
         k = ops.unsqueeze(self.k_norm(self.k(x)), 1)
         q, k = (self._rotate(each, rotated, cos, sin, interleaved) for each in (q, k))
+        k = with_past(k)
         products = ops.relu((q @ k.transpose(2, 3)).cast(DType.float32))
         factors = ops.unsqueeze(self.factors(x).transpose(1, 2), 3).cast(DType.float32)
         scores = ops.sum(products * factors, axis=1, keepdims=True)

@@ -14,6 +14,7 @@ from weightctl.nn.indexer import Indexer
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
+from weightctl.nn.positions import with_past
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
     from weightctl.nn.indexer import IndexerSizes
-    from weightctl.nn.temperature import Temperature
+    from weightctl.nn.positions import Temperature
 
 __all__ = ["LatentAttention"]
 
@@ -127,8 +128,8 @@ class LatentAttention(Divisible):
             q = self.temperature(q)
         y = ops.attention(
             q,
-            ops.concat([plain_k, rotated_k], -1),
-            v,
+            with_past(ops.concat([plain_k, rotated_k], -1)),
+            with_past(v),
             mask,
             causal=self.causal,
             scale=self.scale,

@@ -10,6 +10,7 @@ from weightctl.dtype import DType
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module
+from weightctl.nn.positions import list_all_positions, list_positions
 from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
@@ -28,21 +29,22 @@ class Sinks(Module):
         self.weight = Weight("weight", DType.float32, (heads,), device)
 
     def __call__(
-        self, keys: Value, values: Value, window: int | None, own: Range | None
+        self, keys: Value, values: Value, positions: Dim, window: int | None, own: Range | None
     ) -> tuple[Value, Value, Value]:
         """Return keys and values with one of zeros before them, and what is added to the scores.
 
-        The keys are [batch, kv_heads, positions, head_dim]; `own` are the heads of a shard.
+        The keys are [batch, kv_heads, keys, head_dim], and the queries have the last `positions` of
+        their positions; `own` are the heads of a shard.
         """
         scores = weight_as(self.weight, keys.dtype)
         scores = scores if own is None else scores[own[0] : own[1]]
-        heads, positions = scores.shape[0], keys.shape[2]
+        heads = scores.shape[0]
         seen = mask_positions(positions, keys.device, window)
         hidden = ops.where(seen, 0.0, -inf).cast(keys.dtype)
         mask = ops.concat(
             [
                 ops.broadcast_to(scores.reshape((heads, 1, 1)), (heads, positions, 1)),
-                ops.broadcast_to(hidden, (heads, positions, positions)),
+                ops.broadcast_to(hidden, (heads, *hidden.shape)),
             ],
             axis=-1,
         )
@@ -50,9 +52,9 @@ class Sinks(Module):
 
 
 def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None) -> Value:
-    """Return bool[positions, positions]: which of the positions up to its own each one sees."""
-    places = ops.range(positions, device=device)
-    back = ops.unsqueeze(places, 1) - ops.unsqueeze(places, 0)
+    """Return bool[positions, keys]: which of the keys up to its own position each one sees."""
+    places = ops.unsqueeze(list_positions(positions, device), 1)
+    back = places - ops.unsqueeze(list_all_positions(positions, device), 0)
     seen = back >= 0
     return seen if window is None else ops.logical_and(seen, back < window)
 

@@ -13,6 +13,7 @@ from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
 from weightctl.nn.models.layer_inputs import LayerInputs
 from weightctl.nn.models.per_layer_block import PerLayerBlock, share_keys
+from weightctl.nn.positions import list_positions
 
 if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
@@ -36,7 +37,7 @@ class Decoder(BlockNetwork):
 
     def begin(self, tokens: Value) -> tuple[Value, Beside]:
         """Return the tokens' vectors, and the cosines and sines of the positions."""
-        positions = ops.range(tokens.shape[1], device=tokens.device)
+        positions = list_positions(tokens.shape[1], tokens.device)
         return self.look_up(tokens, positions), self.rotations(positions)
 
     def end(self, x: Value) -> Value:

@@ -8,11 +8,11 @@ from weightctl.families.family import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
+from weightctl.nn.positions import Temperature
 from weightctl.nn.recurrent.convolution import ShortConvolution
 from weightctl.nn.recurrent.delta_net import GatedDeltaNet, KimiDeltaAttention
 from weightctl.nn.recurrent.linear_unit import RealGatedRecurrence
 from weightctl.nn.recurrent.state_space import Mamba, Mamba2, SegmentScales
-from weightctl.nn.temperature import Temperature
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
