@@ -120,7 +120,7 @@ def _find_difference(fields: Fields) -> str:
     frames = fields.get("frames_per_second", _USUAL_FRAMES)
     if frames == _USUAL_FRAMES:
         return ""
-    return f"GGUF does not state `{_FRAMES_PER_SECOND}` = {frames}, which is for videos"
+    return f"it does not get `{_FRAMES_PER_SECOND}` ({frames}), which is about the frames of videos"
 
 
 TOWER = Tower(

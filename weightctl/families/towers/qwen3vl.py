@@ -78,7 +78,7 @@ def _flag_deepstack(fields: Fields) -> tuple[bool, ...]:
 def _find_image_size(fields: Fields) -> int:
     side = isqrt(fields["positions"])
     if side**2 != fields["positions"]:
-        raise ValueError(f"cannot be computed: {fields['positions']} positions are not a square")
+        raise ValueError(f"the {fields['positions']} learned positions are not those of a square")
     return int(side * fields["patch_size"])
 
 
@@ -88,6 +88,7 @@ def _check(fields: Fields) -> Fields:
             f"`clip.vision.is_deepstack_layers` has {len(fields['has_deepstack'])} elements "
             f"instead of {fields['layers']}"
         )
+    _find_image_size(fields)
     return check_merged(fields)
 
 
