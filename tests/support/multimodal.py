@@ -73,6 +73,16 @@ _QWEN_IDS = {
 }
 _QWEN_TOWERS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+# The text model of Qwen3.5: a gated delta net in one layer, and attention in the other.
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25},
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5]}
 
 
@@ -205,17 +215,16 @@ CASES = {
         {"num_local_experts": 4, "moe_intermediate_size": 24},
         {**_QWEN_3, "deepstack_visual_indexes": [1]},
     ),
-    "qwen3_5": _qwen(
-        "qwen3_5",
-        "qwen35",
+    "qwen3_5": _qwen("qwen3_5", "qwen35", _DELTA, _QWEN_3),
+    "qwen3_5_moe": _qwen(
+        "qwen3_5_moe",
+        "qwen35moe",
         {
-            "head_dim": 32,
-            "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25},
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "layer_types": ["linear_attention", "full_attention"],
+            **_DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
         },
         _QWEN_3,
     ),

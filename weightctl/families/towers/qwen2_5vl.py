@@ -97,7 +97,7 @@ def _find_pattern(fields: Fields) -> int:
     if "full_layers" not in fields:
         raise ValueError("is missing")
     full, layers = fields["full_layers"], fields["layers"]
-    every = full[0] + 1 if full else layers + 1
+    every = int(full[0]) + 1 if full else int(layers) + 1
     if full != tuple(range(every - 1, layers, every)):
         raise ValueError(
             f"does not follow from `fullatt_block_indexes` = {show_value(full)}: llama.cpp has "
