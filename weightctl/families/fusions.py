@@ -27,7 +27,7 @@ class Fusion:
       other. It returns, for each row of the tensor, its number in the concatenated parts.
     - `transposed`: whether the weight is stored as (inputs, outputs).
     - `axis`: the axis of the tensor along which there is one entry for each part, all of the same
-      shape; 0 if the rows of the parts follow one another.
+      shape; 0 if the rows of the parts follow one another. Only for parts that ranks do not divide.
 
     A part that has no name of its own in the convention is written as the first fusion that lists
     it. All other fusions are only read.
