@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from family_tokenizers import LLAMA3, byte_level
@@ -42,6 +43,7 @@ class Multimodal(NamedTuple):
     - `ids`: maps keys of config.json to tokens.
     - `processor`: the content of preprocessor_config.json.
     - `family`: the family of its text model, and `projector` the name of its tower.
+    - `is_qwen`: whether the config of the image encoder has the keys of Qwen's models.
     """
 
     model_type: str
@@ -53,9 +55,51 @@ class Multimodal(NamedTuple):
     family: str
     projector: str
     more_tokens: tuple[str, ...] = ()
+    is_qwen: bool = False
 
 
+_QWEN_VISION = {"depth": 4, "num_heads": 2, "patch_size": _PATCH}
+_QWEN_3 = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+_QWEN_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_QWEN_TOWERS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+# The text model of Qwen3.5: a gated delta net in one layer, and attention in the other.
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25},
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5]}
+
+
+def _qwen(model_type: str, family: str, text: dict[str, Any], vision: dict[str, Any]) -> Multimodal:
+    """Return a case of one of Qwen's models."""
+    return Multimodal(
+        model_type,
+        {"rope_parameters": _SECTIONS, **text},
+        vision,
+        {},
+        _QWEN_IDS,
+        {**_HALF, "size": {"longest_edge": 3 * _SIDE}},
+        family,
+        _QWEN_TOWERS.get(model_type, "qwen3vl_merger"),
+        is_qwen=True,
+    )
+
 
 CASES = {
     "gemma3": Multimodal(
@@ -146,6 +190,44 @@ CASES = {
         "llama4",
         ("<|image|>",),
     ),
+    "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl",
+        "qwen2vl",
+        {},
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "out_hidden_size": 32,
+            "fullatt_block_indexes": [1, 3],
+            "tokens_per_second": 2,
+        },
+    ),
+    "qwen3_vl": _qwen(
+        "qwen3_vl",
+        "qwen3vl",
+        {},
+        {**_QWEN_3, "deepstack_visual_indexes": [0, 2]},
+    ),
+    "qwen3_vl_moe": _qwen(
+        "qwen3_vl_moe",
+        "qwen3vlmoe",
+        {"num_local_experts": 4, "moe_intermediate_size": 24},
+        {**_QWEN_3, "deepstack_visual_indexes": [1]},
+    ),
+    "qwen3_5": _qwen("qwen3_5", "qwen35", _DELTA, _QWEN_3),
+    "qwen3_5_moe": _qwen(
+        "qwen3_5_moe",
+        "qwen35moe",
+        {
+            **_DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+        _QWEN_3,
+    ),
 }
 
 
@@ -157,7 +239,7 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in case.ids.items()}
     config = transformers.CONFIG_MAPPING[case.model_type](
         text_config={**_TEXT, "vocab_size": len(tokenizer), **case.text},
-        vision_config={**_VISION, **case.vision},
+        vision_config={**(_QWEN_VISION if case.is_qwen else _VISION), **case.vision},
         **case.outer,
         **ids,
     )
@@ -178,6 +260,8 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     model.save_pretrained(into)
+    if case.model_type == "qwen3_vl_moe":
+        _transpose_experts(into / "model.safetensors")
     tokenizer.save_pretrained(into)
     (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
 
@@ -192,6 +276,8 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     )
     given: dict[str, Any] = {"pixel_values": torch.from_numpy(pixels)[None]}
     kind = model.config.model_type
+    if kind.startswith("qwen"):
+        return _encode_frames(model, torch.from_numpy(pixels))
     if kind in {"mistral3", "llava"}:
         given["image_sizes"] = torch.tensor([pixels.shape[1:]])
     if kind in {"idefics3", "smolvlm"}:
@@ -206,6 +292,30 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     if isinstance(found, list | tuple):
         found = torch.cat(list(found))
     return found.reshape(-1, model.config.get_text_config().hidden_size).numpy()
+
+
+def _encode_frames(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the vectors of an image for Qwen's models, with those of deepstack beside them."""
+    channels, height, width = pixels.shape
+    rows, columns = height // _PATCH, width // _PATCH
+    frames = (
+        pixels[None]
+        .expand(2, -1, -1, -1)
+        .reshape(2, channels, rows // 2, 2, _PATCH, columns // 2, 2, _PATCH)
+    )
+    patches = frames.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
+    with torch.no_grad():
+        found = model.model.get_image_features(patches, torch.tensor([[1, rows, columns]]))
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    return torch.cat([each[0] for each in parts], dim=-1).numpy()
+
+
+def _transpose_experts(path: Path) -> None:
+    """Store the matrices of experts as on the Hub; transformers writes them transposed."""
+    tensors = load_file(path)
+    for name in [each for each in tensors if ".experts." in each]:
+        tensors[name] = tensors[name].mT.contiguous()
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _tokenizer(case: Multimodal) -> Any:

@@ -81,6 +81,7 @@ class Name:
     - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
     - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
     - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
+    - `counted`: whether Hugging Face's names only count the layers that have the part.
     - `count`: the config field with the number of what `{expert}` numbers.
     """
 
@@ -98,6 +99,7 @@ class Name:
     add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
     ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
     restarts: bool = False
+    counted: bool = False
     unread: bool = False
     count: str = "experts"
 
@@ -381,6 +383,8 @@ def _list_tensors(
     module = f"{line.module}.{kind}"
     number = layer - getattr(config, line.first) if line.first else layer
     own_number = layer - config.layers if line.restarts else number
+    if line.counted:
+        own_number = sum(line.is_in(config, each) for each in range(layer))
     for expert in range(getattr(config, line.count)) if line.is_of_experts else (0,):
         yield TensorNames(
             module.format(layer, expert=expert),

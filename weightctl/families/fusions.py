@@ -26,6 +26,8 @@ class Fusion:
     - `order`: a function of the config, if the rows of the parts are not stored one part after the
       other. It returns, for each row of the tensor, its number in the concatenated parts.
     - `transposed`: whether the weight is stored as (inputs, outputs).
+    - `axis`: the axis of the tensor along which there is one entry for each part, all of the same
+      shape; 0 if the rows of the parts follow one another. Only for parts that ranks do not divide.
 
     A part that has no name of its own in the convention is written as the first fusion that lists
     it. All other fusions are only read.
@@ -38,6 +40,7 @@ class Fusion:
     order: Callable[[Any], Sequence[int]] | None = None
     transposed: bool = False
     bias_name: str = ""
+    axis: int = 0
 
     def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
         """Return the name of the tensor with the weights or the biases in a layer."""

@@ -10,9 +10,12 @@ from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.parts import shape_of
 from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
+from weightctl.split import Cut
 from weightctl.text.wording import pluralize
 from weightctl.weights.derived import DerivedTensor, tensor_of
+from weightctl.weights.steps.reshaped import WithoutAxis
 from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
+from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import info_of, source_of
 
@@ -168,6 +171,8 @@ def _part_of(
         # Blocks run along the inputs, so a tensor that is stored in blocks has its outputs as rows.
         if fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1:
             whole = DerivedTensor(tensor.module, Transposed(), [whole])
+        if fusion.axis:
+            return _entry_of(tensor, whole, fusion), found
         sizes = [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]
         rest = whole.info.shape[0] if whole.info.shape else 0
         if sum(sizes) != rest:
@@ -183,3 +188,17 @@ def _part_of(
             rows = RowOrder(order, "rows of one part", rest)
         return DerivedTensor(tensor.module, rows, [whole]), found
     return None
+
+
+def _entry_of(tensor: TensorNames, whole: ReadableTensor, fusion: Fusion) -> ReadableTensor:
+    """Return a part of a fused tensor that has an axis with an entry for each part."""
+    axis, count, shape = fusion.axis, len(fusion.parts), whole.info.shape
+    if len(shape) <= axis or shape[axis] != count:
+        raise ConversionError(
+            f"`{whole.info.name}` has shape {list(shape)}, but axis {axis} must have {count} "
+            "entries",
+            hint="check that the config belongs to this checkpoint",
+        )
+    place = fusion.parts.index(tensor.line.module)
+    entry = DerivedTensor(tensor.module, Sliced((Cut(axis, ((place, place + 1),)),)), [whole])
+    return DerivedTensor(tensor.module, WithoutAxis(axis), [entry])

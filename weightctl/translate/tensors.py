@@ -92,7 +92,9 @@ def _join_parts(
     if len({part.info.encoding for part in parts}) > 1:
         parts = [DerivedTensor(name, AsFloat32(), [part]) for part in parts]
     made: ReadableTensor = parts[0]
-    if len(parts) > 1:
+    if fusion.axis:
+        made = DerivedTensor(name, Stacked("parts", len(parts), fusion.axis), parts)
+    elif len(parts) > 1:
         made = DerivedTensor(name, Joined(len(parts)), parts)
     if fusion.order is not None:
         made = DerivedTensor(name, RowOrder(tuple(fusion.order(config))), [made])

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers.recognition import PREPROCESSOR, find_own_tower, read_tower_file
@@ -112,7 +113,10 @@ def _write_documents(
     tower, fields = found.tower, found.model.fields
     inner: dict[str, Any] = json.loads(made.documents[CONFIG])
     inner.pop("architectures", None)
-    kind = model_type_of(tower.family, fields)
+    if text.family.name in tower.types:
+        kind, inner[MODEL_TYPE] = tower.types[text.family.name]
+    else:
+        kind = model_type_of(tower.family, fields)
     outer = to_hugging_face(tower.family, fields, kind)
     outer.pop("text")
     settings = {**outer.pop("preprocessor"), **tower.processor(fields)}

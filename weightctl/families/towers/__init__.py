@@ -38,6 +38,12 @@ TOWERS: dict[str, TowerLine] = {
     "pixtral": TowerLine("weightctl.families.towers.pixtral", ("mistral3", "llava")),
     "idefics3": TowerLine("weightctl.families.towers.idefics3", ("idefics3", "smolvlm")),
     "llama4": TowerLine("weightctl.families.towers.llama4", ("llama4",)),
+    "qwen2vl_merger": TowerLine("weightctl.families.towers.qwen2vl", ("qwen2_vl",)),
+    "qwen2.5vl_merger": TowerLine("weightctl.families.towers.qwen2_5vl", ("qwen2_5_vl",)),
+    "qwen3vl_merger": TowerLine(
+        "weightctl.families.towers.qwen3vl",
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    ),
 }
 
 

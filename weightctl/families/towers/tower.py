@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weightctl.families.configs import shortest
 from weightctl.families.family import Name, WeightAxes
-from weightctl.families.keys import Key
+from weightctl.families.keys import REQUIRED, Key
 from weightctl.families.kinds import (
     EPSILON,
     FLAG,
@@ -66,6 +66,7 @@ class VisionConfig:
     - `adapter_inner`, `adapter_outer`: the widths of the layers of the projection.
     - `has_projector_bias`, `has_merger`: whether the projection has biases, and a layer that merges
       patches.
+    - `has_deepstack`: for each layer, whether its output is also projected (deepstack).
     """
 
     layers: int
@@ -73,8 +74,8 @@ class VisionConfig:
     intermediate: int
     heads: int
     text_hidden: int
-    image_size: int
     patch_size: int
+    image_size: int = 0
     channels: int = _CHANNELS
     merge: int = 1
     positions: int = 0
@@ -83,6 +84,7 @@ class VisionConfig:
     adapter_outer: int = 0
     has_projector_bias: bool = False
     has_merger: bool = False
+    has_deepstack: tuple[bool, ...] = ()
 
     @property
     def vocabulary(self) -> int:
@@ -98,6 +100,11 @@ class VisionConfig:
     def head_dim(self) -> int:
         """The number of elements of a head."""
         return self.hidden // self.heads
+
+    @property
+    def queries_keys_values(self) -> int:
+        """The number of rows of queries, keys and values together."""
+        return 3 * self.hidden
 
     @property
     def rope_dimensions(self) -> int:
@@ -131,6 +138,8 @@ class Tower:
     - `text_prefixes`: maps what Hugging Face's names of the text model begin with to what they
       begin with in a multimodal checkpoint.
     - `mean`, `deviation`: those of the pixels, if no file states them.
+    - `types`: maps the family of the text model to the `model_type` of the whole model and that of
+      the text model in it, if the family decides about them.
     - `processor`: what GGUF does not state of preprocessor_config.json.
     - `tokens`: maps keys of config.json to the tokens whose ids they are.
     - `break_token`: a token whose embedding is also in the file of the tower.
@@ -145,6 +154,7 @@ class Tower:
     processor: Callable[[Fields], Document]
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     break_token: BreakToken | None = None
+    types: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     differs: Callable[[Fields], str] = lambda _: ""
 
 
@@ -172,22 +182,31 @@ _FEATURES = "weightctl only supports images with 3 channels"
 
 
 def vision_keys(
-    projector: str, *, epsilon: str = "layer_norm_eps", **defaults: Any
+    projector: str,
+    *,
+    epsilon: str = "layer_norm_eps",
+    called: Mapping[str, str] = MappingProxyType({}),
+    **defaults: Any,
 ) -> tuple[Key, ...]:
     """Return the keys of an image encoder; `defaults` are those of transformers, by field.
 
-    `epsilon` is the name of the epsilon of norms in config.json, empty if it does not state it.
+    A size without a default has no key here. `epsilon` is the name of the epsilon of norms in
+    config.json, empty if it does not state it. `called` maps fields to names in config.json that
+    are not the usual ones.
     """
 
-    def size(name: str, gguf: str, hugging_face: str, kind: Any = SIZE) -> Key:
-        return Key(
+    def size(name: str, gguf: str, hugging_face: str, kind: Any = SIZE) -> tuple[Key, ...]:
+        own = called.get(name, hugging_face)
+        made = Key(
             field=name,
             kind=kind,
             gguf=f"clip.vision.{gguf}",
-            hugging_face=f"vision_config.{hugging_face}" if hugging_face else "",
-            default=defaults[name],
+            hugging_face=f"vision_config.{own}" if own else "",
+            default=defaults.get(name, REQUIRED),
         )
+        return (made,) if name in defaults else ()
 
+    channels = called.get("channels", "num_channels")
     return (
         Key(field="has_vision", gguf="clip.has_vision_encoder", gguf_default=True, written=True,
             kind=Exactly(True, "the file has no image encoder")),
@@ -195,15 +214,15 @@ def vision_keys(
             kind=Exactly(projector, f"this is not a projection of {projector}")),
         Key(field="text_hidden", kind=SIZE, gguf="clip.vision.projection_dim",
             hugging_face=TEXT_WIDTH),
-        size("hidden", "embedding_length", "hidden_size"),
-        size("intermediate", "feed_forward_length", "intermediate_size"),
-        size("layers", "block_count", "num_hidden_layers", LAYERS),
-        size("heads", "attention.head_count", "num_attention_heads", HEADS),
-        size("image_size", "image_size", "image_size"),
-        size("patch_size", "patch_size", "patch_size"),
-        size("norm_epsilon", "attention.layer_norm_epsilon", epsilon, EPSILON),
+        *size("hidden", "embedding_length", "hidden_size"),
+        *size("intermediate", "feed_forward_length", "intermediate_size"),
+        *size("layers", "block_count", "num_hidden_layers", LAYERS),
+        *size("heads", "attention.head_count", "num_attention_heads", HEADS),
+        *size("image_size", "image_size", "image_size"),
+        *size("patch_size", "patch_size", "patch_size"),
+        *size("norm_epsilon", "attention.layer_norm_epsilon", epsilon, EPSILON),
         Key(field="channels", default=_CHANNELS, gguf_default=_CHANNELS,
-            hugging_face="vision_config.num_channels", kind=Exactly(_CHANNELS, _FEATURES)),
+            hugging_face=f"vision_config.{channels}", kind=Exactly(_CHANNELS, _FEATURES)),
         Key(field="image_mean", kind=_BY_CHANNEL, gguf="clip.vision.image_mean",
             hugging_face=f"{_PREPROCESSOR}.image_mean"),
         Key(field="image_std", kind=_BY_CHANNEL, gguf="clip.vision.image_std",
@@ -214,7 +233,8 @@ def vision_keys(
 def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ...]:
     """Return the keys of the activation: a word in config.json, and two flags in GGUF.
 
-    `words` maps the words to `gelu` or `silu`. For each of these, the first word is written.
+    `words` maps the words to `gelu`, `silu`, or `gelu_quick` for which both flags are false. For
+    each of these, the first word is written.
     """
 
     # A flag is only written if it is true: llama.cpp refuses a file with both.
@@ -227,9 +247,10 @@ def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ..
         )
 
     def from_flags(fields: Fields) -> str:
-        found = [name for name in ("gelu", "silu") if fields[name]]
+        found = [name for name in ("gelu", "silu") if fields[name]] or ["gelu_quick"]
         if len(found) != 1 or found[0] not in words.values():
-            stated = " and ".join(f"`clip.use_{name}`" for name in found) or "neither flag"
+            stated = " and ".join(f"`clip.use_{name}`" for name in found if fields.get(name))
+            stated = stated or "neither flag"
             raise ValueError(f"is not supported: {stated} of the activation is set")
         return found[0]
 
@@ -270,7 +291,7 @@ def with_rope(document: Document) -> Document:
 def part(
     module: str,
     gguf: str,
-    name: str,
+    name: str | None,
     outputs: Extent = "hidden",
     inputs: Extent | None = None,
     **more: Any,
@@ -284,19 +305,21 @@ def part(
 
 def block(
     prefix: str,
-    lines: Mapping[str, str],
+    lines: Mapping[str, str | None],
     *,
     bias: bool,
     changes: Mapping[str, Change] = MappingProxyType({}),
 ) -> tuple[Name, ...]:
     """Return the lines of the layers of an encoder.
 
-    `lines` maps the names in GGUF to those in Hugging Face's convention, which follow `prefix`.
+    `lines` maps the names in GGUF to those in Hugging Face's convention, which follow `prefix`, or
+    to None for the parts of a fused tensor.
     `bias` states whether the lines have biases, and `changes` are those of lines by their modules.
     """
     shapes: dict[str, tuple[Extent, Extent | None]] = {
         "ln1": ("hidden", None),
         "ln2": ("hidden", None),
+        "attn_qkv": ("queries_keys_values", "hidden"),
         "ffn_up": ("inner", "hidden"),
         "ffn_gate": ("inner", "hidden"),
         "ffn_down": ("hidden", "inner"),
@@ -305,7 +328,7 @@ def block(
         part(
             f"layers.{{}}.{gguf}",
             f"v.blk.{{}}.{gguf}",
-            f"{prefix}{{}}.{name}",
+            name and f"{prefix}{{}}.{name}",
             *shapes.get(gguf, ("hidden", "hidden")),
             bias=bias,
             change=changes.get(f"layers.{{}}.{gguf}"),
