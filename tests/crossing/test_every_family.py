@@ -207,10 +207,13 @@ def test_a_text_that_is_read_piece_by_piece_has_the_same_predictions(
     given = made(name)
     if not can_run(given.path):
         pytest.skip("weightctl does not run the model")
+    refused = ""
     try:
         reading = Generation(open_weights(given.path))
     except ArchitectureError as error:
-        assert given.is_encoder or "keep a state" in error.message or name.startswith("t5")
+        refused = error.message
+    if refused:
+        assert given.is_encoder or "keep a state" in refused or name.startswith("t5")
         pytest.skip("weightctl does not generate tokens with this model")
     tokens = given.tokens[:PIECES]
     ids, whole = np.array([tokens]), run_ours(given.path, tokens)

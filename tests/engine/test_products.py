@@ -30,12 +30,17 @@ def multiplying(outputs: int, inputs: int, kind: QuantizationEncoding) -> Graph:
 @pytest.mark.parametrize("kind", [Q8_0, Q4_0])
 @pytest.mark.parametrize("tile", [1, 3 * 64 * 4, 2**21])
 @pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("rows", [3, 9])
 def test_a_product_with_blocks_is_that_with_their_values(
-    kind: QuantizationEncoding, tile: int, resident: bool, monkeypatch: pytest.MonkeyPatch
+    kind: QuantizationEncoding,
+    tile: int,
+    rows: int,
+    resident: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(products, "_TILE", tile)
     data, held = in_blocks(numbers(11, 64), kind)
-    x = numbers(3, 64, seed=1)
+    x = numbers(rows, 64, seed=1)
     found = ran(multiplying(11, 64, kind), x, registry={"w": data}, resident=resident)
     np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
 
@@ -44,9 +49,10 @@ def test_blocks_are_decoded_in_several_threads(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(products, "_TILE", 64 * 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     data, held = in_blocks(numbers(32, 64), Q8_0)
-    x = numbers(2, 64, seed=1)
-    found = ran(multiplying(32, 64, Q8_0), x, registry={"w": data})
-    np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
+    for rows in (2, 9):
+        x = numbers(rows, 64, seed=1)
+        found = ran(multiplying(32, 64, Q8_0), x, registry={"w": data})
+        np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
 
 
 def test_a_product_without_rows_reads_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +70,8 @@ def test_an_error_of_a_product_names_the_shape_of_the_blocks(
 
     monkeypatch.setattr(products, "decode_blocks", fail)
     data, _ = in_blocks(numbers(4, 64), Q8_0)
-    with pytest.raises(EngineError, match=r"float32\[2, 64\] and float32\[64, 4\].*no memory"):
-        ran(multiplying(4, 64, Q8_0), numbers(2, 64), registry={"w": data})
+    with pytest.raises(EngineError, match=r"float32\[7, 64\] and float32\[64, 4\].*no memory"):
+        ran(multiplying(4, 64, Q8_0), numbers(7, 64), registry={"w": data})
 
 
 def test_a_resident_weight_is_cast_once() -> None:
@@ -85,10 +91,23 @@ def test_a_resident_weight_is_cast_once() -> None:
     np.testing.assert_allclose(found.to_numpy(), x @ held.float().numpy().T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_product_reads_short_floats_as_they_are_stored(
+    rows: int, kind: torch.dtype, resident: bool
+) -> None:
+    with Graph("short", [TensorType(F32, ("n", 64))]) as graph:
+        graph.output(graph.inputs[0] @ Weight("w", F32, (5, 64)).T)
+    held, x = torch.randn(5, 64).to(kind), numbers(rows, 64)
+    found = ran(graph, x, registry={"w": held}, resident=resident)
+    np.testing.assert_allclose(found, x @ held.float().numpy().T, rtol=1e-5, atol=1e-5)
+
+
 def test_one_cast_weight_serves_all_names_of_a_tensor() -> None:
     place = to_stored_weight(torch.randn(4, 64).to(torch.bfloat16), "w")
     kind = WeightForm("w", DType.bfloat16, (4, 64), CPU, read_as=F32)
-    forms = [kind._replace(name="a"), kind._replace(name="b", is_transposed=True)]
+    forms = [kind._replace(name="a"), kind._replace(name="b")]
     weights = BoundWeights({form.base: place for form in forms}, forms)
     first, second = (weights.ready(form) for form in forms)
     assert first is not None

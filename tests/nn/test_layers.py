@@ -115,16 +115,18 @@ def test_activations_keep_their_dtype_whatever_the_weights_are_stored_in() -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
-def test_a_quantized_linear_equals_the_dequantized_one_exactly(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_a_quantized_linear_equals_the_dequantized_one(name: str, dtype: torch.dtype) -> None:
     blocks, dequantized = quantized(name, 20, 256)
     ours = Linear(256, 20, quantization_encoding=QuantizationEncoding[name])
     ours.load_state_dict({"weight": blocks})
     plain = Linear(256, 20)
     plain.load_state_dict({"weight": dequantized})
     x = numbers(3, 256, dtype=dtype)
-    assert torch.equal(run(ours, x), run(plain, x))
+    if dtype is torch.bfloat16:
+        assert torch.equal(run(ours, x), run(plain, x))
+    else:  # the order of additions is another
+        expected = run(plain, x)
+        assert difference(run(ours, x), expected) < 1e-6 * float(expected.abs().max())
 
 
 def test_a_quantized_linear_may_have_a_bias() -> None:

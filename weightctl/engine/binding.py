@@ -18,7 +18,7 @@ from weightctl.engine.forms import (
     make_tensor,
     mismatch,
 )
-from weightctl.engine.products import BlockMatrix, is_block_matrix
+from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
 from weightctl.engine.stored import InFiles, InMemory, slice_weight, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.weights.buffer import Buffer
@@ -105,7 +105,7 @@ class BoundWeights:
 
     `found` has the places by base forms. A weight is read on each use and not kept. The weights of
     `resident` are read once, in the constructor: values are kept on their device in the form in
-    which the graph reads them, blocks are kept on the CPU and decoded on each use.
+    which the graph reads them. Blocks, and matrices that products decode, are kept as stored.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class BoundWeights:
         """Return a weight in the requested form, read now."""
         return make_tensor(self._found[form.base], form)
 
-    def matrix(self, form: WeightForm) -> BlockMatrix | None:
-        """Return a weight whose blocks are decoded within a product; None for other weights."""
+    def matrix(self, form: WeightForm) -> EncodedMatrix | None:
+        """Return a weight that is decoded within a product; None for other weights."""
         place = self._found[form.base]
-        return BlockMatrix(place, form) if is_block_matrix(place.info, form) else None
+        return EncodedMatrix(place, form) if is_encoded_matrix(place.info, form) else None
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that `numbers` selects, and the index of each number in them.
@@ -180,7 +180,7 @@ class BoundWeights:
             held = InMemory(place.info, place.raw())
             same: dict[object, Tensor] = {}
             for form in forms:
-                if is_kept_as_stored(place.info, form):
+                if is_kept_as_stored(place.info, form) or is_encoded_matrix(place.info, form):
                     self._found[form.base] = held
                     continue
                 # Only the values are kept: the bytes that they were decoded from are freed.

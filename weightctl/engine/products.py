@@ -1,4 +1,4 @@
-"""Products with quantized matrices, whose blocks are decoded a few rows at a time."""
+"""Products with weights that are stored in another encoding: they are decoded a part at a time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
+from weightctl.dtype import DType
 from weightctl.engine.forms import interpret_info
 from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
+from weightctl.kernels import row_multiplier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,17 +19,21 @@ if TYPE_CHECKING:
 
     from weightctl.engine.forms import WeightForm
     from weightctl.engine.stored import StoredWeight
+    from weightctl.kernels import RowMultiplier
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BlockMatrix", "is_block_matrix", "multiply"]
+__all__ = ["EncodedMatrix", "is_encoded_matrix", "multiply"]
 
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
 _TILE = 2**21
+# For so many rows on the left, a kernel that decodes and multiplies in one pass is faster than
+# decoding a tile for torch.
+_FEW_ROWS = 4
 
 
-class BlockMatrix:
-    """A quantized weight as the right operand of a product, of shape (inputs, outputs).
+class EncodedMatrix:
+    """A weight in its stored encoding as the right operand of a product, [inputs, outputs].
 
     The weight is stored as (outputs, inputs). Nothing is read before `multiply`.
     """
@@ -35,10 +41,11 @@ class BlockMatrix:
     def __init__(self, stored: StoredWeight, form: WeightForm) -> None:
         self._stored = stored
         self._form = form
+        self._dtype = form.dtype if form.read_as is None else form.read_as
         self.shape = form.shape[::-1]
 
     def __str__(self) -> str:
-        return f"{self._form.dtype.value}{list(self.shape)}"
+        return f"{self._dtype.value}{list(self.shape)}"
 
     def multiply(self, left: Tensor) -> Tensor:
         """Return `left` @ this matrix, for `left` of shape (..., inputs)."""
@@ -46,53 +53,84 @@ class BlockMatrix:
 
         inputs, outputs = self.shape
         rows = left.reshape(-1, inputs)
-        dtype = torch_dtype(self._form.dtype)
-        made = torch.empty((len(rows), outputs), dtype=dtype)
+        made = torch.empty((len(rows), outputs), dtype=torch_dtype(self._dtype))
         if made.numel():
             encoding = interpret_info(self._stored.info, self._form).encoding
             blocks = self._stored.raw().reshape(outputs, -1)
-            threads = torch.get_num_threads()
-            part = max(1, _TILE // (inputs * dtype.itemsize))
-            tile = torch.empty((min(part * threads, outputs), inputs), dtype=dtype)
-
-            def decode(first: int, last: int, start: int) -> None:
-                room = tile[first - start : last - start]
-                decode_blocks(blocks[first:last], encoding, self._form.dtype, room)
-
-            for start in range(0, outputs, len(tile)):
-                stop = min(start + len(tile), outputs)
-                _run_in_threads(decode, start, stop, part, threads)
-                torch.mm(rows, tile[: stop - start].T, out=made[:, start:stop])
+            kernel = row_multiplier(encoding.name)
+            if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
+                _multiply_rows(kernel, rows.contiguous(), blocks, made)
+            else:
+                self._multiply_tiles(rows, blocks, made)
         return made.reshape(*left.shape[:-1], outputs)
 
+    def _multiply_tiles(self, rows: Tensor, blocks: Tensor, made: Tensor) -> None:
+        """Fill `made` with products with tiles of decoded values."""
+        import torch
 
-def is_block_matrix(info: TensorInfo, form: WeightForm) -> bool:
-    """Whether a weight is a transposed matrix on the CPU, of values that are stored as blocks."""
-    is_decoded = interpret_info(info, form).encoding.dtype is None and form.blocks is None
-    is_plain = form.read_as is None and form.device.kind == "cpu"
-    return is_decoded and is_plain and form.is_transposed and all(form.shape)
+        inputs, outputs = self.shape
+        encoding = interpret_info(self._stored.info, self._form).encoding
+        threads = torch.get_num_threads()
+        part = max(1, _TILE // (inputs * made.dtype.itemsize))
+        tile = torch.empty((min(part * threads, outputs), inputs), dtype=made.dtype)
+
+        def decode(first: int, last: int) -> None:
+            room = tile[first - start : last - start]
+            decode_blocks(blocks[first:last], encoding, self._dtype, room)
+
+        for start in range(0, outputs, len(tile)):
+            stop = min(start + len(tile), outputs)
+            _run_in_threads(decode, start, stop, part)
+            torch.mm(rows, tile[: stop - start].T, out=made[:, start:stop])
 
 
-def multiply(left: Tensor, right: BlockMatrix) -> Tensor:
-    """Return the product of a tensor with a matrix of blocks."""
+def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:
+    """Whether a weight is a transposed matrix on the CPU whose stored values are exact in its form.
+
+    They are blocks or plain values of another dtype.
+    """
+    if form.blocks is not None or not form.is_transposed or form.device.kind != "cpu":
+        return False
+    stored = interpret_info(info, form).encoding.dtype
+    if stored is None:
+        return form.read_as is None and all(form.shape)
+    is_short = stored in {DType.bfloat16, DType.float16}
+    is_exact = form.read_as is None or stored is form.dtype
+    wanted = form.dtype if form.read_as is None else form.read_as
+    return is_short and is_exact and wanted is DType.float32 and all(form.shape)
+
+
+def multiply(left: Tensor, right: EncodedMatrix) -> Tensor:
+    """Return the product of a tensor with a matrix in its stored encoding."""
     return right.multiply(left)
 
 
-def _run_in_threads(
-    work: Callable[[int, int, int], None], start: int, stop: int, size: int, threads: int
-) -> None:
-    """Call `work(first, last, start)` for ranges of at most `size` from `start` to `stop`."""
-    ranges = [(first, min(first + size, stop), start) for first in range(start, stop, size)]
-    if len(ranges) == 1:
-        work(*ranges[0])
-        return
-    tasks = [_pool(os.getpid(), threads).submit(work, *each) for each in ranges]
-    for task in tasks:
-        task.result()
+def _multiply_rows(kernel: RowMultiplier, rows: Tensor, blocks: Tensor, made: Tensor) -> None:
+    """Fill `made` with products, each thread some of the columns."""
+    import torch
+
+    vectors, out, table = rows.numpy(), made.numpy(), blocks.numpy()
+
+    def work(first: int, last: int) -> None:
+        kernel.multiply(table[first:last], rows.shape[1], vectors, first, out)
+
+    count = len(blocks)
+    _run_in_threads(work, 0, count, -(-count // torch.get_num_threads()))
+
+
+def _run_in_threads(work: Callable[[int, int], None], start: int, stop: int, size: int) -> None:
+    """Call `work(first, last)` for ranges of at most `size`, the first one in this thread."""
+    own, *others = ((first, min(first + size, stop)) for first in range(start, stop, size))
+    tasks = [_pool(os.getpid()).submit(work, *each) for each in others]
+    try:
+        work(*own)
+    finally:
+        for task in tasks:
+            task.result()
 
 
 @cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
     """Return the threads of a process: those of its parent do not exist in a forked process."""
     del process
-    return ThreadPoolExecutor(threads, thread_name_prefix="weightctl-decode")
+    return ThreadPoolExecutor(thread_name_prefix="weightctl-products")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import name_of, resolve_attributes, size_of
-from weightctl.engine.products import BlockMatrix, multiply
+from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
@@ -90,7 +90,7 @@ class _Running:
             if not operation.is_resolved:
                 attributes = resolve_attributes(attributes, sizes)
             lower: Callable[..., Any] = (
-                multiply if given and isinstance(given[-1], BlockMatrix) else operation.lower
+                multiply if given and isinstance(given[-1], EncodedMatrix) else operation.lower
             )
             found = lower(*given, **attributes)
         except Exception as error:
@@ -131,7 +131,7 @@ class _Running:
             found.append(tensor)
         return found
 
-    def _gather_inputs(self, operation: Operation) -> list[Tensor | BlockMatrix]:
+    def _gather_inputs(self, operation: Operation) -> list[Tensor | EncodedMatrix]:
         given = operation.inputs
         table = operation.table
         if table is not None and not {table.base} & (operation.keeps | self._kept.keys()):
@@ -194,7 +194,7 @@ class _Running:
     def _refuse(
         self,
         operation: Operation,
-        given: Sequence[Tensor | BlockMatrix],
+        given: Sequence[Tensor | EncodedMatrix],
         results: Sequence[Tensor],
         sizes: dict[str, int],
     ) -> None:
@@ -230,7 +230,7 @@ class _Running:
                 )
 
     def _failure(
-        self, operation: Operation, given: Sequence[Tensor | BlockMatrix], error: Exception
+        self, operation: Operation, given: Sequence[Tensor | EncodedMatrix], error: Exception
     ) -> EngineError:
         name = operation.attributes.get("function", operation.op.name)
         operands = " and ".join(map(_describe, given))
@@ -247,8 +247,8 @@ class _Running:
         )
 
 
-def _describe(given: Tensor | BlockMatrix) -> str:
-    return str(given) if isinstance(given, BlockMatrix) else describe_tensor(given)
+def _describe(given: Tensor | EncodedMatrix) -> str:
+    return str(given) if isinstance(given, EncodedMatrix) else describe_tensor(given)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -21,12 +21,14 @@ __all__ = [
     "Kernel",
     "KernelResult",
     "PairPacker",
+    "RowMultiplier",
     "Transcoder",
     "active",
     "block_rounder",
     "kernel",
     "levels",
     "pair_packer",
+    "row_multiplier",
     "transcoder",
     "unknown_level",
 ]
@@ -157,6 +159,25 @@ class PairPacker(NamedTuple):
         _native.pack_pairs(self.level, codes, high_first, out)
 
 
+class RowMultiplier(NamedTuple):
+    """The kernel that multiplies vectors with rows of an encoding at one level."""
+
+    level: int
+    name: str
+
+    def multiply(
+        self, blocks: Memory, columns: int, vectors: Memory, first: int, out: Memory
+    ) -> None:
+        """Set the products of rows of blocks with vectors, float32[vectors, columns].
+
+        `out` is float32[vectors, outputs]; the product of row r is in column `first` + r. All are
+        contiguous. The sums are float32, in an order of their own.
+        """
+        from weightctl.kernels import _native
+
+        _native.multiply_rows(self.level, self.name, blocks, columns, vectors, first, out)
+
+
 @cache
 def levels() -> tuple[str, ...]:
     """Return the instruction sets of this processor that have kernels, the best last."""
@@ -238,3 +259,10 @@ def pair_packer(level: int | None = None) -> PairPacker | None:
     if level is None:
         level = _choose_level()
     return None if level is None else PairPacker(level)
+
+
+@cache
+def row_multiplier(name: str, level: int | None = None) -> RowMultiplier | None:
+    """Return the kernel that multiplies with rows of an encoding; None if there is none."""
+    found = kernel(name, level)
+    return RowMultiplier(found.level, name) if found is not None and found.decodes else None

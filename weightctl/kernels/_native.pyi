@@ -56,4 +56,14 @@ def round_blocks(
     out: Memory,
     /,
 ) -> tuple[float, float]: ...
+def multiply_rows(
+    level: int,
+    name: str,
+    blocks: Memory,
+    columns: int,
+    vectors: Memory,
+    first: int,
+    out: Memory,
+    /,
+) -> None: ...
 def pack_pairs(level: int, codes: Memory, high_first: bool, out: Memory, /) -> None: ...

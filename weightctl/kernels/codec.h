@@ -73,7 +73,10 @@ struct rounding {
 
    `reduce_blocks` finds the least and the greatest value of each block, or, without `low`, the
    largest magnitude. `round_blocks` fills `out` with a code for each value, and adds the sums of the
-   squares of the values, and of their errors, to `sums`. `pack_pairs` packs codes of 4 bits. */
+   squares of the values, and of their errors, to `sums`. `pack_pairs` packs codes of 4 bits.
+
+   `multiply_rows` sets out[n * stride + r] to the product of row r of blocks with vector n, of `count`
+   vectors. The sums are float32, in an order of their own. */
 struct level {
     const char *name;
     const struct codec *codecs;
@@ -82,9 +85,13 @@ struct level {
     void (*round_blocks)(const struct table *table, const struct rounding *how, uint8_t *out,
                          double sums[2]);
     void (*pack_pairs)(const uint8_t *codes, size_t pairs, int high_first, uint8_t *out);
+    void (*multiply_rows)(const struct codec *codec, const uint8_t *blocks, size_t rows,
+                          size_t columns, const float *vectors, size_t count, size_t stride,
+                          float *out);
 };
 
-#define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs}
+#define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
+                     multiply_rows}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

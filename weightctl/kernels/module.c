@@ -326,6 +326,8 @@ static PyMethodDef methods[] = {
      "round_blocks(level, source, raw, columns, size, kind, scales, offsets, most, out)\n"
      "-> (squares, error)"},
     {"pack_pairs", pack_pairs, METH_VARARGS, "pack_pairs(level, codes, high_first, out)"},
+    {"multiply_rows", multiply_rows, METH_VARARGS,
+     "multiply_rows(level, name, blocks, columns, vectors, first, out)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -60,24 +60,33 @@ static void q6_k_encode(const float *rows, size_t count, size_t columns, const f
                 q6_k_encode_block(rows, importance + i, out);
 }
 
+typedef uint8_t q6_k_bytes __attribute__((vector_size(32)));
+
+/* Set the levels, from -32 on, of a half of a block. */
+INLINE void q6_k_unpack(const uint8_t *low, const uint8_t *high, int8_t *levels)
+{
+    q6_k_bytes first, second, rest, found[4];
+    memcpy(&first, low, sizeof first);
+    memcpy(&second, low + 32, sizeof second);
+    memcpy(&rest, high, sizeof rest);
+    found[0] = ((first & 15) | (rest & 3) << 4) - 32;
+    found[1] = ((second & 15) | (rest & 12) << 2) - 32;
+    found[2] = (first >> 4 | (rest & 48)) - 32;
+    found[3] = (second >> 4 | (rest & 192) >> 2) - 32;
+    memcpy(levels, found, sizeof found);
+}
+
 static void q6_k_decode(const uint8_t *blocks, size_t count, float *out)
 {
     for (; count > 0; count--, blocks += Q6_K_SIZE) {
         float scale = half_load(blocks + 208);
-        for (size_t h = 0; h < 2; h++, out += 128) {
-            const uint8_t *low = blocks + 64 * h, *high = blocks + 128 + 32 * h;
-            int8_t level[128];
-            for (size_t i = 0; i < 32; i++) {
-                level[i] = (int8_t)((low[i] & 15) | (high[i] & 3) << 4);
-                level[i + 32] = (int8_t)((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
-                level[i + 64] = (int8_t)(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
-                level[i + 96] = (int8_t)(low[i + 32] >> 4 | high[i] >> 6 << 4);
-            }
-            for (size_t j = 0; j < 8; j++) {
-                float of_sub_block = scale * (float)(int8_t)blocks[192 + 8 * h + j];
-                for (size_t i = 16 * j; i < 16 * j + 16; i++)
-                    out[i] = of_sub_block * (float)(level[i] - 32);
-            }
+        int8_t levels[256];
+        for (size_t h = 0; h < 2; h++)
+            q6_k_unpack(blocks + 64 * h, blocks + 128 + 32 * h, levels + 128 * h);
+        for (size_t j = 0; j < 16; j++, out += 16) {
+            float of_sub_block = scale * (float)(int8_t)blocks[192 + j];
+            for (size_t i = 0; i < 16; i++)
+                out[i] = of_sub_block * (float)levels[16 * j + i];
         }
     }
 }

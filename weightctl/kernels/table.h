@@ -32,6 +32,7 @@
 /* one include for each encoding, in the order of weightctl's table */
 
 #include "blocks.h"
+#include "product.h"
 #include "transcode.h"
 
 static const struct codec codecs[] = {
