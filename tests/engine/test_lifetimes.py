@@ -15,7 +15,7 @@ import watched_op
 from arrays import stored
 from engine_graphs import F32, counted, loaded, numbers
 from watched_op import watched
-from weightctl import open_weights
+from weightctl import convert, open_weights
 from weightctl.graph import Graph, TensorType, Value, Weight, ops
 from weightctl.graph.ops import OPS
 
@@ -176,3 +176,30 @@ def test_small_outputs_that_are_kept_do_not_keep_the_memory_of_large_values() ->
     done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, check=True)
     # 20 values of 16 MB each were made beside them.
     assert float(done.stdout) < 160, done.stdout
+
+
+def test_weights_that_fit_into_memory_are_read_once(tmp_path: Path) -> None:
+    # Each matrix has 8 * 8 * 4 bytes, and each bias 8 * 4.
+    weights = engine_graphs.stack_weights()
+    tree, reads = counted(open_weights(stored(tmp_path / "w.safetensors", **weights)))
+    model = loaded(engine_graphs.stack(), tree, memory="600B")
+    x = numbers(2, 8)
+    first, second, third = (model.execute(x)[0].to_numpy() for _ in range(3))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, third)
+    kept = {"layers.0.w": 1, "layers.0.b": 1, "layers.1.w": 1, "layers.1.b": 1, "layers.2.b": 3}
+    # What is left of 600 bytes is too little for the last ones.
+    assert reads == {**kept, "layers.2.w": 3}
+
+
+@pytest.mark.parametrize("memory", [0, "1GB"])
+def test_blocks_that_fit_into_memory_are_read_once(memory: int | str, tmp_path: Path) -> None:
+    path = stored(tmp_path / "w.safetensors", w=numbers(6, 32))
+    convert(path, tmp_path / "w.gguf", quant="Q8_0", fallback=False)
+    tree, reads = counted(open_weights(tmp_path / "w.gguf"))
+    with Graph("product", [TensorType(F32, ("n", 32))]) as graph:
+        graph.output(graph.inputs[0] @ Weight("w", F32, (6, 32)).T)
+    model = loaded(graph, tree, memory=memory)
+    for rows in (1, 9, 2):
+        model.execute(numbers(rows, 32))
+    assert reads == {"w": 1 if memory else 3}

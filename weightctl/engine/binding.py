@@ -105,19 +105,23 @@ class BoundWeights:
 
     `found` has the places by base forms. A weight is read on each use and not kept. The weights of
     `resident` are read once, in the constructor: values are kept on their device in the form in
-    which the graph reads them. Blocks, and matrices that products decode, are kept as stored.
+    which the graph reads them. Blocks, and matrices that products decode, are kept as stored. Of
+    other weights, up to `memory` bytes are kept as stored after their first use.
     """
 
     def __init__(
         self,
         found: Mapping[WeightForm, StoredWeight],
         resident: Sequence[WeightForm] = (),
+        memory: int = 0,
     ) -> None:
         self._found = dict(found)
         self._ready: dict[WeightForm, Tensor] = {}
         self._sources = list({
             id(place.source): place.source for place in found.values() if place.source is not None
         }.values())  # fmt: skip
+        self._room = memory
+        self._held: dict[Hashable, StoredWeight] = {}
         self._read_all(resident)
 
     def ready(self, form: WeightForm) -> Tensor | None:
@@ -126,12 +130,13 @@ class BoundWeights:
 
     def tensor(self, form: WeightForm) -> Tensor:
         """Return a weight in the requested form, read now."""
-        return make_tensor(self._found[form.base], form)
+        return make_tensor(self._keep(form.base), form)
 
     def matrix(self, form: WeightForm) -> EncodedMatrix | None:
         """Return a weight that is decoded within a product; None for other weights."""
-        place = self._found[form.base]
-        return EncodedMatrix(place, form) if is_encoded_matrix(place.info, form) else None
+        if not is_encoded_matrix(self._found[form.base].info, form):
+            return None
+        return EncodedMatrix(self._keep(form.base), form)
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that `numbers` selects, and the index of each number in them.
@@ -165,6 +170,20 @@ class BoundWeights:
         """Announce that a weight is needed soon."""
         if not self._ready:
             self._found[form].expect()
+
+    def _keep(self, base: WeightForm) -> StoredWeight:
+        """Return where a weight is stored, after reading it into memory if there is room."""
+        place = self._found[base]
+        if not isinstance(place, InFiles) or place.is_borrowed:
+            return place
+        held = self._held.get(place.key)
+        if held is None and place.info.nbytes <= self._room:
+            self._room -= place.info.nbytes
+            held = self._held[place.key] = InMemory(place.info, place.raw())
+        if held is None:
+            return place
+        self._found[base] = held
+        return held
 
     def refuse_change(self) -> None:
         """Raise `FormatError` if a file has been written to since it was opened."""

@@ -52,6 +52,7 @@ def generate(
     dtype: DType = DType.float32,
     devices: Sequence[DeviceRef] = (CPU,),
     resident: bool = True,
+    memory: int | str = 0,
 ) -> Ids:
     """Return `count` tokens that continue each text: int64[batch, count], or [count] for one text.
 
@@ -65,7 +66,7 @@ def generate(
         raise EngineError(f"the number of tokens to generate is {count}", hint="use 0 or more")
     pick = _most_likely if choose is None else choose
     texts = ids if ids.ndim > 1 else ids[None]
-    running = Generation(checkpoint, dtype=dtype, devices=devices, resident=resident)
+    running = Generation(checkpoint, dtype=dtype, devices=devices, resident=resident, memory=memory)
     made: list[Ids] = []
     given = texts
     for _ in range(count):
@@ -86,8 +87,9 @@ class Generation:
 
     `dtype` is that of the activations. With several `devices`, each layer is divided among them
     (tensor parallelism). With `resident`, weights stay in memory; otherwise they are read for each
-    piece. Raises `ArchitectureError` if the checkpoint is not the whole model of a known family, or
-    if the model does not predict the next token from keys and values alone, as recurrent models.
+    piece, except those that fit into `memory`, as in `InferenceSession.load`. Raises
+    `ArchitectureError` if the checkpoint is not the whole model of a known family, or if the model
+    does not predict the next token from keys and values alone, as recurrent models.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Generation:
         dtype: DType = DType.float32,
         devices: Sequence[DeviceRef] = (CPU,),
         resident: bool = True,
+        memory: int | str = 0,
     ) -> None:
         model = recognize(checkpoint)
         network = build_network(model, dtype)
@@ -119,7 +122,7 @@ class Generation:
                 hint="run `graph()` of the network on the whole text for each token",
             )
         session = InferenceSession({CPU, *devices})
-        self._model = session.load(graph, model.weights, resident=resident)
+        self._model = session.load(graph, model.weights, resident=resident, memory=memory)
         self._cache: Sequence[Any] = ()
         # The number of tokens that were read of each text.
         self.length = 0

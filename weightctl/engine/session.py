@@ -12,6 +12,7 @@ from weightctl.engine.inputs import prepare_inputs
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
 from weightctl.errors import EngineError
+from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,6 +43,7 @@ class InferenceSession:
         weights_registry: Weights | Mapping[str, Any] | None = None,
         *,
         resident: bool = False,
+        memory: int | str = 0,
     ) -> LoadedGraph:
         """Return the graph with its weights, ready to run.
 
@@ -51,12 +53,15 @@ class InferenceSession:
         without loss, at any alignment, and under any name of a shared weight. Each weight is read
         when its operation runs and dropped afterwards, so a model may be larger than memory; only
         the needed rows of an embedding table are read. With `resident`, weights are read once, now,
-        and kept: values on their device, blocks as they are stored. Raises `EngineError` that names
-        all weights which are missing or do not fit, and if the graph is placed on a device that the
-        session does not have.
+        and kept: values on their device, blocks as they are stored. With `memory`, a number of
+        bytes or a size such as "4GB", weights are kept as stored after the first run, as far as
+        they fit, so that further runs read less. Raises `EngineError` that names all weights which
+        are missing or do not fit, and if the graph is placed on a device that the session does not
+        have, and `WeightctlError` if `memory` is not a size.
         """
         _require_graph(graph)
-        return LoadedGraph(graph, self.devices, weights_registry, resident=resident)
+        room = parse_size(memory) if isinstance(memory, str) else memory
+        return LoadedGraph(graph, self.devices, weights_registry, resident=resident, memory=room)
 
     def __repr__(self) -> str:
         return f"InferenceSession(devices=[{', '.join(map(str, self.devices))}])"
@@ -72,6 +77,7 @@ class LoadedGraph:
         weights_registry: Weights | Mapping[str, Any] | None,
         *,
         resident: bool,
+        memory: int,
     ) -> None:
         if not graph.outputs:
             raise EngineError(
@@ -86,7 +92,7 @@ class LoadedGraph:
         reads = self._schedule.forms
         bases = dict.fromkeys(form.base for form in reads)
         found = bind(graph.name, bases, weights_registry)
-        self._weights = BoundWeights(found, reads if resident else ())
+        self._weights = BoundWeights(found, reads if resident else (), memory)
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
