@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,8 @@ from weightctl.graph import ops
 Array = np.ndarray[Any, Any]
 
 INF = np.float64(np.inf)
+# `ops.attention` is the function of the same name.
+attention: Any = import_module("weightctl.graph.ops.attention")
 
 
 def reference(
@@ -179,3 +182,25 @@ def test_attention_is_torchs_own_bit_for_bit_where_torch_has_it() -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     found = run(lambda *values: ops.attention(*values, causal=True), *made(kv_heads=4))
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+@pytest.mark.parametrize("keys", [3, 9, 12])
+@pytest.mark.parametrize("mask", ["", "rows", "columns", "heads"])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_queries_in_parts_give_the_same(
+    window: int | None, keys: int, mask: str, softcap: float | None, monkeypatch: Any
+) -> None:
+    random = np.random.default_rng(keys)
+    masks = {
+        "rows": random.random((1, 1, 9, 1)) < 0.7,
+        "columns": random.standard_normal(keys).astype(np.float32),
+        "heads": random.standard_normal((4, 9, keys)).astype(np.float32),
+    }
+    inputs = [*made(seq=9, keys=keys), *([masks[mask]] if mask else [])]
+    options: dict[str, Any] = {"causal": True, "window": window, "softcap": softcap}
+    expected = reference(*inputs, **options)
+    monkeypatch.setattr(attention, "_MOST_SCORES", 2 * keys)
+    tensors = [torch.from_numpy(each) for each in inputs]
+    found = attention.lower_attention(*tensors, **options, scale=None)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
 
 __all__ = ["ATTENTION", "ROPE", "attention", "rope"]
+
+# The number of pairs of a query and a key whose mask is in memory at a time.
+_MOST_SCORES = 1 << 21
 
 
 def attention(
@@ -118,7 +122,6 @@ def lower_attention(
     scale: float | None,
 ) -> Tensor:
     """Return the result; without `softcap`, torch's own kernels compute it."""
-    import torch
     from torch.nn import functional
 
     seq, keys = query.shape[2], key.shape[2]
@@ -133,6 +136,53 @@ def lower_attention(
         )
     if mask is not None and mask.dim() < 2:
         mask = mask.reshape(1, -1)
+    attend = partial(_attend, causal=causal, window=window, softcap=softcap, scale=scale)
+    rows = max(1, _MOST_SCORES // max(1, keys))
+    if seq <= rows or not causal:
+        return attend(query, key, value, mask)
+    # A part of the queries at a time, with the keys that they see: the mask of all positions would
+    # take the square of their number.
+    made = query.new_empty((*query.shape[:3], value.shape[3]))
+    for start in range(0, seq, rows):
+        stop = min(start + rows, seq)
+        last = max(0, keys - seq + stop)
+        first = 0 if window is None else max(0, keys - seq + start - window + 1)
+        made[:, :, start:stop] = attend(
+            query[:, :, start:stop],
+            key[:, :, first:last],
+            value[:, :, first:last],
+            _part_of_mask(mask, start, stop, first, last),
+        )
+    return made
+
+
+def _part_of_mask(
+    mask: Tensor | None, start: int, stop: int, first: int, last: int
+) -> Tensor | None:
+    """Return the rows from `start` to `stop` and the columns from `first` to `last` of a mask."""
+    if mask is None:
+        return None
+    if mask.shape[-2] > 1:
+        mask = mask[..., start:stop, :]
+    return mask[..., first:last] if mask.shape[-1] > 1 else mask
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    scale: float | None,
+) -> Tensor:
+    """Return attention with a mask of all queries and keys."""
+    import torch
+    from torch.nn import functional
+
+    seq, keys = query.shape[2], key.shape[2]
     unseen_rows = mask is not None or seq > keys
     seen = _make_mask(seq, keys, query.device, causal=causal, window=window)
     if mask is None:
