@@ -1,8 +1,9 @@
-"""Generation of tokens, with a cache of the keys and values of the tokens so far."""
+"""Generation of tokens, with a cache of what layers keep of the tokens so far."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from weightctl.nn.models.network import build_network
 from weightctl.nn.positions import KeyValueCache, use_cache
 from weightctl.shape import Shape
 from weightctl.text.untyped import is_list, is_tuple
+from weightctl.weights.buffer import Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.types import TensorType
     from weightctl.nn.models.network import Network
-    from weightctl.weights.buffer import Buffer
     from weightctl.weights.tree import Checkpoint
 
     F32 = NDArray[np.float32]
@@ -36,11 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Generation", "generate"]
 
-# Operations whose results depend on a state that is not among the keys and values.
-_RECURRENT = {
-    "causal_convolution", "gated_delta_rule", "general_delta_rule", "selective_scan",
-}  # fmt: skip
-_SEQ, _PAST = "seq", "past"
+_BATCH, _SEQ, _PAST = "batch", "seq", "past"
 
 
 def generate(
@@ -83,13 +80,13 @@ def generate(
 
 
 class Generation:
-    """A model that reads texts piece by piece, and keeps the keys and values of what it has read.
+    """A model that reads texts piece by piece, and keeps keys, values and states of what it read.
 
     `dtype` is that of the activations. With several `devices`, each layer is divided among them
     (tensor parallelism). With `resident`, weights stay in memory; otherwise they are read for each
     piece, except those that fit into `memory`, as in `InferenceSession.load`. Raises
     `ArchitectureError` if the checkpoint is not the whole model of a known family, or if the model
-    does not predict the next token from keys and values alone, as recurrent models.
+    does not predict the next token.
     """
 
     def __init__(
@@ -114,13 +111,6 @@ class Generation:
         network.name_weights()
         _, self._kinds = _build(network, [])
         graph, _ = _build(network, self._kinds)
-        recurrent = sorted({node.op for node in graph.nodes} & _RECURRENT)
-        if recurrent:
-            raise ArchitectureError(
-                f"{model.where}: weightctl does not generate text with models of the family "
-                f"{model.family.name}, whose layers keep a state ({', '.join(recurrent)})",
-                hint="run `graph()` of the network on the whole text for each token",
-            )
         session = InferenceSession({CPU, *devices})
         self._model = session.load(graph, model.weights, resident=resident, memory=memory)
         self._cache: Sequence[Any] = ()
@@ -169,11 +159,11 @@ def _with_past(kind: TensorType) -> TensorType:
 
 
 def _make_empty(kind: TensorType, batch: int) -> Buffer:
-    """Return the keys or values of no tokens."""
-    from weightctl.weights.buffer import Buffer
-
-    shape = [int(dim) if dim.is_static else 0 for dim in kind.shape]
-    return Buffer(memoryview(b""), kind.dtype, (batch, *shape[1:]), kind.device)
+    """Return what is kept of no tokens: no keys and values, and states of zeros."""
+    sizes = {_BATCH: batch, _PAST: 0}
+    shape = tuple(dim.at(sizes) for dim in kind.shape)
+    memory = memoryview(bytearray(kind.dtype.encoding.size * prod(shape)))
+    return Buffer(memory, kind.dtype, shape)
 
 
 def _most_likely(logits: F32) -> Ids:

@@ -1,4 +1,4 @@
-"""Positions of the tokens of a graph's inputs, and the keys and values of tokens before them."""
+"""Positions of the tokens of a graph's inputs, and what layers keep of the tokens before them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weightctl.dtype import DType
 from weightctl.graph import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
@@ -23,15 +23,18 @@ __all__ = [
     "list_positions",
     "use_cache",
     "with_past",
+    "with_states",
+    "with_tail",
 ]
 
 
 class KeyValueCache:
-    """The keys and values that layers made of `past` earlier tokens, while a graph is built.
+    """What layers keep of `past` earlier tokens, while a graph is built.
 
-    `given` are inputs of the graph, [batch, heads, past, size] each, in the order in which layers
-    use them. Without them, there are no earlier tokens. `made` are the keys and values of all
-    tokens, in the same order; the next run of the graph takes them as its inputs.
+    These are keys and values, [batch, heads, past, size] each; states of recurrences; and, for
+    convolutions, the last positions. `given` are the inputs of the graph with them, in the order in
+    which layers use them. Without them, there are no earlier tokens. `made` is what layers keep of
+    all tokens, in the same order; the next run of the graph takes it as its inputs.
     """
 
     def __init__(self, given: Sequence[Value] = (), past: Dim | None = None) -> None:
@@ -44,6 +47,23 @@ class KeyValueCache:
         if self._given:
             x = ops.concat([self._given[len(self.made)], x], axis=2)
         self.made.append(x)
+        return x
+
+    def advance(self, compute: Callable[[Value | None], tuple[Value, Value]]) -> Value:
+        """Return what is computed from the states after earlier tokens; keep the new states."""
+        result, states = compute(self._given[len(self.made)] if self._given else None)
+        self.made.append(states)
+        return result
+
+    def extend_tail(self, x: Value, count: int) -> Value:
+        """Return `count` positions before the inputs, and the inputs; keep the last positions."""
+        if self._given:
+            before = self._given[len(self.made)]
+        else:
+            zero = ops.constant(0.0, x.dtype, x.device)
+            before = ops.broadcast_to(zero, (x.shape[0], count, *x.shape[2:]))
+        x = ops.concat([before, x], axis=1)
+        self.made.append(ops.split(x, [x.shape[1] - count, count], axis=1)[1])
         return x
 
 
@@ -67,6 +87,27 @@ def with_past(x: Value) -> Value:
     """
     cache = _current.get()
     return x if cache is None else cache.extend(x)
+
+
+def with_states(compute: Callable[[Value | None], tuple[Value, Value]]) -> Value:
+    """Return the result of a recurrence: `compute` takes its states, and returns the new ones too.
+
+    The states are None before the first token.
+    """
+    cache = _current.get()
+    return compute(None)[0] if cache is None else cache.advance(compute)
+
+
+def with_tail(x: Value, count: int, compute: Callable[[Value], Value]) -> Value:
+    """Return `compute(x)`, in which a position reads up to `count` positions before it.
+
+    `x` is [batch, positions, ...], and the result has the same positions.
+    """
+    cache = _current.get()
+    if cache is None:
+        return compute(x)
+    positions = x.shape[1]
+    return ops.split(compute(cache.extend_tail(x, count)), [count, positions], axis=1)[1]
 
 
 def list_positions(count: Dim, device: DeviceRef) -> Value:

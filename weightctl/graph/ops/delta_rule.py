@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import Op, require_float, require_same_dtype
-from weightctl.graph.value import apply
+from weightctl.graph.ops.rules import Op, require_float, require_same_dtype, require_states
+from weightctl.graph.value import apply_all
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
@@ -30,27 +30,41 @@ _CHUNK, _CHUNK_BY_ELEMENT = 64, 16
 
 
 def gated_delta_rule(
-    query: ValueLike, key: ValueLike, value: ValueLike, decay: ValueLike, beta: ValueLike
-) -> Value:
-    """Return what each position reads from a state per head, [batch, positions, heads, size].
+    query: ValueLike,
+    key: ValueLike,
+    value: ValueLike,
+    decay: ValueLike,
+    beta: ValueLike,
+    *,
+    states: ValueLike | None = None,
+) -> tuple[Value, Value]:
+    """Return what each position reads from a state per head, and the states after the last one.
 
     `query` and `key` are [batch, positions, key heads, key size]; consecutive heads share a key
     head. `value` is [batch, positions, heads, size], `beta` is [batch, positions, heads], and
     `decay` is [batch, positions, heads], or [batch, positions, heads, key size] with a decay for
-    each element of a key. A state S, [key size, size], begins as zeros. At each position, its rows
-    are multiplied by `exp(decay)`, `key * beta * (value - key @ S)` is added to it, and `query @ S`
-    is the result. Computed in at least float32 and rounded once.
+    each element of a key. `states` are those before the first position, [batch, heads, key size,
+    size], by default zeros. At each position, the rows of a state S are multiplied by `exp(decay)`,
+    `key * beta * (value - key @ S)` is added to it, and `query @ S` is the result, of the shape of
+    `value`. Computed in at least float32, the dtype of the states, and rounded once.
 
     Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule"
     (2024).
     """
-    return apply("gated_delta_rule", query, key, value, decay, beta)
+    given = (query, key, value, decay, beta, *([] if states is None else [states]))
+    result, after = apply_all("gated_delta_rule", *given)
+    return result, after
 
 
-def infer_gated_delta_rule(
-    query: TensorType, key: TensorType, value: TensorType, decay: TensorType, beta: TensorType
-) -> TensorType:
-    """Return the type of `value`."""
+def infer_gated_delta_rule(  # noqa: PLR0917  # the inputs of the operation
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    decay: TensorType,
+    beta: TensorType,
+    states: TensorType | None = None,
+) -> tuple[TensorType, TensorType]:
+    """Return the type of `value`, and that of the states."""
     require_float(query)
     require_same_dtype(query, key, value, decay, beta)
     if not query.rank == key.rank == value.rank == 4:
@@ -76,12 +90,18 @@ def infer_gated_delta_rule(
             f"the shapes of decay and beta must be {expected.text}",
             hint=f"the decay can also be {by_element.text}, with one for each element of a key",
         )
-    return value
+    shape = (value.shape[0], heads, key.shape[3], value.shape[3])
+    return value, require_states(value, states, shape)
 
 
-def lower_gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
-) -> Tensor:
+def lower_gated_delta_rule(  # noqa: PLR0917  # the inputs of the operation
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the results of all chunks of positions, each computed from the state before it."""
     import torch
 
@@ -92,12 +112,13 @@ def lower_gated_delta_rule(
     decay = decay.unsqueeze(-1) if decay.ndim == 3 else decay
     given = [each.to(wide).transpose(1, 2) for each in (q, k, value, decay, beta.unsqueeze(-1))]
     batch, positions, heads, width = value.shape
-    state = given[0].new_zeros((batch, heads, key.shape[3], width))
+    zeros = given[0].new_zeros((batch, heads, key.shape[3], width))
+    state = zeros if states is None else states
     result = torch.empty_like(given[2])
     for start in range(0, positions, size):
         part = slice(start, start + size)
         result[:, :, part], state = _compute_chunk(state, [each[:, :, part] for each in given])
-    return result.transpose(1, 2).to(value.dtype)
+    return result.transpose(1, 2).to(value.dtype), state
 
 
 def _compute_chunk(state: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -149,24 +170,35 @@ def general_delta_rule(
     *,
     read: ValueLike,
     write: ValueLike,
-) -> Value:
-    """Return what each position reads from a state per head, [batch, positions, heads, size].
+    states: ValueLike | None = None,
+) -> tuple[Value, Value]:
+    """Return what each position reads from a state per head, and the states after the last one.
 
     `value` is [batch, positions, heads, size], and all others are [batch, positions, heads, key
-    size]. A state S, [key size, size], begins as zeros. At each position, `read @ S` is computed
-    first. Then the rows of S are multiplied by `exp(decay)`, the products of `write` and what was
-    read, and of `key` and `value`, are added to it, and `query @ S` is the result. Computed in at
-    least float32 and rounded once.
+    size]. `states` are those before the first position, [batch, heads, key size, size], by default
+    zeros. At each position, `read @ S` is computed first, of a state S. Then the rows of S are
+    multiplied by `exp(decay)`, the products of `write` and what was read, and of `key` and `value`,
+    are added to it, and `query @ S` is the result, of the shape of `value`. Computed in at least
+    float32, the dtype of the states, and rounded once.
 
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2025).
     """
-    return apply("general_delta_rule", query, key, value, decay, read, write)
+    given = (query, key, value, decay, read, write, *([] if states is None else [states]))
+    result, after = apply_all("general_delta_rule", *given)
+    return result, after
 
 
-def infer_general_delta_rule(
-    query: TensorType, key: TensorType, value: TensorType, *others: TensorType
-) -> TensorType:
-    """Return the type of `value`; `others` are `decay`, `read` and `write`."""
+def infer_general_delta_rule(  # noqa: PLR0917  # the inputs of the operation
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    decay: TensorType,
+    read: TensorType,
+    write: TensorType,
+    states: TensorType | None = None,
+) -> tuple[TensorType, TensorType]:
+    """Return the type of `value`, and that of the states."""
+    others = (decay, read, write)
     require_float(query)
     require_same_dtype(query, key, value, *others)
     if query.rank != 4 or value.rank != 4 or query.shape[:3] != value.shape[:3]:
@@ -179,27 +211,35 @@ def infer_general_delta_rule(
             f"the shapes of key, decay, read and write must be {query.shape.text}",
             hint="each needs a number for every element of a query",
         )
-    return value
+    shape = (*value.shape[::2], query.shape[3], value.shape[3])
+    return value, require_states(value, states, shape)
 
 
-def lower_general_delta_rule(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
-    """Return the result of one position after the other; `others` are as in `infer`."""
+def lower_general_delta_rule(  # noqa: PLR0917  # the inputs of the operation
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    read: Tensor,
+    write: Tensor,
+    states: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the results of one position after the other, and the states after the last."""
     import torch
-
-    decay, read, write = others
 
     wide = torch.promote_types(value.dtype, torch.float32)
     query, read = (each.to(wide).unsqueeze(-2) for each in (query, read))
     key, write = (each.to(wide).unsqueeze(-1) for each in (key, write))
     kept, added = decay.to(wide).exp().unsqueeze(-1), value.to(wide).unsqueeze(-2)
     batch, positions, heads, size = value.shape
-    state = kept.new_zeros((batch, heads, kept.shape[-2], size))
+    zeros = kept.new_zeros((batch, heads, kept.shape[-2], size))
+    state = zeros if states is None else states
     result = kept.new_empty(value.shape)
     for place in range(positions):
         given = write[:, place] @ (read[:, place] @ state)
         state = state * kept[:, place] + given + key[:, place] @ added[:, place]
         result[:, place] = (query[:, place] @ state).squeeze(-2)
-    return result.to(value.dtype)
+    return result.to(value.dtype), state
 
 
 GENERAL_DELTA_RULE = Op("general_delta_rule", infer_general_delta_rule, lower_general_delta_rule)

@@ -5,6 +5,7 @@ Errors raised here do not name the op and the types: the code that adds an op to
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from weightctl.dtype import DType
@@ -29,6 +30,7 @@ __all__ = [
     "require_number",
     "require_rank",
     "require_same_dtype",
+    "require_states",
     "resolve_axis",
 ]
 
@@ -136,6 +138,21 @@ def require_float(*types: TensorType) -> None:
                 f"the operation needs a float dtype, not {kind.dtype.value}",
                 hint="use `.cast(DType.float32)` first",
             )
+
+
+def require_states(x: TensorType, given: TensorType | None, shape: Sequence[Dim]) -> TensorType:
+    """Return the type of a recurrence's states: of this shape, in at least float32.
+
+    Raises `GraphError` if `given`, the states before the first position, have another type.
+    """
+    dtype = x.dtype if x.dtype is DType.float64 else DType.float32
+    expected = replace(x, dtype=dtype, shape=Shape(shape))
+    if given not in (None, expected):
+        raise GraphError(
+            f"the states must be {expected}, not {given}",
+            hint="use those that the operation returned for the positions before",
+        )
+    return expected
 
 
 def require_integer(*types: TensorType) -> None:

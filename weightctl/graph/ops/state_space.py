@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import Op, require_float
-from weightctl.graph.value import apply
+from weightctl.graph.ops.rules import Op, require_float, require_states
+from weightctl.graph.value import apply_all
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
@@ -19,25 +19,39 @@ __all__ = ["SELECTIVE_SCAN", "selective_scan"]
 
 
 def selective_scan(
-    x: ValueLike, steps: ValueLike, rates: ValueLike, inputs: ValueLike, outputs: ValueLike
-) -> Value:
-    """Return what each head reads from its states, which decay and are added to at each position.
+    x: ValueLike,
+    steps: ValueLike,
+    rates: ValueLike,
+    inputs: ValueLike,
+    outputs: ValueLike,
+    *,
+    states: ValueLike | None = None,
+) -> tuple[Value, Value]:
+    """Return what each head reads from its states, and the states after the last position.
 
     `x` is [batch, positions, heads, size], `steps` are [batch, positions, heads], and `rates` are
     [heads, states], or [heads, 1] if all states of a head decay alike. `inputs` and `outputs`, the
-    matrices B and C, are [batch, positions, groups, states]; each group of heads shares them. At
-    each position, the states [size, states] of a head are multiplied by exp(step * rate), then
-    step * x * B is added, and the sum of their products with C is returned. Computed in float32;
-    the result has the dtype of `x`. Source: Gu and Dao, "Mamba" (2023), and Dao and Gu,
-    "Transformers are SSMs" (2024).
+    matrices B and C, are [batch, positions, groups, states]; each group of heads shares them. The
+    states, [batch, heads, size, states], decay and are added to at each position: those of a head
+    are multiplied by exp(step * rate), then step * x * B is added, and the sum of their products
+    with C is returned. `states` are those before the first position, by default zeros. Computed in
+    at least float32, the dtype of the states; the result has the dtype of `x`. Source: Gu and Dao,
+    "Mamba" (2023), and Dao and Gu, "Transformers are SSMs" (2024).
     """
-    return apply("selective_scan", x, steps, rates, inputs, outputs)
+    given = (x, steps, rates, inputs, outputs, *([] if states is None else [states]))
+    result, after = apply_all("selective_scan", *given)
+    return result, after
 
 
-def infer_selective_scan(
-    x: TensorType, steps: TensorType, rates: TensorType, inputs: TensorType, outputs: TensorType
-) -> TensorType:
-    """Return the type of `x`."""
+def infer_selective_scan(  # noqa: PLR0917  # the inputs of the operation
+    x: TensorType,
+    steps: TensorType,
+    rates: TensorType,
+    inputs: TensorType,
+    outputs: TensorType,
+    states: TensorType | None = None,
+) -> tuple[TensorType, TensorType]:
+    """Return the type of `x`, and that of the states."""
     require_float(x, steps, rates, inputs, outputs)
     if x.rank != 4:
         raise GraphError(
@@ -53,10 +67,10 @@ def infer_selective_scan(
             f"the shapes of B and C must be equal: [{x.shape[0]}, {x.shape[1]}, groups, states]",
             hint="each group needs values for all states at each position",
         )
-    heads, groups, states = x.shape[2], inputs.shape[2], inputs.shape[3]
-    if rates.rank != 2 or rates.shape[0] != heads or rates.shape[1] not in (1, states):
+    heads, groups, count = x.shape[2], inputs.shape[2], inputs.shape[3]
+    if rates.rank != 2 or rates.shape[0] != heads or rates.shape[1] not in (1, count):
         raise GraphError(
-            f"the shape of the rates must be [{heads}, {states}] or [{heads}, 1]",
+            f"the shape of the rates must be [{heads}, {count}] or [{heads}, 1]",
             hint="each head needs a rate for each state, or one for all",
         )
     if int(heads) % int(groups):
@@ -64,13 +78,18 @@ def infer_selective_scan(
             f"{heads} heads cannot be divided evenly among {groups} groups",
             hint="the number of heads must be a multiple of the number of groups",
         )
-    return x
+    return x, require_states(x, states, (x.shape[0], heads, x.shape[3], count))
 
 
-def lower_selective_scan(
-    x: Tensor, steps: Tensor, rates: Tensor, inputs: Tensor, outputs: Tensor
-) -> Tensor:
-    """Return the result of one position after the other, computed in at least float32."""
+def lower_selective_scan(  # noqa: PLR0917  # the inputs of the operation
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    inputs: Tensor,
+    outputs: Tensor,
+    states: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the results of one position after the other, and the states after the last."""
     import torch
 
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -82,12 +101,13 @@ def lower_selective_scan(
     rates = rates.to(wide).reshape(*parts[2:], 1, -1)
     added = x.to(wide).reshape(*parts, size, 1) * steps
     read_in, read_out = (each.to(wide)[:, :, :, None, None, :] for each in (inputs, outputs))
-    states = x.new_zeros((batch, *parts[2:], size, inputs.shape[3]), dtype=wide)
+    shape = (batch, *parts[2:], size, inputs.shape[3])
+    now = x.new_zeros(shape, dtype=wide) if states is None else states.reshape(shape)
     made = x.new_empty((batch, positions, heads, size))
     for place in range(positions):
-        states = states * torch.exp(steps[:, place] * rates) + added[:, place] * read_in[:, place]
-        made[:, place] = (states * read_out[:, place]).sum(-1).reshape(batch, heads, size)
-    return made
+        now = now * torch.exp(steps[:, place] * rates) + added[:, place] * read_in[:, place]
+        made[:, place] = (now * read_out[:, place]).sum(-1).reshape(batch, heads, size)
+    return made, now.reshape(batch, heads, size, -1)
 
 
 SELECTIVE_SCAN = Op("selective_scan", infer_selective_scan, lower_selective_scan)

@@ -11,6 +11,7 @@ from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
+from weightctl.nn.positions import with_tail
 from weightctl.nn.precision import require_value, weight_as
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class CausalConvolution(Module):
         """Return the outputs, in the shape of the inputs: `(batch, positions, channels)`."""
         require_value(self, x)
         bias = None if self.bias is None else weight_as(self.bias, x.dtype)
-        return ops.causal_convolution(x, weight_as(self.weight, x.dtype), bias)
+        weight = weight_as(self.weight, x.dtype)
+        before = int(weight.shape[1]) - 1
+        return with_tail(x, before, lambda given: ops.causal_convolution(given, weight, bias))
 
     @property
     def axes(self) -> tuple[CutAxis, CutAxis]:

@@ -16,6 +16,7 @@ from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, 
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
+from weightctl.nn.positions import with_states
 from weightctl.nn.precision import weight_as
 from weightctl.nn.recurrent.convolution import CausalConvolution
 from weightctl.split import Heads
@@ -90,13 +91,15 @@ class GatedDeltaNet(Divisible):
         q, k = (self._split(each, self.key_size).cast(DType.float32) for each in (q, k))
         beta = ops.sigmoid(self.beta(x).cast(DType.float32))
         alpha = ops.softplus(self.alpha(x).cast(DType.float32) + self.offsets())
-        y = ops.gated_delta_rule(
+        scan = partial(
+            ops.gated_delta_rule,
             unit_vectors(q) / sqrt(self.key_size),
             unit_vectors(k),
             self._split(v, self.value_size).cast(DType.float32),
             -ops.exp(self.rates()) * alpha,
             beta,
         )
+        y = with_states(lambda states: scan(states=states))
         y = self.norm(y.cast(x.dtype))
         gate = ops.silu(self._split(self.gate(x), self.value_size).cast(DType.float32))
         y = (y.cast(DType.float32) * gate).cast(x.dtype)
@@ -183,13 +186,15 @@ class KimiDeltaAttention(Divisible):
         v = self._split(ops.silu(self.v_kernel(self.v(x)))).cast(DType.float32)
         faded = self.decay_b(self.decay_a(x)).cast(DType.float32) + self.offsets()
         rates = ops.exp(self.rates()).reshape((self.heads, 1))
-        y = ops.gated_delta_rule(
+        scan = partial(
+            ops.gated_delta_rule,
             unit_vectors(q) / sqrt(self.size),
             unit_vectors(k),
             v,
             -rates * self._split(ops.softplus(faded)),
             ops.sigmoid(self.beta(x).cast(DType.float32)),
         )
+        y = with_states(lambda states: scan(states=states))
         y = self.norm(y.cast(x.dtype)).cast(DType.float32)
         gate = ops.sigmoid(self._split(self.gate_b(self.gate_a(x))).cast(DType.float32))
         y = (y * gate).cast(x.dtype)

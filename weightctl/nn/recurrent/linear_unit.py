@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
@@ -12,6 +13,7 @@ from weightctl.nn.cuts import cut_parts
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.module import Divisible
+from weightctl.nn.positions import list_positions, with_states
 from weightctl.nn.recurrent.convolution import CausalConvolution
 from weightctl.nn.recurrent.state_space import HeadNumbers
 from weightctl.split import Heads
@@ -72,19 +74,21 @@ class RealGatedRecurrence(Divisible):
         fading = self._compute_gate(values, self.fade_gate, self.fade_gate_bias)
         steps = ops.maximum(fading * (ops.softplus(self.rates()) * _FACTOR), _LEAST_RATE)
         # The first position has no state before it, and is added as it is.
-        positions = ops.range(x.shape[1], device=x.device)
+        positions = list_positions(x.shape[1], x.device)
         has_state = ops.unsqueeze(ops.minimum(positions, 1).cast(DType.float32), -1)
         scale = ops.sqrt(1.0 - ops.exp(steps * -2.0) * has_state)
         ones = ops.unsqueeze(ops.unsqueeze(values[..., :1] * 0.0 + 1.0, -1), -1)
         ones = ones.reshape((*values.shape[:-1], 1, 1))
-        states = ops.selective_scan(
+        scan = partial(
+            ops.selective_scan,
             ops.unsqueeze(added * scale / steps, -1),
             steps,
             ops.unsqueeze(self.rates() * 0.0 - 1.0, -1),
             ones,
             ones,
         )
-        y = states.reshape(values.shape).cast(x.dtype)
+        found = with_states(lambda states: scan(states=states))
+        y = found.reshape(values.shape).cast(x.dtype)
         return self.outputs(y * self.activation(self.gate(x)))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.device import CPU
@@ -20,6 +21,7 @@ from weightctl.nn.cuts import (
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Module, Staged
 from weightctl.nn.norm import RMSNorm
+from weightctl.nn.positions import with_states
 from weightctl.nn.precision import weight_as
 from weightctl.nn.recurrent.convolution import CausalConvolution
 from weightctl.nn.xielu import softplus
@@ -144,13 +146,15 @@ class Mamba(Staged):
             step, b, c = self.step_norm(step), self.b_norm(b), self.c_norm(c)
         steps = softplus(self.step(step).cast(DType.float32))
         wide = kept.values.cast(DType.float32)
-        y = ops.selective_scan(
+        scan = partial(
+            ops.selective_scan,
             ops.unsqueeze(wide, -1),
             steps,
             -ops.exp(self.rates()),
             ops.unsqueeze(b, 2),
             ops.unsqueeze(c, 2),
         )
+        y = with_states(lambda states: scan(states=states))
         y = y.reshape(wide.shape) + wide * self.skip()
         if kept.gates is not None:
             y = y * ops.silu(kept.gates.cast(DType.float32))
@@ -241,7 +245,8 @@ class Mamba2(Staged):
         b, c = (each.reshape((*places, self.own_groups, self.states)) for each in (b, c))
         steps = softplus(steps.cast(DType.float32) + self.step_bias())
         rates = ops.unsqueeze(-ops.exp(self.rates()), 1)
-        y = ops.selective_scan(of_heads, steps, rates, b, c)
+        scan = partial(ops.selective_scan, of_heads, steps, rates, b, c)
+        y = with_states(lambda states: scan(states=states))
         y = (y + of_heads * ops.unsqueeze(self.skip(), 1)).reshape((*places, inner))
         y = y * ops.silu(gates.cast(DType.float32))
         kept = _StagedValues(y, x.dtype)

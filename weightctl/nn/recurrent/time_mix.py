@@ -12,6 +12,7 @@ from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
+from weightctl.nn.positions import with_states, with_tail
 from weightctl.nn.precision import weight_as
 from weightctl.nn.recurrent.state_space import HeadNumbers
 from weightctl.split import Heads
@@ -142,9 +143,11 @@ class TimeMix(Divisible):
         v = self._split(self._find_values(x, before, source))
         normed = self._norm_keys(self._split(k * self.key_scale()))
         k = self._split(k * ((rate - 1.0) * self.key_rate() + 1.0))
-        y = ops.general_delta_rule(
-            r, k, v, self._split(decay), read=-normed, write=normed * self._split(rate)
-        )
+        scan = partial(
+            ops.general_delta_rule,
+            r, k, v, self._split(decay), read=-normed, write=normed * self._split(rate),
+        )  # fmt: skip
+        y = with_states(lambda states: scan(states=states))
         y = self.norm(y)
         bonus = ops.unsqueeze(ops.sum(r * k * self.bonus(), -1), -1) * v
         y = (y + bonus.reshape(y.shape)).cast(x.dtype)
@@ -202,7 +205,8 @@ class TimeMix(Divisible):
 def shift(x: Value) -> Value:
     """Return for each position the vector of the one before it, zeros for the first."""
     kernel = ops.constant([[1.0, 0.0]], x.dtype, x.device)
-    return ops.causal_convolution(x, ops.broadcast_to(kernel, (int(x.shape[-1]), 2)), None)
+    weight = ops.broadcast_to(kernel, (int(x.shape[-1]), 2))
+    return with_tail(x, 1, lambda given: ops.causal_convolution(given, weight))
 
 
 def mix(x: Value, before: Value, share: HeadNumbers) -> Value:
