@@ -125,7 +125,8 @@ def _place_weight(
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
         axis ^= first.change is TRANSPOSED
-    if fusion is not None and fusion.is_transposed(first.kind):
+    is_outputs_first = checkpoint.stored.get(first.module) in checkpoint.outputs_first
+    if fusion is not None and fusion.is_transposed(first.kind) and not is_outputs_first:
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
