@@ -198,7 +198,8 @@ _WINDOWS = (
 )  # fmt: skip
 _VALUES = (
     Key(field="stored_values", kind=LayerChoice(_OWN, _KEYS_WORD),
-        seen=LayersWith("blk.{}.attn_v.weight", "blk.{}.attn_norm.weight", _OWN, _KEYS_WORD),
+        seen=LayersWith("blk.{}.attn_v.weight", "blk.{}.attn_norm.weight", _OWN, _KEYS_WORD,
+                        "blk.{}.attn_qkv.weight"),
         gguf_default=lambda _: ()),
     Key(field="takes_keys", kind=FLAG, default=False, gguf_default=_takes_keys,
         hugging_face="attention_k_eq_v", is_in_weights=True),

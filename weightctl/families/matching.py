@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.fusions import qkv_form
 from weightctl.families.parts import shape_of
 from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
@@ -73,7 +74,7 @@ def match(
             f"{pluralize(count, 'tensor')}",
             hint="check that the config belongs to this checkpoint",
         )
-    fusions = [each for each in family.fusions if each.convention == convention]
+    fusions = _list_fusions(family, convention)
     mtp_fusions = fusions if family.mtp is None else [*map(family.mtp.adapt_fusion, fusions)]
     lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}
@@ -120,6 +121,19 @@ def match(
     unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
     first = frozenset(name for name, is_first in names.outputs_first.items() if is_first)
     return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as, first)
+
+
+def _list_fusions(family: Family, convention: NamingConvention) -> list[Fusion]:
+    """Return the fusions that checkpoints of a convention may have.
+
+    llama.cpp's converter can join the queries, keys and values of a layer in every family
+    (`--fuse-qkv`).
+    """
+    found = [each for each in family.fusions if each.convention == convention]
+    usual = qkv_form()
+    is_known = convention != "gguf" or any(each.name == usual.name for each in found)
+    has_parts = set(usual.parts) <= {line.module for line in family.names}
+    return [*found, usual] if has_parts and not is_known else found
 
 
 def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
