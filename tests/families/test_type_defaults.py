@@ -27,8 +27,8 @@ TYPES = [
 OTHERS = {"granite4", "nemotron_h", "nemotron_h_moe"}
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
-    "gemma3", "gemma3n", "gemma4", "idefics3", "llama4", "llava", "mistral3", "qwen2_5_vl",
-    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "gemma3", "gemma3n", "gemma4", "gemma4_unified", "idefics3", "llama4", "llava", "mistral3",
+    "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
 }  # fmt: skip
 
 
@@ -158,6 +158,7 @@ UNREAD_OF = {
     "gemma3n_text": {"altup_coef_clip"},
     # The sizes of layers with full attention, which `standard` gives names.
     "gemma4_text": {"per_layer_config"},
+    "gemma4_unified_text": {"per_layer_config"},
     "glm4_moe": {"num_nextn_predict_layers"},
     "hunyuan_v1_dense": {"eod_token_id"},
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},

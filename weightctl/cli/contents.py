@@ -12,6 +12,7 @@ from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.schemes.adapters import adapter
 from weightctl.schemes.matching import count_parameters, read_entries
+from weightctl.translate.clip_names import is_openai_clip
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -136,7 +137,8 @@ class Contents:
     def identity(self) -> tuple[str, str]:
         """The name and architecture that the checkpoint states; empty if it does not.
 
-        The architecture of a diffusion transformer also follows from the names of its tensors.
+        The architecture of a diffusion transformer, and that of CLIP in OpenAI's names, also follow
+        from the names of tensors.
         """
         metadata = header_of(self.weights).metadata
         found: list[str] = []
@@ -148,6 +150,8 @@ class Contents:
             found.append(stated if isinstance(stated, str) else "")
         if not found[1] and (diffusion := find_diffusion(header_of(self.weights))) is not None:
             found[1] = diffusion.architecture
+        if not found[1] and is_openai_clip(header_of(self.weights)):
+            found[1] = "clip"
         return found[0], found[1]
 
     @property

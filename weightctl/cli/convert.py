@@ -221,8 +221,8 @@ def convert(
         typer.Option(
             "--names",
             help="Naming convention of the output, for tensor names, config and tokenizer. gguf: "
-            "as in GGUF files; hf: as in Hugging Face models; openai: as in OpenAI's Whisper; "
-            "keep: as in MODEL; auto: gguf if OUT is a GGUF file, openai if OUT is a file of "
+            "as in GGUF files; hf: as in Hugging Face models; openai: as in OpenAI's Whisper and "
+            "CLIP; keep: as in MODEL; auto: gguf if OUT is a GGUF file, openai if OUT is a file of "
             "whisper.cpp, hf if OUT is a directory, keep otherwise.",
             rich_help_panel=_CONTENT,
         ),

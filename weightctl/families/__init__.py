@@ -79,7 +79,11 @@ FAMILIES: dict[str, FamilyLine] = {
     "falcon_mamba": FamilyLine("weightctl.families.falcon_mamba", "mamba", ("falcon_mamba",)),
     "gemma": FamilyLine("weightctl.families.gemma", "gemma", ("gemma",)),
     "gemma3n": FamilyLine("weightctl.families.gemma3n", "gemma3n", ("gemma3n_text", "gemma3n")),
-    "gemma4": FamilyLine("weightctl.families.gemma4", "gemma4", ("gemma4_text", "gemma4")),
+    "gemma4": FamilyLine(
+        "weightctl.families.gemma4",
+        "gemma4",
+        ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
+    ),
     "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
     "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),
     "glm4_moe": FamilyLine("weightctl.families.glm4_moe", "glm4moe", ("glm4_moe",)),

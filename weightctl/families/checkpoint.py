@@ -42,6 +42,8 @@ class RecognizedModel:
     - `beside`: tensors that the family allows but does not use, such as training heads.
     - `stored`: maps the names of tensors in our modules to the tensors of the checkpoint that
       contain them, also those of copies that the model does not need.
+    - `outputs_first`: the tensors that the checkpoint has as (outputs, inputs), although others of
+      this family have (inputs, outputs), by their names in the checkpoint.
     - `lost_mtp`: the number of layers for multi-token prediction that the config states although
       the checkpoint has no tensor of them.
     """
@@ -58,6 +60,7 @@ class RecognizedModel:
     unexpected: list[str]
     beside: list[str]
     stored: Mapping[str, str]
+    outputs_first: frozenset[str] = frozenset()
     lost_mtp: int = 0
 
     def __repr__(self) -> str:

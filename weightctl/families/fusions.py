@@ -26,6 +26,8 @@ class Fusion:
     - `order`: a function of the config, if the rows of the parts are not stored one part after the
       other. It returns, for each row of the tensor, its number in the concatenated parts.
     - `transposed`: whether the weight is stored as (inputs, outputs).
+    - `either_way`: whether some checkpoints have a `transposed` weight as (outputs, inputs). The
+      shapes decide which one a checkpoint has (`families/matching.py`); `transposed` is written.
     - `axis`: the axis of the tensor along which there is one entry for each part, all of the same
       shape; 0 if the rows of the parts follow one another. Only for parts that ranks do not divide.
 
@@ -41,6 +43,7 @@ class Fusion:
     transposed: bool = False
     bias_name: str = ""
     axis: int = 0
+    either_way: bool = False
 
     def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
         """Return the name of the tensor with the weights or the biases in a layer."""

@@ -67,6 +67,11 @@ _USUAL_ROPE = {
     LOCAL: {"rope_type": "default", "rope_theta": _LOCAL_BASE},
 }
 _GLOBAL_SIZES = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+# Models that read images and sounds without encoders have no embeddings for layers.
+_UNIFIED: Mapping[str, Any] = {
+    "context": 262_144, "layer_input": 0, "layer_vocabulary": same("vocabulary"),
+    "sees_ahead": "vision", "sliding_window": 1024,
+}  # fmt: skip
 _EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _OWN, _KEYS_WORD = "values", "keys"
 # The family is not in transformers before version 5: no key needs another name.
@@ -96,7 +101,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    if document.get("model_type") != "gemma4":
+    if document.get("model_type") not in {"gemma4", "gemma4_unified"}:
         return document
     text = object_of(document, "text_config")
     # The output belongs to the whole model, and so does the key that states that it is tied.
@@ -198,7 +203,8 @@ _WINDOWS = (
 )  # fmt: skip
 _VALUES = (
     Key(field="stored_values", kind=LayerChoice(_OWN, _KEYS_WORD),
-        seen=LayersWith("blk.{}.attn_v.weight", "blk.{}.attn_norm.weight", _OWN, _KEYS_WORD),
+        seen=LayersWith("blk.{}.attn_v.weight", "blk.{}.attn_norm.weight", _OWN, _KEYS_WORD,
+                        "blk.{}.attn_qkv.weight"),
         gguf_default=lambda _: ()),
     Key(field="takes_keys", kind=FLAG, default=False, gguf_default=_takes_keys,
         hugging_face="attention_k_eq_v", is_in_weights=True),
@@ -305,11 +311,14 @@ FAMILY = Family(
                 "hidden": 2304,
                 "layers": 30,
                 "heads": 8,
+                **more,
             },
         )
-        for kind, name in (
-            ("gemma4_text", "Gemma4ForCausalLM"),
-            ("gemma4", "Gemma4ForConditionalGeneration"),
+        for kind, name, more in (
+            ("gemma4_text", "Gemma4ForCausalLM", {}),
+            ("gemma4", "Gemma4ForConditionalGeneration", {}),
+            ("gemma4_unified_text", "Gemma4UnifiedForCausalLM", _UNIFIED),
+            ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", _UNIFIED),
         )
     },
     config="weightctl.families.per_layer:PerLayerConfig",

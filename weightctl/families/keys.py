@@ -125,20 +125,22 @@ class PresentAs(NamedTuple):
 class LayersWith(NamedTuple):
     """A field's value is a word per layer: `word` if the layer has a tensor, otherwise `other`.
 
-    `{}` in `tensor` and `usual` is the layer number. Layers are counted as long as they have the
-    tensor `usual`.
+    `{}` in `tensor`, `fused` and `usual` is the layer number. Layers are counted as long as they
+    have the tensor `usual`. `fused` is the tensor of a fusion with `tensor`, if there is one.
     """
 
     tensor: str
     usual: str
     word: str
     other: str
+    fused: str = ""
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> list[str] | None:
         """Return the words, None if there are no layers."""
         found: list[str] = []
         while self.usual.format(len(found)) in tensors:
-            has = self.tensor.format(len(found)) in tensors
+            names = (each.format(len(found)) for each in (self.tensor, self.fused))
+            has = any(name in tensors for name in names)
             found.append(self.word if has else self.other)
         return found or None
 

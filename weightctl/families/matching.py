@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.fusions import qkv_form
 from weightctl.families.parts import shape_of
 from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
@@ -44,6 +45,8 @@ class Match(NamedTuple):
     - `beside`: tensors that the family allows but does not use, such as training heads.
     - `stored`: maps the names of tensors in our modules to the tensors of the checkpoint that
       contain them.
+    - `outputs_first`: the tensors of transposed fusions that this checkpoint has as (outputs,
+      inputs), by their names in the checkpoint.
     """
 
     tensors: Mapping[str, ReadableTensor]
@@ -51,6 +54,7 @@ class Match(NamedTuple):
     unexpected: list[str]
     beside: list[str]
     stored: Mapping[str, str]
+    outputs_first: frozenset[str]
 
 
 def match(
@@ -70,7 +74,7 @@ def match(
             f"{pluralize(count, 'tensor')}",
             hint="check that the config belongs to this checkpoint",
         )
-    fusions = [each for each in family.fusions if each.convention == convention]
+    fusions = _list_fusions(family, convention)
     mtp_fusions = fusions if family.mtp is None else [*map(family.mtp.adapt_fusion, fusions)]
     lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}
@@ -115,7 +119,21 @@ def match(
     ]
     beside = [name for name in rest if family.is_beside(names.plain(name))]
     unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
-    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as)
+    first = frozenset(name for name, is_first in names.outputs_first.items() if is_first)
+    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as, first)
+
+
+def _list_fusions(family: Family, convention: NamingConvention) -> list[Fusion]:
+    """Return the fusions that checkpoints of a convention may have.
+
+    llama.cpp's converter can join the queries, keys and values of a layer in every family
+    (`--fuse-qkv`).
+    """
+    found = [each for each in family.fusions if each.convention == convention]
+    usual = qkv_form()
+    is_known = convention != "gguf" or any(each.name == usual.name for each in found)
+    has_parts = set(usual.parts) <= {line.module for line in family.names}
+    return [*found, usual] if has_parts and not is_known else found
 
 
 def _without_padding(names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
@@ -139,6 +157,7 @@ class _Names:
         self._family = family
         self._convention = convention
         self._by_plain: dict[str, str] = {}
+        self.outputs_first: dict[str, bool] = {}
         for name in self.stored:
             self._by_plain.setdefault(self.plain(name), name)
 
@@ -168,12 +187,16 @@ def _part_of(
         whole: ReadableTensor = tensor_of(source_of(names.weights), found)
         if fusion.of_experts:
             whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
+        if fusion.either_way and found not in names.outputs_first:
+            given = [fusion, *(each for each in fusions if each.either_way)]
+            names.outputs_first[found] = _has_outputs_first(tensor, names, given, lines, config)
         # Blocks run along the inputs, so a tensor that is stored in blocks has its outputs as rows.
-        if fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1:
+        is_transposed = fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1
+        if is_transposed and not names.outputs_first.get(found):
             whole = DerivedTensor(tensor.module, Transposed(), [whole])
         if fusion.axis:
             return _entry_of(tensor, whole, fusion), found
-        sizes = [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]
+        sizes = _sizes(tensor, fusion, lines, config)
         rest = whole.info.shape[0] if whole.info.shape else 0
         if sum(sizes) != rest:
             raise ConversionError(
@@ -188,6 +211,37 @@ def _part_of(
             rows = RowOrder(order, "rows of one part", rest)
         return DerivedTensor(tensor.module, rows, [whole]), found
     return None
+
+
+def _sizes(
+    tensor: TensorNames, fusion: Fusion, lines: Mapping[str, Name], config: Config
+) -> list[int]:
+    """Return the number of rows of each part of a fusion in the layer of a tensor."""
+    return [shape_of(tensor._replace(line=lines[part]), config)[0] for part in fusion.parts]
+
+
+def _has_outputs_first(
+    tensor: TensorNames,
+    names: _Names,
+    fusions: list[Fusion],
+    lines: Mapping[str, Name],
+    config: Config,
+) -> bool:
+    """Whether the tensor of the first of these fusions is stored as (outputs, inputs).
+
+    The shape of a square matrix does not tell. Then the first of the other fusions decides whose
+    tensor in this layer is not square: a checkpoint has all of them in the same form. An MLP's gate
+    and up together, and its down, are not both square. If all are, (inputs, outputs) is assumed.
+    """
+    for fusion in fusions:
+        found = names.find(fusion.tensor(tensor.kind, tensor.layer, tensor.expert))
+        if found is None:
+            continue
+        part = tensor._replace(line=lines[fusion.parts[0]])
+        wanted = (sum(_sizes(tensor, fusion, lines, config)), shape_of(part, config)[1])
+        if wanted[0] != wanted[1]:
+            return info_of(names.stored[found]).shape[-2:] == wanted
+    return False
 
 
 def _entry_of(tensor: TensorNames, whole: ReadableTensor, fusion: Fusion) -> ReadableTensor:

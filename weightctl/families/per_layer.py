@@ -16,7 +16,8 @@ from weightctl.families.kinds import LAYERS, SIZE, WholeNumber
 from weightctl.families.layers import ONES
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
+    from weightctl.families.family import TensorNames
+    from weightctl.families.keys import Config, Fields
 
 __all__ = [
     "LAYER_INPUT_LINES",
@@ -26,6 +27,7 @@ __all__ = [
     "check_sharing",
     "explain_unshared",
     "layer_input_keys",
+    "layers_reading",
     "share_keys",
     "with_lines",
 ]
@@ -74,6 +76,20 @@ class PerLayerConfig(DecoderConfig):
             for number in range(layer)
             if at_layer(self, "own_keys", number) and self.has_window(number) is window
         )
+
+
+def layers_reading(config: Config, names: TensorNames) -> tuple[int, ...]:
+    """Return the layers that compute with a tensor of a layer: more than one for shared keys.
+
+    A layer without keys of its own computes them with the weights of another layer, from what the
+    attention of that layer reads.
+    """
+    of_keys = names.line.module.removeprefix(_LAYER) in _OF_KEYS
+    if not of_keys or not isinstance(config, PerLayerConfig):
+        return (names.layer,)
+    users = (layer for layer in range(config.layers) if config.keys_of(layer) == names.layer)
+    # A copy that GGUF files have for a layer without keys of its own belongs to that layer.
+    return tuple(users) or (names.layer,)
 
 
 def _line(module: str, gguf: str, name: str, outputs: str, *inputs: str, **more: Any) -> Name:

@@ -2,7 +2,9 @@
 
 Names and keys: transformers' `modeling_qwen3_vl_moe.py` and `configuration_qwen3_vl_moe.py`;
 llama.cpp's `models/qwen3vlmoe.cpp` and `conversion/qwen3vl.py`. Checkpoints store the matrices of
-all experts of a layer in one tensor, with inputs as rows.
+all experts of a layer in one tensor. On the Hub, inputs are rows: `[experts, inputs, outputs]`.
+transformers 5 saves `[experts, outputs, inputs]`. Both are read, as their shapes show, and the
+Hub's form is written. transformers 5 also loads both, but takes square matrices for its own form.
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ FAMILY = replace(
     keys=(*QWEN3MOE.keys, *VISION_KEYS),
     fusions=(
         Fusion(convention="hugging_face", name=_EXPERTS + "gate_up_proj", of_experts=True,
-               parts=(_EXPERT + "gate", _EXPERT + "up"), transposed=True),
+               parts=(_EXPERT + "gate", _EXPERT + "up"), transposed=True, either_way=True),
         Fusion(convention="hugging_face", name=_EXPERTS + "down_proj", of_experts=True,
-               parts=(_EXPERT + "down",), transposed=True),
+               parts=(_EXPERT + "down",), transposed=True, either_way=True),
         *(each for each in expert_forms() if each.convention == "gguf"),
         *QWEN3.fusions,
     ),

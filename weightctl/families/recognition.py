@@ -112,6 +112,7 @@ def _checkpoint(
         unexpected=found.unexpected,
         beside=found.beside,
         stored=found.stored,
+        outputs_first=found.outputs_first,
         lost_mtp=lost,
     )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLASS_NAME",
     "CONFIG",
+    "OPEN_CLIP",
     "companions",
     "config",
     "file_name",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 CONFIG = "config.json"
+# The config of an OpenCLIP model.
+OPEN_CLIP = "open_clip_config.json"
 # The key of diffusers' config.json that names the class of the model.
 CLASS_NAME = "_class_name"
 
@@ -94,8 +97,11 @@ def is_license(name: str) -> bool:
 def file_name(files: Sequence[str], usual: str, documents: Mapping[str, bytes]) -> str:
     """Return the name of an output in a model directory, in which it has some documents.
 
-    It is `usual`, `adapter_model` for PEFT, or `diffusion_pytorch_model` for diffusers.
+    It is `usual`, `adapter_model` for PEFT, `diffusion_pytorch_model` for diffusers, or
+    `open_clip_model` for OpenCLIP.
     """
+    if OPEN_CLIP in documents:
+        return "open_clip_model" + os.path.splitext(usual)[1]
     written = json.loads(documents[CONFIG]) if CONFIG in documents else config(files)
     if CLASS_NAME in written:
         return "diffusion_pytorch_model" + os.path.splitext(usual)[1]

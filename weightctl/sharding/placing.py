@@ -9,6 +9,7 @@ from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
+from weightctl.families.per_layer import layers_reading
 from weightctl.families.reshapes import GroupRows, RowsAsVector
 from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.families.tiled_heads import Columns
@@ -125,7 +126,8 @@ def _place_weight(
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
         axis ^= first.change is TRANSPOSED
-    if fusion is not None and fusion.is_transposed(first.kind):
+    is_outputs_first = checkpoint.stored.get(first.module) in checkpoint.outputs_first
+    if fusion is not None and fusion.is_transposed(first.kind) and not is_outputs_first:
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
     if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
@@ -204,14 +206,15 @@ def _layers(checkpoint: RecognizedModel, names: TensorNames, found: Role) -> tup
     """Return the layers that need a weight; None if all do.
 
     A weight outside the layers is needed by the first or the last layer's stage, or by both. Layers
-    for multi-token prediction are in the stage of the last layer.
+    for multi-token prediction are in the stage of the last layer. Weights of keys that several
+    layers share are needed by all of these layers.
     """
     if found.all_layers:
         return None
     lines = checkpoint.family.names
     last = checkpoint.config.layers - 1
     if _LAYER in names.line.module:
-        return (min(names.layer, last),)
+        return tuple(min(layer, last) for layer in layers_reading(checkpoint.config, names))
     inside = next(place for place, line in enumerate(lines) if _LAYER in line.module)
     if lines.index(names.line) > inside:
         return (last,)

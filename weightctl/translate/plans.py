@@ -62,7 +62,8 @@ class ModelPart(Enum):
 class Names(Enum):
     """The naming convention of an output: by default the target's, for supported families.
 
-    `OPENAI` exists for Whisper models only, which `weightctl.translate.whisper` translates.
+    `OPENAI` exists for Whisper and CLIP models only, which `translate.whisper` and `translate.clip`
+    translate.
     """
 
     AUTO = "auto"

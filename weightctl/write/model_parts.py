@@ -14,6 +14,7 @@ from weightctl.plan.arrangement import select
 from weightctl.plan.rename import collect_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.weights_only import keep_weights
+from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.plans import ModelPart, Names, plan_of
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Plan
     from weightctl.plan.rename import RenamingsLike
+    from weightctl.translate.clip import ClipConvention
     from weightctl.translate.optional_parts import OptionalPart
     from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.write.conversion import Conversion
@@ -102,9 +104,10 @@ def make_plan(
         tree = renamed(tree, collect_renamings(rename))
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
-    whisper = None if is_kept else _plan_whisper(tree, where, names)
-    if whisper is not None:
-        return select(whisper, include, exclude)
+    if not is_kept:
+        own = _plan_clip(tree, where, names) or _plan_whisper(tree, where, names)
+        if own is not None:
+            return select(own, include, exclude)
     plan = plan_of(
         tree,
         where.format,
@@ -124,6 +127,18 @@ def make_plan(
         find_stored_name(weights)  # raises MissingTensorError, with similar names
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
+
+
+def _plan_clip(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
+    """Return the plan for a CLIP model whose names change; None for any other plan."""
+    is_model = where.file_name is not None
+    is_to_hugging_face = names is Names.HF or (names is Names.AUTO and is_model)
+    if names is not Names.OPENAI and not (is_to_hugging_face and is_openai_clip(header_of(tree))):
+        return None
+    from weightctl.translate.clip import plan_clip
+
+    wanted: ClipConvention = "openai" if names is Names.OPENAI else "hugging_face"
+    return plan_clip(tree, where.format, wanted, is_model=is_model)
 
 
 def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:

@@ -60,9 +60,10 @@ def plan_whisper(
             return None
         raise ArchitectureError(
             "the checkpoint is not a Whisper model",
-            hint="OpenAI's names and the format of whisper.cpp exist only for Whisper models: the "
-            "directory of one has a config.json with the model_type `whisper`, and OpenAI's .pt "
-            "file has the entries `dims` and `model_state_dict`",
+            hint="the format of whisper.cpp exists only for Whisper models, and OpenAI's names "
+            "only for these and CLIP: the directory of one has a config.json with the model_type "
+            "`whisper` or `clip`, and OpenAI's .pt file of Whisper has the entries `dims` and "
+            "`model_state_dict`",
         )
     if is_for_whisper_cpp:
         return _plan_for_whisper_cpp(weights, model)
