@@ -3,8 +3,9 @@
 Run with `python tests/bench/quality.py`. It measures `fixtures/tiny-llama`, and the model of
 `quality_model.py` if that was trained; `--model FOLDER` (repeatable) names others with the same
 tokenizer. Columns: another library's rounding to nearest, weightctl's, with `--search`, and with
-`--imatrix`, whose importance is measured on the first windows of the held-out text. Figures are of
-the other windows. All models compute in float32 with dequantized weights.
+`--imatrix` (without and with AWQ's scaling, where the type has it). Importance is measured on the
+first windows of the held-out text, and figures are of the other windows. All models compute in
+float32 with dequantized weights.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ FIXTURE = ROOT / "fixtures" / "tiny-llama"
 WINDOW = 256
 # The windows on which importance is measured.
 CALIBRATION = 16
-# Which options of a conversion a column has.
-COLUMNS = ("nearest", "search", "imatrix")
+COLUMNS = ("nearest", "search", "imatrix", "scaled")
 
 
 class Judge:
@@ -95,6 +95,21 @@ class Judge:
         )
 
 
+def list_conversions(scheme: str, importance: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the types and the options of the columns of a scheme."""
+    from weightctl.plan.scheme_names import find_scheme
+
+    recipe = find_scheme(scheme, is_directory=True)
+    assert recipe is not None
+    mark = "," if ":" in scheme else ":"
+    weighted: dict[str, Any] = {"imatrix": importance}
+    if not recipe.choice.scheme.can_scale:
+        return [(scheme, {}), (scheme, {"search": True}), (scheme, weighted)]
+    plain = f"{scheme}{mark}scaled=no"
+    scaled = (f"{scheme}{mark}scaled=yes", weighted)
+    return [(plain, {}), (plain, {"search": True}), (plain, weighted), scaled]
+
+
 def compare(folder: Path, schemes: list[str]) -> None:
     """Print a line for each scheme."""
     from written_models import convert, values_in
@@ -112,8 +127,8 @@ def compare(folder: Path, schemes: list[str]) -> None:
             importance = Path(out) / "importance.gguf"
             judge.model.load_state_dict(judge.original)
             judge.write_importance(importance)
-            for options in ({}, {"search": True}, {"imatrix": importance}):
-                convert(folder, Path(out) / "made", scheme, **options, force=True)
+            for quant, options in list_conversions(scheme, importance):
+                convert(folder, Path(out) / "made", quant, **options, force=True)
                 values = values_in(Path(out) / "made")
                 if not options:
                     changed = {
@@ -127,8 +142,9 @@ def compare(folder: Path, schemes: list[str]) -> None:
             for name, value in judge.original.items()
         })  # fmt: skip
         cells = [f"{each:.5f}" for each, _ in (library, *results)]
-        cells += [f"{each:.4f}" for _, each in results]
-        print("|", " | ".join([scheme, *cells]), "|", flush=True)
+        losses = [f"{each:.4f}" for _, each in results]
+        missing = [""] * (len(COLUMNS) - len(results))
+        print("|", " | ".join([scheme, *cells, *missing, *losses, *missing]), "|", flush=True)
 
 
 def main() -> None:

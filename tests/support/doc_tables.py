@@ -345,7 +345,11 @@ def _list_written() -> str:
             f"`{scheme.name}`",
             _sentence(scheme.summary),
             ", ".join(map(str, scheme.groups)) or "",
-            "`symmetric=yes` or `no`" if scheme.has_zeros else "",
+            ", ".join(
+                f"`{option}=yes` or `no`"
+                for option, has in (("symmetric", scheme.has_zeros), ("scaled", scheme.can_scale))
+                if has
+            ),
         )
         for scheme in list_schemes()
     ]
