@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from weightctl.plan.scheme_scaling import ScaledTensors
 
+_ONE_LAYER = {"num_hidden_layers": 1}
 # The models, and how many weights of a layer are scaled.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "llama": ({}, 7),
-    "qwen2": ({}, 7),
-    "gemma2": ({}, 7),
-    "gemma3": ({}, 7),
-    "mixtral": ({}, 4),
-    "phi3": ({}, 1),
+    "qwen2": (_ONE_LAYER, 7),
+    "gemma3": (_ONE_LAYER, 7),
+    "mixtral": (_ONE_LAYER, 4),
+    "phi3": (_ONE_LAYER, 1),
     "gpt2": ({}, 0),
 }
 

@@ -62,7 +62,7 @@ class _Layer:
         self.has_forward = self.is_known and forward <= _FEED_FORWARD
         self.is_sequential = "ffn_norm" in names
 
-    def rounded(self, *names: str) -> list[Decision] | None:
+    def find_rounded(self, *names: str) -> list[Decision] | None:
         """Return the decisions on weights if all are there and rounded."""
         found = [self.parts.get(f"{name}.weight") for name in names]
         made = [each for each in found if each and each.is_quantized and not each.is_exact]
@@ -142,9 +142,9 @@ class _Finder:
             if gated:
                 self._scale_after_rows(layer, "ffn_up", "ffn_down", 1, 1)
         is_clamped = any(key.endswith("attention.clamp_kqv") for key in self._metadata)
-        values = layer.rounded("attn_v")
-        output = layer.rounded("attn_output")
-        if not is_clamped and values and output and layer.rounded(*_QUERIES):
+        values = layer.find_rounded("attn_v")
+        output = layer.find_rounded("attn_output")
+        if not is_clamped and values and output and layer.find_rounded(*_QUERIES):
             rows, columns = values[0].item.info.shape[0], output[0].item.info.row
             heads = self._count_kv_heads(rows)
             if columns % rows == 0 and (heads or columns == rows):
@@ -166,7 +166,7 @@ class _Finder:
         from weightctl.schemes.encoding import Consumer
 
         found: list[Consumer] = []
-        for each in layer.rounded(*names) or ():
+        for each in layer.find_rounded(*names) or ():
             name = each.item.info.name
             search = self._searches.get(name)
             if search is None or search.importance is None or len(each.item.info.shape) != 2:
@@ -199,7 +199,7 @@ class _Finder:
         from weightctl.schemes.encoding import ActivationScale, SharedInputs
 
         consumers = self._consumers(layer, (columns,))
-        producer = layer.rounded(rows)
+        producer = layer.find_rounded(rows)
         if not consumers or producer is None:
             return
         if producer[0].item.info.shape[0] * heads != consumers[0].tensor.info.row:
