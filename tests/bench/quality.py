@@ -1,8 +1,11 @@
-"""KL divergence and perplexity of each scheme, rounded to nearest and with `--search`.
+"""KL divergence and mean loss of each scheme, beside the rounding of other libraries.
 
-Run with `python tests/bench/quality.py`; `--model FOLDER` (repeatable) names other models, such as
-that of `quality_model.py`. Each is compared with the round-to-nearest of compressed-tensors for the
-schemes that it has. All models compute in float32 with dequantized weights.
+Run with `python tests/bench/quality.py`. It measures `fixtures/tiny-llama`, and the model of
+`quality_model.py` if that was trained; `--model FOLDER` (repeatable) names others with the same
+tokenizer. Columns: another library's rounding to nearest, weightctl's, with `--search`, and with
+`--imatrix` (without and with AWQ's scaling, where the type has it). Importance is measured on the
+first windows of the held-out text, and figures are of the other windows. All models compute in
+float32 with dequantized weights.
 """
 
 from __future__ import annotations
@@ -11,115 +14,148 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
+
+from quality_library import LIBRARY  # noqa: E402
+from quality_model import FOLDER as TRAINED  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 FIXTURE = ROOT / "fixtures" / "tiny-llama"
 WINDOW = 256
-SCHEMES = (
-    "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "W8A16", "W4A16", "W4A16:symmetric=no",
-    "NVFP4A16", "MXFP4", "GPTQ", "AWQ", "MLX-4bit", "MLX-8bit", "BNB-NF4", "BNB-INT8",
-)  # fmt: skip
-# The settings of the schemes in compressed-tensors.
-LIBRARY: dict[str, dict[str, Any]] = {
-    "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-    "FP8_DYNAMIC": {"num_bits": 8, "type": "float", "strategy": "channel"},
-    "W8A16": {"num_bits": 8, "strategy": "group", "group_size": 128},
-    "W4A16": {"num_bits": 4, "strategy": "group", "group_size": 128},
-    "W4A16:symmetric=no": {
-        "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": False,
-    },
-}  # fmt: skip
+# The windows on which importance is measured.
+CALIBRATION = 16
+COLUMNS = ("nearest", "search", "imatrix", "scaled")
 
 
-def round_in_library(weight: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-    """Return a weight as compressed-tensors rounds it to nearest."""
-    from compressed_tensors.quantization import QuantizationArgs
-    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-    from compressed_tensors.quantization.utils import calculate_qparams
+class Judge:
+    """A model, and what its probabilities are without rounding."""
 
-    arguments = QuantizationArgs(**settings)
-    rows, columns = weight.shape
-    size = {"tensor": rows * columns, "channel": columns}.get(settings["strategy"], 128)
-    blocks = weight.reshape(-1, size)
-    shape = {"tensor": (1,)}.get(settings["strategy"], (rows, columns // size))
-    low, high = (edge.reshape(shape) for edge in (blocks.amin(-1), blocks.amax(-1)))
-    scales, zeros = calculate_qparams(low, high, arguments)
-    made: torch.Tensor = fake_quantize(weight, scales.to(weight.dtype), zeros, arguments)
-    return made
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(FIXTURE)
+        ids = tokenizer((FIXTURE / "held-out.txt").read_text(), return_tensors="pt").input_ids[0]
+        windows = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
+        self.calibration, self.tokens = windows[:CALIBRATION], windows[CALIBRATION:]
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = model.eval()
+        self.original = {name: value.clone() for name, value in model.state_dict().items()}
+        self.expected = self._measure()
+
+    def _measure(self) -> torch.Tensor:
+        """Return the logarithms of the probabilities of all tokens."""
+        with torch.no_grad():
+            logits = torch.cat([self.model(each[None]).logits[0] for each in self.tokens])
+        return logits.double().log_softmax(-1)
+
+    def evaluate(self, values: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+        """Return the divergence of a model with these values, and its loss, in nats a token."""
+        self.model.load_state_dict(values)
+        found = self._measure()
+        divergence = (self.expected.exp() * (self.expected - found)).sum(-1).mean()
+        return float(divergence), self.loss(found)
+
+    def loss(self, found: torch.Tensor) -> float:
+        """Return the mean loss of probabilities."""
+        likely = found.reshape(*self.tokens.shape, -1)[:, :-1]
+        return float(-likely.gather(2, self.tokens[:, 1:, None]).mean())
+
+    def write_importance(self, path: Path) -> None:
+        """Write the sums of the squared inputs of each linear layer, by the names of weights."""
+        import numpy as np
+
+        from importances import imatrix_gguf
+
+        sums: dict[str, torch.Tensor] = {}
+        hooks = [
+            module.register_forward_pre_hook(
+                lambda _, given, name=f"{name}.weight": sums.__setitem__(
+                    name, sums.get(name, 0) + given[0].double().square().sum((0, 1))
+                )
+            )
+            for name, module in self.model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+        with torch.no_grad():
+            for each in self.calibration:
+                self.model(each[None])
+        for hook in hooks:
+            hook.remove()
+        count = np.array([self.calibration.numel()], np.float32)
+        imatrix_gguf(
+            path,
+            {name: (each.numpy()[None].astype(np.float32), count) for name, each in sums.items()},
+        )
 
 
-def measure(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logarithms of the probabilities of all tokens."""
-    with torch.no_grad():
-        logits = torch.cat([model(each[None]).logits[0] for each in tokens])
-    return logits.double().log_softmax(-1)
+def list_conversions(scheme: str, importance: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the types and the options of the columns of a scheme."""
+    from weightctl.plan.scheme_names import find_scheme
+
+    recipe = find_scheme(scheme, is_directory=True)
+    assert recipe is not None
+    mark = "," if ":" in scheme else ":"
+    weighted: dict[str, Any] = {"imatrix": importance}
+    if not recipe.choice.scheme.can_scale:
+        return [(scheme, {}), (scheme, {"search": True}), (scheme, weighted)]
+    plain = f"{scheme}{mark}scaled=no"
+    scaled = (f"{scheme}{mark}scaled=yes", weighted)
+    return [(plain, {}), (plain, {"search": True}), (plain, weighted), scaled]
 
 
 def compare(folder: Path, schemes: list[str]) -> None:
     """Print a line for each scheme."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from written_models import convert, values_in
 
-    tokenizer = AutoTokenizer.from_pretrained(FIXTURE)
-    ids = tokenizer((FIXTURE / "held-out.txt").read_text(), return_tensors="pt").input_ids[0]
-    tokens = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
-    wanted = (tokens[:, 1:]).reshape(-1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    original = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def evaluate(values: dict[str, torch.Tensor]) -> tuple[float, float]:
-        model.load_state_dict(values)
-        found = measure(model, tokens)
-        divergence = (expected.exp() * (expected - found)).sum(-1).mean()
-        return float(divergence), perplexity(found)
-
-    def perplexity(found: torch.Tensor) -> float:
-        likely = found.reshape(*tokens.shape, -1)[:, :-1].reshape(len(wanted), -1)
-        return float(-likely.gather(1, wanted[:, None]).mean())
-
-    expected = measure(model, tokens)
-    print(f"{folder.name}: {perplexity(expected):.4f} nats a token, {wanted.numel()} tokens")
-    print(
-        "| type | library: KL | nearest: KL | search: KL | smaller | nearest: nats | search: nats |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    judge = Judge(folder)
+    loss = judge.loss(judge.expected)
+    print(f"{folder.name}: {loss:.4f} nats a token, {judge.tokens.numel()} tokens")
+    titles = ["type", "library: KL", *(f"{each}: KL" for each in COLUMNS)]
+    print("|", " | ".join([*titles, *(f"{each}: nats" for each in COLUMNS)]), "|")
+    print(f"|---|{'---:|' * (1 + 2 * len(COLUMNS))}")
     for scheme in schemes:
         results: list[tuple[float, float]] = []
+        changed: set[str] = set()
         with tempfile.TemporaryDirectory() as out:
-            for search in (False, True):
-                convert(folder, Path(out) / "made", scheme, search=search, force=True)
-                results.append(evaluate(values_in(Path(out) / "made")))
-                quantized = values_in(Path(out) / "made")
-        library = ""
-        if scheme in LIBRARY:
-            changed = {
-                name: round_in_library(value.bfloat16(), LIBRARY[scheme]).float()
-                if not torch.equal(quantized[name], value)
-                else value
-                for name, value in original.items()
-            }
-            library = f"{evaluate(changed)[0]:.5f}"
-        (near, near_nats), (best, best_nats) = results
-        print(
-            f"| {scheme} | {library} | {near:.5f} | {best:.5f} | {100 * (1 - best / near):.0f} % "
-            f"| {near_nats:.4f} | {best_nats:.4f} |",
-            flush=True,
-        )
+            importance = Path(out) / "importance.gguf"
+            judge.model.load_state_dict(judge.original)
+            judge.write_importance(importance)
+            for quant, options in list_conversions(scheme, importance):
+                convert(folder, Path(out) / "made", quant, **options, force=True)
+                values = values_in(Path(out) / "made")
+                if not options:
+                    changed = {
+                        name
+                        for name, value in values.items()
+                        if not torch.equal(value, judge.original[name])
+                    }
+                results.append(judge.evaluate(values))
+        library = judge.evaluate({
+            name: LIBRARY[scheme](value.bfloat16()) if name in changed else value
+            for name, value in judge.original.items()
+        })  # fmt: skip
+        cells = [f"{each:.5f}" for each, _ in (library, *results)]
+        losses = [f"{each:.4f}" for _, each in results]
+        missing = [""] * (len(COLUMNS) - len(results))
+        print("|", " | ".join([scheme, *cells, *missing, *losses, *missing]), "|", flush=True)
 
 
 def main() -> None:
     """Compare models."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, action="append", help="a directory; repeatable")
-    parser.add_argument("--only", action="append", choices=SCHEMES, help="repeatable")
+    parser.add_argument("--only", action="append", choices=LIBRARY, help="repeatable")
     arguments = parser.parse_args()
-    for folder in arguments.model or [FIXTURE]:
-        compare(folder, list(arguments.only or SCHEMES))
+    trained = [TRAINED] if TRAINED.is_dir() else []
+    for folder in arguments.model or [FIXTURE, *trained]:
+        compare(folder, list(arguments.only or LIBRARY))
 
 
 if __name__ == "__main__":

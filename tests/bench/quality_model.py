@@ -1,7 +1,8 @@
 """Train a small Qwen3 on the texts of `fixtures/make_tiny_llama.py`, for `quality.py`.
 
-Run with `python tests/bench/quality_model.py FOLDER`; it needs `npm`, and takes some minutes
+Run with `python tests/bench/quality_model.py`; it needs `npm`, and takes about ten minutes
 on two cores. The model has the tokenizer of `fixtures/tiny-llama`, and rows of 256 and 512 values.
+It is written to the cache of the tests, or to the folder that is given. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from typing import Any
 import torch
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
+sys.path.insert(0, str(FIXTURES.parent / "tests" / "support"))
+
+from real_files import CACHE  # noqa: E402
+
+FOLDER = CACHE / "quality-qwen3"
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 512,
@@ -59,8 +65,8 @@ def train(folder: Path, steps: int) -> None:
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
+    parser.add_argument("--steps", type=int, default=700)
     arguments = parser.parse_args()
     train(arguments.folder, arguments.steps)
 

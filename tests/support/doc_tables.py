@@ -345,11 +345,11 @@ def _list_written() -> str:
             f"`{scheme.name}`",
             _sentence(scheme.summary),
             ", ".join(map(str, scheme.groups)) or "",
-            "`symmetric=yes` or `no`" if scheme.has_zeros else "",
+            _codes([*["symmetric"] * scheme.has_zeros, *["scaled"] * scheme.can_scale]),
         )
         for scheme in list_schemes()
     ]
-    return _table(("type", "how weights are stored", "group sizes", "other options"), rows)
+    return _table(("type", "how weights are stored", "group sizes", "options, `yes` or `no`"), rows)
 
 
 def _list_formats() -> str:

@@ -128,7 +128,7 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     """
     infos = _whole(plan)
     is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
-    names, metadata = _describe_model(plan)
+    names, metadata, _ = _describe_model(plan)
     called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
     if is_no_type or goes_by_role(recipe, called, metadata):
         notes = list(list_unmatched(recipe, infos)) if recipe.path else []
@@ -161,7 +161,7 @@ def _choose_types(
     """Return what a recipe chooses for each matrix; None if `target` is not a recipe."""
     if not isinstance(target, Recipe):
         return None
-    names, metadata = _describe_model(plan)
+    names, metadata, _ = _describe_model(plan)
     return choose(target, _whole(plan), metadata, weighted=weighted, names=names)
 
 
@@ -228,7 +228,7 @@ def _is_narrow(encoding: Encoding) -> bool:
 
 def is_layer_matrix(plan: Plan, info: TensorInfo) -> bool:
     """Whether a tensor is a matrix of a layer, by its own name and by llama.cpp's name."""
-    names, _ = _describe_model(plan)
+    names = _describe_model(plan).names
     name = names.get(info.name, info.name)
     if not is_projection(info):
         return False

@@ -113,10 +113,12 @@ class Described(NamedTuple):
     """llama.cpp's names for the tensors of a plan, and the metadata that llama.cpp reads.
 
     Recipes that depend on roles use them if the output has another naming convention.
+    `norm_offsets` has what the norms of the plan add to their weights, by the names of these.
     """
 
     names: Mapping[str, str]
     metadata: Mapping[str, MetadataValue]
+    norm_offsets: Mapping[str, float] = {}  # never changed
 
 
 @dataclass(frozen=True, slots=True, repr=False)

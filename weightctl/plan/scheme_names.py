@@ -98,6 +98,8 @@ def _choose(scheme: WrittenScheme, options: str, written: str) -> SchemeChoice:
             made = made._replace(group=sizes[value])
         elif key == "symmetric" and scheme.has_zeros and value in _YES | _NO:
             made = made._replace(symmetric=value in _YES)
+        elif key == "scaled" and scheme.can_scale and value in _YES | _NO:
+            made = made._replace(scaled=value in _YES)
         else:
             raise ConversionError(
                 f"`{written}`: {scheme.name} does not have the option `{option}`",
@@ -112,6 +114,8 @@ def _describe_options(scheme: WrittenScheme) -> str:
         known.append(f"group={'|'.join(map(str, sorted(scheme.groups)))}")
     if scheme.has_zeros:
         known.append("symmetric=yes|no")
+    if scheme.can_scale:
+        known.append("scaled=yes|no")
     if not known:
         return f"{scheme.name} has no options"
     return f"options of {scheme.name}: {', '.join(known)}; for example {scheme.name}:{known[0]}"

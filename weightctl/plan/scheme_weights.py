@@ -13,6 +13,7 @@ from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.cast import is_layer_matrix
 from weightctl.plan.scheme_decisions import Decision, describe_decisions, shared_name
+from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import find_searches
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import Derived, StoredTensor
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Item, Plan
     from weightctl.plan.scheme_names import SchemeRecipe
+    from weightctl.plan.scheme_scaling import ScaledTensors
     from weightctl.plan.scheme_search import SchemeSearch
     from weightctl.plan.type_rules import TypeRule
-    from weightctl.schemes.encoding import EncodedWeight, ScaleSearch
+    from weightctl.schemes.encoding import EncodedWeight, ScaleSearch, WeightEncoding
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -71,14 +73,21 @@ def store_in_scheme(
     decisions = _find_exact(recipe, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(plan, decisions, search)
-    source, items = _make_items(
-        plan, recipe, decisions, base, searches, zero_nonfinite=zero_nonfinite
+    scheme, options = recipe.choice
+    encodings = {
+        info.name: scheme.encode(info.shape, options, _HALF if each.is_exact else base)
+        for each in decisions
+        if each.is_quantized and (info := each.item.info)
+    }
+    scaled = scale_activations(plan, recipe, decisions, encodings, searches)
+    weights = _encode_weights(
+        plan, recipe, decisions, encodings, searches, scaled=scaled, zero_nonfinite=zero_nonfinite
     )
+    source, items = _make_items(plan, recipe, decisions, weights, searches, scaled=scaled)
     importance = None if search is None else search.importance
     consulted = {recipe.path: "the recipe"} if recipe.path else {}
     if importance is not None:
         consulted[importance.path] = "the importance matrix"
-    scheme, options = recipe.choice
     stated = scheme.settings(options, _list_ignored(plan, decisions))
     document = {**settings, **dict.fromkeys(scheme.keys, stated)}
     return replace(
@@ -88,7 +97,7 @@ def store_in_scheme(
         documents={**plan.documents, CONFIG: json_document(document)},
         scheme=str(recipe.choice),
         consulted={**plan.consulted, **consulted},
-        notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes),
+        notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes, *scaled.notes),
     )
 
 
@@ -259,27 +268,26 @@ def _make_items(
     plan: Plan,
     recipe: SchemeRecipe,
     decisions: Sequence[Decision],
-    base: Encoding,
+    encoded: Iterator[EncodedWeight],
     searches: Mapping[str, ScaleSearch],
     *,
-    zero_nonfinite: bool,
+    scaled: ScaledTensors,
 ) -> tuple[Derived, tuple[Item, ...]]:
     """Return a source with the tensors of the quantized weights, and the items of the output."""
     tensors: dict[str, ReadableTensor] = {}
     items: list[Item] = []
-    weights = {
-        weight.name: weight
-        for weight in _encode_weights(
-            plan, recipe, decisions, base, searches, zero_nonfinite=zero_nonfinite
-        )
-    }
+    weights = {weight.name: weight for weight in encoded}
     for item, is_quantized, encoding, line, refusal, is_exact in decisions:
         name = item.info.name
         if not is_quantized:
-            tensors[item.source.name] = StoredTensor(plan.source, item.source.name)
+            source = scaled.tensors.get(name, StoredTensor(plan.source, item.source.name))
+            tensors[item.source.name] = source
             asked = recipe.choice.scheme.name if refusal else None
             info = item.info._replace(encoding=encoding)
-            items.append(replace(item, info=info, line=refusal or line, asked=asked))
+            kept = replace(item, info=info, line=refusal or line, asked=asked)
+            if name in scaled.tensors:
+                kept = replace(kept, source=source.info, origin=source.origin, is_rounded=True)
+            items.append(kept)
             continue
         for stored, tensor in weights[name].list_tensors(name.removesuffix(_ENDING)):
             tensors[stored] = tensor
@@ -297,24 +305,27 @@ def _encode_weights(
     plan: Plan,
     recipe: SchemeRecipe,
     decisions: Sequence[Decision],
-    base: Encoding,
+    encodings: Mapping[str, WeightEncoding],
     searches: Mapping[str, ScaleSearch],
     *,
+    scaled: ScaledTensors,
     zero_nonfinite: bool,
 ) -> Iterator[EncodedWeight]:
     """Yield the quantized weights, with a common scale for weights that engines join."""
     from weightctl.schemes.encoding import BandCache, EncodedWeight, SharedPeak
 
-    scheme, options = recipe.choice
+    sources: dict[str, ReadableTensor] = {}
     joined: dict[str, list[ReadableTensor]] = {}
     sought: dict[str, list[ScaleSearch]] = {}
     chosen = [each for each in decisions if each.is_quantized]
     for item in (each.item for each in chosen):
         shared = shared_name(recipe, item.info.name)
+        name = item.info.name
         stored = StoredTensor(plan.source, item.source.name)
-        joined.setdefault(shared, []).append(stored)
-        if item.info.name in searches:
-            sought.setdefault(shared, []).append(searches[item.info.name])
+        sources[name] = scaled.tensors.get(name, stored)
+        joined.setdefault(shared, []).append(sources[name])
+        if name in searches:
+            sought.setdefault(shared, []).append(scaled.searches.get(name, searches[name]))
     # Blocks are repacked with a scale of 1 for the whole weight, so nothing is measured.
     exact = {shared_name(recipe, each.item.info.name) for each in chosen if each.is_exact}
     peaks = {
@@ -327,15 +338,15 @@ def _encode_weights(
     for item, is_exact in ((each.item, each.is_exact) for each in chosen):
         name = item.info.name
         yield EncodedWeight(
-            StoredTensor(plan.source, item.source.name),
+            sources[name],
             name,
-            scheme.encode(item.info.shape, options, _HALF if is_exact else base),
+            encodings[name],
             str(recipe.choice),
             cache,
             peaks[shared_name(recipe, name)],
             zero_nonfinite,
             is_exact,
-            None if is_exact else searches.get(name),
+            None if is_exact else scaled.searches.get(name, searches.get(name)),
         )
 
 

@@ -174,6 +174,7 @@ AWQ = WrittenScheme(
     encode=_encode,
     settings=_describe,
     refuse=_refuse,
-    defaults=SchemeOptions(group=GROUPS[0], symmetric=False),
+    defaults=SchemeOptions(group=GROUPS[0], symmetric=False, scaled=True),
     groups=GROUPS,
+    can_scale=True,
 )

@@ -227,6 +227,7 @@ W4A16, W8A16 = (
         defaults=SchemeOptions(group=GROUPS[0]),
         groups=GROUPS,
         has_zeros=True,
+        can_scale=True,
     )
     for bits in (4, 8)
 )

@@ -26,10 +26,14 @@ GROUPS = (128, 64, 32)
 
 
 class SchemeOptions(NamedTuple):
-    """The options of a scheme: the group size (0 without groups), and whether 0 is the middle."""
+    """The options of a scheme: the group size (0 without groups), and whether 0 is the middle.
+
+    `scaled` states that an importance matrix also scales weights by their inputs, as AWQ does.
+    """
 
     group: int = 0
     symmetric: bool = True
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -37,8 +41,8 @@ class WrittenScheme:
     """A way to store weights that serving engines read.
 
     `summary` describes it for users. `groups` are the group sizes that can be chosen, the default
-    first; `defaults` are the options without a choice, and `has_zeros` states that a weight can
-    have zero points.
+    first; `defaults` are the options without a choice, `has_zeros` states that a weight can have
+    zero points, and `can_scale` that weights can be scaled by their inputs.
 
     `refuse` returns why a weight of a shape cannot be stored, or an empty text. `encode` returns
     how such a weight is stored, with scales in an encoding. `settings` returns the settings of a
@@ -54,6 +58,7 @@ class WrittenScheme:
     defaults: SchemeOptions = field(default_factory=SchemeOptions)
     groups: tuple[int, ...] = ()
     has_zeros: bool = False
+    can_scale: bool = False
     shares_peak: bool = False
     keys: tuple[str, ...] = ("quantization_config",)
     note: str = ""
@@ -71,6 +76,8 @@ class SchemeChoice(NamedTuple):
             found.append(f"group={self.options.group}")
         if self.options.symmetric != self.scheme.defaults.symmetric:
             found.append(f"symmetric={'yes' if self.options.symmetric else 'no'}")
+        if self.options.scaled != self.scheme.defaults.scaled:
+            found.append(f"scaled={'yes' if self.options.scaled else 'no'}")
         return ":".join(filter(None, [self.scheme.name, ",".join(found)]))
 
 

@@ -364,8 +364,23 @@ def _describe_model(weights: Checkpoint) -> Described | None:
         return Described(
             _names(checkpoint),
             {ARCHITECTURE: MetadataValue("string", family.gguf_name), **metadata},
+            _norm_offsets(checkpoint),
         )
     return None
+
+
+def _norm_offsets(checkpoint: RecognizedModel) -> Mapping[str, float]:
+    """Return what is added to the weights of norms that differ in nothing else from GGUF's."""
+    found: dict[str, float] = {}
+    for tensor in checkpoint.family.tensors(checkpoint.config):
+        if "_norm" not in (tensor.gguf or "") or tensor.module not in checkpoint.tensors:
+            continue
+        change = tensor.change
+        fields = {} if change is None else change.fields("hugging_face")
+        if change is None or "norm_offset" in fields:
+            for source in checkpoint.tensors[tensor.module].origin.sources:
+                found[source.name] = float(fields.get("norm_offset", 0.0))
+    return found
 
 
 def _names(checkpoint: RecognizedModel) -> Mapping[str, str]:

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
+    from weightctl.schemes.encoding.activation import (
+        ActivationScale,
+        Consumer,
+        DividedNorm,
+        ScaledImportance,
+        ScaledTensor,
+        SharedInputs,
+    )
     from weightctl.schemes.encoding.floats import (
         Coded,
         Float8,
@@ -40,17 +48,23 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ActivationScale",
     "Affine",
     "BandCache",
     "Biased",
     "Coded",
     "Codes",
+    "Consumer",
+    "DividedNorm",
     "EncodedWeight",
     "Float8",
     "Microscaled4",
     "Microscaled8",
     "RowScaled",
     "ScaleSearch",
+    "ScaledImportance",
+    "ScaledTensor",
+    "SharedInputs",
     "SharedPeak",
     "StoredPart",
     "Symmetric",
@@ -68,6 +82,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "activation": (
+        "ActivationScale", "Consumer", "DividedNorm", "ScaledImportance", "ScaledTensor",
+        "SharedInputs",
+    ),
     "floats": ("Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"),
     "integers": ("Affine", "Biased", "RowScaled", "Symmetric"),
     "packing": (
