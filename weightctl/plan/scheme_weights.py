@@ -73,7 +73,7 @@ def store_in_scheme(
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
     if recipe.choice.scheme.of_experts:
         plan, decisions = exchange_experts(plan, decisions)
-    decisions = _find_exact(recipe, decisions)
+    decisions = _find_exact(plan, recipe, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(plan, decisions, search)
     source, items = _make_items(
@@ -126,7 +126,7 @@ def _choose_base(plan: Plan) -> Encoding:
     return ENCODINGS["F32" if name == "F64" else name]
 
 
-def _find_exact(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
+def _find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with those marked that need no rounding.
 
     If weights that engines join share a scale, none of them is exact unless all are.
@@ -139,7 +139,8 @@ def _find_exact(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Dec
         info = each.item.info
         if each.is_quantized:
             made = scheme.encode(info.shape, options, _HALF)
-            if not can_repack(each.item.source.encoding, made.rounding):
+            stored = StoredTensor(plan.source, each.item.source.name)
+            if not can_repack(stored, made.rounding):
                 rounded.add(shared_name(recipe, info.name))
     return [
         each._replace(is_exact=shared_name(recipe, each.item.info.name) not in rounded)
