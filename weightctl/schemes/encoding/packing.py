@@ -67,8 +67,15 @@ def pack_row_groups(codes: U8, order: Sequence[int]) -> U8:
     made: list[NDArray[Any]] = [groups[:, row] for row in order]
     for bits, kind in (4, np.uint8), (8, np.uint16), (16, np.uint32):
         pairs = zip(made[::2], made[1::2], strict=True)
-        made = [low | np.left_shift(high, bits, dtype=kind) for low, high in pairs]
+        made = [_join(low.astype(kind), high.astype(kind), bits) for low, high in pairs]
     return np.ascontiguousarray(made[0].T).view(np.uint8)
+
+
+def _join(low: NDArray[Any], high: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return integers whose lowest bits are `low`, and the others `high`, which is overwritten."""
+    high *= 1 << bits  # NumPy multiplies many values at a time, but shifts one by one
+    high |= low
+    return high
 
 
 def pack_high_first(codes: U8) -> U8:
