@@ -21,7 +21,15 @@ from weightctl.text.sizes import parse_size
 WIDTH = 4096
 MOST_PEAK = 400_000_000
 # The schemes, and how often the time of the copy each may take.
-SCHEMES = {"FP8": 1.5, "FP8_DYNAMIC": 1.5, "W4A16": 1.5, "W8A16": 1.5, "NVFP4A16": 1.5, "GPTQ": 1.5}
+SCHEMES = {
+    "FP8": 1.5,
+    "FP8_DYNAMIC": 1.5,
+    "W4A16": 1.5,
+    "W8A16": 1.5,
+    "NVFP4A16": 1.5,
+    "GPTQ": 1.5,
+    "AWQ": 1.5,
+}
 
 
 def write_matrices(directory: Path, nbytes: int) -> Path:

@@ -12,7 +12,9 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.cast import is_layer_matrix
+from weightctl.plan.plan import Item
 from weightctl.plan.scheme_decisions import Decision, describe_decisions, shared_name
+from weightctl.plan.scheme_experts import choose_variant, exchange_experts, holds_experts
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import find_searches
 from weightctl.text.wording import list_first, pluralize
@@ -21,7 +23,7 @@ from weightctl.weights.derived import Derived, StoredTensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.plan.plan import Item, Plan
+    from weightctl.plan.plan import Plan
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.scheme_scaling import ScaledTensors
     from weightctl.plan.scheme_search import SchemeSearch
@@ -68,9 +70,12 @@ def store_in_scheme(
     that were already rounded.
     """
     settings = _read_config(plan)
+    recipe = choose_variant(recipe, settings)
     base = ENCODINGS["F32"] if exact else _choose_base(plan)
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
-    decisions = _find_exact(recipe, decisions)
+    if recipe.choice.scheme.of_experts:
+        plan, decisions = exchange_experts(plan, decisions)
+    decisions = _find_exact(plan, recipe, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(plan, decisions, search)
     scheme, options = recipe.choice
@@ -130,7 +135,7 @@ def _choose_base(plan: Plan) -> Encoding:
     return ENCODINGS["F32" if name == "F64" else name]
 
 
-def _find_exact(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
+def _find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with those marked that need no rounding.
 
     If weights that engines join share a scale, none of them is exact unless all are.
@@ -143,7 +148,8 @@ def _find_exact(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Dec
         info = each.item.info
         if each.is_quantized:
             made = scheme.encode(info.shape, options, _HALF)
-            if not can_repack(each.item.source.encoding, made.rounding):
+            stored = StoredTensor(plan.source, each.item.source.name)
+            if not can_repack(stored, made.rounding):
                 rounded.add(shared_name(recipe, info.name))
     return [
         each._replace(is_exact=shared_name(recipe, each.item.info.name) not in rounded)
@@ -164,12 +170,19 @@ def _decide(
         encoding = rule.encoding if rule.encoding is not None and is_float else kept
         return Decision(item, False, encoding, str(rule))
     line = next(((pattern, to) for pattern, to in recipe.lines if pattern.search(name)), None)
-    is_wanted = is_layer_matrix(plan, item.info) if line is None else line[1]
+    is_wanted = _is_chosen(plan, item, recipe) if line is None else line[1]
     text = "" if line is None else line[0].pattern
     if not is_wanted or not item.source.encoding.is_real:
         return Decision(item, False, kept, text)
     refusal = _refuse_weight(plan, item.info, recipe)
     return Decision(item, not refusal, kept, text, refusal)
+
+
+def _is_chosen(plan: Plan, item: Item, recipe: SchemeRecipe) -> bool:
+    """Whether the scheme stores a tensor that no line of a recipe is for."""
+    if not recipe.choice.scheme.of_experts:
+        return is_layer_matrix(plan, item.info)
+    return holds_experts(plan, item)
 
 
 def _keep(plan: Plan, item: Item, base: Encoding) -> Encoding:
@@ -184,13 +197,18 @@ def _keep(plan: Plan, item: Item, base: Encoding) -> Encoding:
 
 def _refuse_weight(plan: Plan, info: TensorInfo, recipe: SchemeRecipe) -> str:
     """Return why a weight cannot be stored in the scheme; an empty text if it can."""
+    scheme, options = recipe.choice
+    if scheme.of_experts:
+        if not holds_experts(plan, Item(info, info)):
+            return "it does not have the matrices of several experts"
+        count, inputs, outputs = info.shape
+        return scheme.refuse((count, outputs, inputs), options)
     if not info.name.endswith(_ENDING):
         return f"its name does not end in `{_ENDING}`"
     if len(info.shape) != 2:
         return f"it has {len(info.shape)} dimensions"
     if info.name in plan.tied.values():
         return "it is tied to another tensor"
-    scheme, options = recipe.choice
     return scheme.refuse(info.shape, options)
 
 
@@ -203,8 +221,8 @@ def _refuse(
     fallback: bool,
     requantize: bool,
 ) -> None:
-    stacked = [each for each in decisions if each.refusal and _holds_experts(plan, each.item)]
-    if stacked:
+    stacked = [each for each in decisions if each.refusal and holds_experts(plan, each.item)]
+    if stacked and not recipe.choice.scheme.of_experts:
         info = stacked[0].item.info
         raise ConversionError(
             f"weightctl cannot write experts as {recipe.choice} if they share one tensor, like the "
@@ -249,15 +267,6 @@ def _refuse(
             hint="start from the unquantized model, or use --allow-requantize "
             "(allow_requantize=True in Python)",
         )
-
-
-def _holds_experts(plan: Plan, item: Item) -> bool:
-    """Whether a tensor has the matrices of several experts."""
-    if len(item.info.shape) != 3:
-        return False
-    found = plan.describe() if plan.describe is not None else None
-    name = item.info.name
-    return "experts" in name or bool(found and "_exps" in found.names.get(name, ""))
 
 
 def _is_unrounded(item: Item) -> bool:
@@ -361,7 +370,7 @@ def _list_ignored(plan: Plan, decisions: Sequence[Decision]) -> list[str]:
         and not _LOOKED_UP.search(name)
     )
     for item in (each.item for each in decisions if not each.is_quantized):
-        if _holds_experts(plan, item):
+        if holds_experts(plan, item):
             modules[item.info.name.removesuffix(_ENDING).rpartition(".")[0]] = None
     quantized = {each.item.info.name for each in decisions if each.is_quantized}
     if f"{_OUTPUT}{_ENDING}" not in quantized:

@@ -144,11 +144,11 @@ def _encode(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> Weig
 
 
 def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
-    packed = [
-        encoding.pack_rows(encoding.reorder(encoding.transpose(codes), _ORDER), 4, word=32)
+    packed, zeros = (
+        encoding.pack_row_groups(codes, _ORDER)
         for codes in (made.codes, encoding.zeros_of(made, 8))
-    ]
-    return packed[0], encoding.transpose_words(made.scales, 2), packed[1]
+    )
+    return packed, encoding.transpose_words(made.scales, 2), zeros
 
 
 def _refuse(shape: tuple[int, ...], options: SchemeOptions) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
+from weightctl.schemes import encoding
 from weightctl.schemes.cutting import Along
 from weightctl.schemes.microscaled import MXFP_BLOCK, cut_blocks
 from weightctl.schemes.mxfp4 import decode as decode_mxfp4
+from weightctl.schemes.mxfp4 import pack
 from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.written import SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.dtype import Encoding
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
+    from weightctl.schemes.encoding import WeightEncoding
     from weightctl.schemes.scheme import Candidate
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["SCHEME"]
+__all__ = ["MXFP4_EXPERTS", "SCHEME"]
 
+# The modules that openai/gpt-oss-20b's config leaves out.
+_KEPT = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 # The names of Hugging Face's checkpoint, and of the original one.
 _NAMES = (
     NameEndings("_scales", "_blocks", "", ("U8",)),
@@ -65,3 +75,33 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
 
 
 SCHEME = Scheme(label="MXFP4", names=_NAMES, infer=_infer, decode=_decode, cut=_cut)
+
+
+def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    rows, columns = prod(shape[:-1]), shape[-1]
+    blocks = columns // MXFP_BLOCK
+    return encoding.WeightEncoding(
+        parts=(
+            encoding.StoredPart(
+                "_blocks", (*shape[:-1], blocks, MXFP_BLOCK // 2), "U8", unit=columns // 2
+            ),
+            encoding.StoredPart("_scales", (*shape[:-1], blocks), "U8", unit=blocks),
+        ),
+        rows=rows, columns=columns, rounding=encoding.Microscaled4(MXFP_BLOCK), pack=pack,
+    )  # fmt: skip
+
+
+def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    kept = [name for name in ignored if name.endswith(".experts")]
+    return {"modules_to_not_convert": [*_KEPT, *kept], "quant_method": "mxfp4"}
+
+
+MXFP4_EXPERTS = WrittenScheme(
+    name="MXFP4",
+    summary="4-bit floats (E2M1), with a power-of-two scale per 32 elements, as gpt-oss has them",
+    encode=_encode,
+    settings=_describe,
+    refuse=refuse_groups,
+    defaults=SchemeOptions(group=MXFP_BLOCK),
+    of_experts=True,
+)

@@ -120,11 +120,11 @@ def _encode(
 
 
 def _pack(bits: int, made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
-    """Pack inputs as rows; version 1 of the format stores zero points minus one."""
-    packed = encoding.pack_columns(encoding.transpose(made.codes), bits)
+    """Pack along inputs; version 1 of the format stores zero points minus one."""
+    packed = encoding.pack_transposed(made.codes, bits)
     zeros = encoding.zeros_of(made, (1 << (bits - 1)) - 1)
     scales = encoding.transpose_words(made.scales, 2)
-    return packed, scales, encoding.pack_rows(encoding.transpose(zeros), bits, word=32)
+    return packed, scales, encoding.pack_rows(zeros.T, bits, word=32)
 
 
 def _refuse(bits: int, shape: tuple[int, ...], options: SchemeOptions) -> str:

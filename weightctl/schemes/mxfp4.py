@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["MXFP4", "SCHEME", "decode"]
+__all__ = ["MXFP4", "SCHEME", "decode", "pack"]
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -76,11 +76,12 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
             encoding.StoredPart(".weight_packed", (rows, columns // 2), "U8", unit=columns // 2),
             encoding.StoredPart(".weight_scale", (rows, blocks), "U8", unit=blocks),
         ),
-        rows=rows, columns=columns, rounding=encoding.Microscaled4(MXFP_BLOCK), pack=_pack,
+        rows=rows, columns=columns, rounding=encoding.Microscaled4(MXFP_BLOCK), pack=pack,
     )  # fmt: skip
 
 
-def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
+def pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
+    """Return the bytes of codes, in pairs, and of the exponents of their scales."""
     return encoding.pack_rows(made.codes, 4), made.scales
 
 
@@ -99,4 +100,5 @@ MXFP4 = WrittenScheme(
     settings=_describe,
     refuse=refuse_groups,
     defaults=SchemeOptions(group=MXFP_BLOCK),
+    variants={"gpt_oss": "weightctl.schemes.gpt_oss:MXFP4_EXPERTS"},
 )

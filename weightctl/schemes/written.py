@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.dtype import Encoding
     from weightctl.schemes.encoding import WeightEncoding
@@ -48,6 +48,10 @@ class WrittenScheme:
     how such a weight is stored, with scales in an encoding. `settings` returns the settings of a
     config.json, given the modules that are not quantized, under each of `keys`. With `shares_peak`,
     weights that engines join (queries, keys and values) need the same scale of the whole weight.
+
+    With `of_experts`, only experts that share a tensor are stored, which has inputs as rows; shapes
+    are then (experts, outputs, inputs). `variants` are the records to use instead for models whose
+    config has a `model_type`.
     """
 
     name: str
@@ -60,6 +64,8 @@ class WrittenScheme:
     has_zeros: bool = False
     can_scale: bool = False
     shares_peak: bool = False
+    of_experts: bool = False
+    variants: Mapping[str, str] = field(default_factory=dict[str, str])
     keys: tuple[str, ...] = ("quantization_config",)
     note: str = ""
 

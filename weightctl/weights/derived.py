@@ -126,6 +126,11 @@ class DerivedTensor:
         return self._step
 
     @property
+    def inputs(self) -> tuple[ReadableTensor, ...]:
+        """The tensors that the step computes it from."""
+        return self._inputs
+
+    @property
     def origin(self) -> Origin:
         """The stored tensors of all inputs, and all steps in order, each once."""
         below = [each.origin for each in self._inputs]
@@ -198,6 +203,11 @@ class Derived:
     def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file with the tensor's bytes; None if the tensor is computed."""
         return self._tensors[name].file_range()
+
+    def find_derived(self, name: str) -> DerivedTensor | None:
+        """Return a tensor with the step that computes it; None if the other source has it."""
+        found = self._tensors[name]
+        return found if isinstance(found, DerivedTensor) else None
 
     def refuse_change(self) -> None:
         """Raise `FormatError` if a file was changed after it was opened."""

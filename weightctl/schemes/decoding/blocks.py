@@ -87,7 +87,8 @@ class Integers:
     ) -> NDArray[Any]:
         if self.values.biases is not None:
             return self.values.biases.read(inputs, region)
-        return -(scales * self.values.zeros_of(inputs, region))
+        # The minimum of a zero point of 0 is 0, not -0.
+        return 0 - scales * self.values.zeros_of(inputs, region)
 
 
 @dataclass(frozen=True, slots=True)

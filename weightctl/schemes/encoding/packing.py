@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from weightctl.kernels import pair_packer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import U8
     from weightctl.schemes.encoding.rounding import Codes
 
@@ -18,9 +20,9 @@ __all__ = [
     "as_bytes",
     "pack_columns",
     "pack_high_first",
+    "pack_row_groups",
     "pack_rows",
-    "reorder",
-    "transpose",
+    "pack_transposed",
     "transpose_words",
     "zeros_of",
 ]
@@ -39,20 +41,41 @@ def pack_rows(codes: U8, bits: int, *, word: int = 8) -> U8:
     return _pack_pairs(codes, high_first=False)
 
 
+def pack_transposed(codes: U8, bits: int) -> U8:
+    """Return the bytes of codes that are packed along rows into words of 32 bits.
+
+    Rows are padded to whole words, and become columns of words.
+    """
+    return transpose_words(pack_rows(codes, bits, word=32), 4)
+
+
 def pack_columns(codes: U8, bits: int) -> U8:
     """Return the bytes of codes that are packed along columns into words of 32 bits.
 
     Columns are padded to whole words.
     """
-    count = 32 // bits
-    missing = -codes.shape[0] % count
-    if missing:
-        codes = np.pad(codes, ((0, missing), (0, 0)))
-    grouped = codes.reshape(-1, count, codes.shape[1])
-    words = np.zeros((grouped.shape[0], codes.shape[1]), np.uint32)
-    for place in range(count):
-        words |= grouped[:, place].astype(np.uint32) << np.uint32(place * bits)
-    return words.view(np.uint8)
+    return transpose_words(pack_rows(codes.T, bits, word=32), 4)
+
+
+def pack_row_groups(codes: U8, order: Sequence[int]) -> U8:
+    """Return the bytes of 4-bit codes that are packed along columns into words of 32 bits.
+
+    The columns become rows of words. `order` has the row of each of the 8 codes in a word, lowest
+    bits first.
+    """
+    groups = codes.reshape(-1, len(order), codes.shape[1])
+    made: list[NDArray[Any]] = [groups[:, row] for row in order]
+    for bits, kind in (4, np.uint8), (8, np.uint16), (16, np.uint32):
+        pairs = zip(made[::2], made[1::2], strict=True)
+        made = [_join(low.astype(kind), high.astype(kind), bits) for low, high in pairs]
+    return np.ascontiguousarray(made[0].T).view(np.uint8)
+
+
+def _join(low: NDArray[Any], high: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return integers whose lowest bits are `low`, and the others `high`, which is overwritten."""
+    high *= 1 << bits  # NumPy multiplies many values at a time, but shifts one by one
+    high |= low
+    return high
 
 
 def pack_high_first(codes: U8) -> U8:
@@ -72,21 +95,10 @@ def _pack_pairs(codes: U8, *, high_first: bool) -> U8:
     return packed
 
 
-def transpose(table: U8) -> U8:
-    """Return a table with rows and columns exchanged, in memory too."""
-    return np.ascontiguousarray(table.T)
-
-
 def transpose_words(table: U8, size: int) -> U8:
     """Return a table of words of `size` bytes with rows and columns exchanged."""
     words = np.ascontiguousarray(table).view(f"u{size}")
     return np.ascontiguousarray(words.T).view(np.uint8)
-
-
-def reorder(codes: U8, order: Sequence[int]) -> U8:
-    """Return the codes with each run of as many columns as the order has in that order."""
-    runs = codes.reshape(codes.shape[0], -1, len(order))
-    return np.ascontiguousarray(runs[..., list(order)]).reshape(codes.shape)
 
 
 def zeros_of(made: Codes, middle: int) -> U8:

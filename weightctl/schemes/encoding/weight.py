@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["BandCache", "EncodedWeight", "StoredPart", "WeightEncoding"]
 
 # The number of values in a band of columns, for which rows are read as a whole.
-_COLUMN_BAND = 1 << 22
+_COLUMN_BAND = 1 << 23
+# Tiles of such a band have a multiple of this many rows, because some are packed into one word.
+_ROWS = 8
 # The number of bytes of packed values that are kept, and of the tensors beside them.
 _MOST_VALUES, _MOST_BESIDE = 16 << 20, 64 << 20
 
@@ -60,7 +62,8 @@ class WeightEncoding:
 
     `unit` rows of the table, or columns if it is `by_columns`, are packed together. `pack` returns
     the bytes of the parts that depend on the values, in their order; the first has the packed
-    values. `needs_peak` states that the rounding depends on the largest magnitude of the whole
+    values. If it is `by_columns`, columns of the table become rows, and `pack` gets a multiple of 8
+    rows. `needs_peak` states that the rounding depends on the largest magnitude of the whole
     weight, which `pack` gets too.
     """
 
@@ -101,6 +104,12 @@ class BandCache:
         self._values: OrderedDict[tuple[str, int], tuple[U8, Loss]] = OrderedDict()
         self._beside: OrderedDict[tuple[str, int], tuple[U8, ...]] = OrderedDict()
         self._sizes = [0, 0]
+        self._making: dict[tuple[str, int], Lock] = {}
+
+    def lock(self, key: tuple[str, int]) -> Lock:
+        """Return the lock to hold while a band is made, so that no other thread makes it too."""
+        with self._lock:
+            return self._making.setdefault(key, Lock())
 
     def find(self, key: tuple[str, int], place: int) -> tuple[U8, Loss | None] | None:
         """Return a part of a band, with the loss for that of the values; None if it is not kept."""
@@ -113,6 +122,7 @@ class BandCache:
     def keep(self, key: tuple[str, int], band: _Band) -> None:
         """Keep a band, and forget the oldest ones if they take too much memory."""
         with self._lock:
+            self._making.pop(key, None)
             if key not in self._values:
                 self._values[key] = band.parts[0], band.loss
                 self._sizes[0] += band.parts[0].nbytes
@@ -170,8 +180,12 @@ class EncodedWeight:
         found = self.cache.find(key, place)
         if found is not None:
             return found
-        made = self._make(number)
-        self.cache.keep(key, made)
+        with self.cache.lock(key):
+            found = self.cache.find(key, place)
+            if found is not None:
+                return found
+            made = self._make(number)
+            self.cache.keep(key, made)
         return made.parts[place], made.loss if place == 0 else None
 
     def _make(self, number: int) -> _Band:
@@ -180,14 +194,18 @@ class EncodedWeight:
         step = self.band * made.unit
         first = number * step
         last = min(first + step, made.columns if made.by_columns else made.rows)
-        tiles: list[Codes] = []
+        packed: list[Sequence[U8]] = []
         loss = Loss(0)
         # Overflows make the error infinite or NaN.
         with np.errstate(all="ignore"):
             for codes, measured in self._round_tiles(first, last, peak):
-                tiles.append(codes)
+                packed.append(made.pack(codes, peak))
                 loss += measured
-        return _Band(tuple(part.reshape(-1) for part in made.pack(_join(tiles), peak)), loss)
+        if len(packed) == 1:
+            parts = packed[0]
+        else:
+            parts = [np.concatenate(each, axis=1) for each in zip(*packed, strict=True)]
+        return _Band(tuple(part.reshape(-1) for part in parts), loss)
 
     def _round_tiles(self, first: int, last: int, peak: np.float32) -> Iterator[tuple[Codes, Loss]]:
         """Yield the codes of rows or columns from `first` to `last`, in tiles of rows."""
@@ -196,25 +214,43 @@ class EncodedWeight:
             found = self._round_stored(first, last, peak)
             yield self._round(self._read_rows(first, last), first, peak) if found is None else found
             return
-        step = max(1, TILE // made.columns)
+        step = max(_ROWS, TILE // made.columns // _ROWS * _ROWS)
         block, size = self.tensor.info.encoding.block, self.tensor.info.encoding.size
+        columns = slice(first // block * size, last // block * size)
         for top in range(0, made.rows, step):
-            values, nonfinite, blocks = self._read_rows(top, min(top + step, made.rows))
+            bottom = min(top + step, made.rows)
+            found = self._round_stored(top, bottom, peak, columns)
+            if found is not None:
+                yield found
+                continue
+            values, nonfinite, blocks = self._read_rows(top, bottom)
             if blocks is not None:
-                blocks = blocks[:, first // block * size : last // block * size]
-                blocks = np.ascontiguousarray(blocks)
+                blocks = np.ascontiguousarray(blocks[:, columns])
             tile = _Tile(np.ascontiguousarray(values[:, first:last]), nonfinite, blocks)
             yield self._round(tile, first, peak)
 
-    def _round_stored(self, top: int, bottom: int, peak: np.float32) -> tuple[Codes, Loss] | None:
-        """Round rows as they are stored; None if a value is not finite, or without kernels."""
+    def _round_stored(
+        self, top: int, bottom: int, peak: np.float32, part: slice | None = None
+    ) -> tuple[Codes, Loss] | None:
+        """Round rows as they are stored, or a part of the bytes of each row.
+
+        Returns None if a value is not finite, and without kernels.
+        """
         info, columns = self.tensor.info, self.encoding.columns
-        if self.is_exact or self.search or active() is None or columns % info.encoding.block:
+        encoding = info.encoding
+        if self.is_exact or self.search or active() is None or columns % encoding.block:
             return None
-        count = (bottom - top) * columns
-        raw = read_blocks(self.tensor, top * columns, count).reshape(bottom - top, -1)
-        found = round_in_one_pass(self.encoding.rounding, raw, columns, info.encoding, peak)
-        return None if found is None else (found.codes, Loss(count, 0, 0, *found.sums))
+        raw = read_blocks(self.tensor, top * columns, (bottom - top) * columns)
+        raw = raw.reshape(bottom - top, -1)
+        if part is not None:
+            raw = np.ascontiguousarray(raw[:, part])
+            columns = raw.shape[1] // encoding.size * encoding.block
+        found = round_in_one_pass(self.encoding.rounding, raw, columns, encoding, peak)
+        return (
+            None
+            if found is None
+            else (found.codes, Loss(raw.shape[0] * columns, 0, 0, *found.sums))
+        )
 
     def _round(self, tile: _Tile, first: int, peak: np.float32) -> tuple[Codes, Loss]:
         """Round a tile, which begins at column `first` if bands are columns; else at that row."""
@@ -272,17 +308,6 @@ class EncodedWeight:
         if self.is_exact and not nonfinite:
             blocks = read_blocks(self.tensor, begin, values.size).reshape(bottom - top, -1)
         return _Tile(values.reshape(bottom - top, columns), nonfinite, blocks)
-
-
-def _join(tiles: Sequence[Codes]) -> Codes:
-    if len(tiles) == 1:
-        return tiles[0]
-    offsets = [tile.offsets for tile in tiles if tile.offsets is not None]
-    return Codes(
-        np.concatenate([tile.codes for tile in tiles]),
-        np.concatenate([tile.scales for tile in tiles]),
-        np.concatenate(offsets) if offsets else None,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
