@@ -190,6 +190,28 @@ CASES = {
         "llama4",
         ("<|image|>",),
     ),
+    "internvl": Multimodal(
+        "internvl",
+        {"model_type": "qwen2"},
+        {"attention_bias": True},
+        {"image_seq_length": 4, "tie_word_embeddings": False},
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {**_HALF, "size": {"height": _SIDE, "width": _SIDE}},
+        "qwen2",
+        "internvl",
+        ("<img>", "</img>"),
+    ),
+    "internvl_plain": Multimodal(
+        "internvl",
+        {"model_type": "qwen3"},
+        {"hidden_act": "silu"},
+        {"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {**_HALF, "size": {"height": _SIDE, "width": _SIDE}},
+        "qwen3",
+        "internvl",
+        ("<img>", "</img>"),
+    ),
     "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
     "qwen2_5_vl": _qwen(
         "qwen2_5_vl",
@@ -278,6 +300,9 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     kind = model.config.model_type
     if kind.startswith("qwen"):
         return _encode_frames(model, torch.from_numpy(pixels))
+    if kind == "internvl":  # llama.cpp adds the positions in another order, as the note says
+        positions = model.model.vision_tower.embeddings.position_embeddings
+        positions.data = positions.data.roll(1, dims=1)
     if kind in {"mistral3", "llava"}:
         given["image_sizes"] = torch.tensor([pixels.shape[1:]])
     if kind in {"idefics3", "smolvlm"}:

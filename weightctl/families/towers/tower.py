@@ -66,6 +66,8 @@ class VisionConfig:
     - `adapter_inner`, `adapter_outer`: the widths of the layers of the projection.
     - `has_projector_bias`, `has_merger`: whether the projection has biases, and a layer that merges
       patches.
+    - `has_norm_bias`, `has_attention_bias`: whether the norms and the projections to queries, keys
+      and values have biases; `has_query_norm` whether queries and keys are normed.
     - `has_deepstack`: for each layer, whether its output is also projected (deepstack).
     """
 
@@ -84,6 +86,9 @@ class VisionConfig:
     adapter_outer: int = 0
     has_projector_bias: bool = False
     has_merger: bool = False
+    has_norm_bias: bool = True
+    has_attention_bias: bool = False
+    has_query_norm: bool = False
     has_deepstack: tuple[bool, ...] = ()
 
     @property
