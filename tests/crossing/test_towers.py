@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +13,12 @@ from safetensors.torch import load_file
 from libmtmd import encode_image
 from multimodal import CASES, encode_in_transformers, make_multimodal
 from once import once, shared
-from real_files import fetch
-from weightctl import convert, open_weights
-from weightctl.weights.tree import header_of
+from tower_converter import as_intern, convert_towers, find_differing
+from weightctl import convert
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.weights.info import Header
 
 # llama.cpp computes GELU by a table in float16.
 CLOSE = 1e-2
@@ -37,17 +33,6 @@ EXPECTED = {
     "llama4": {f"v.blk.{n}.{norm}.{kind}" for n in range(3) for kind in ("weight", "bias")
                for norm in ("ln2", "attn_post_norm")},
 }  # fmt: skip
-# A key that states what no other value could be, and llama.cpp's default.
-SUPERFLUOUS = {"general.quantization_version", "clip.vision.spatial_merge_size"}
-# Converts with `--mmproj` each directory that is named before the path of its output.
-PROGRAM = """
-import runpy, sys
-program, *pairs = sys.argv[1:]
-sys.path.insert(0, program.rpartition("/")[0])
-for model, out in zip(pairs[::2], pairs[1::2]):
-    sys.argv = [program, model, "--mmproj", "--outfile", out]
-    runpy.run_path(program, run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="session")
@@ -129,31 +114,10 @@ def test_the_files_are_those_of_llama_cpps_converter(towers: Path, tmp_path: Pat
         convert(tmp_path / "text.gguf", tmp_path / name, mmproj=tmp_path / f"{name}.gguf")
         settings = json.dumps(CASES[name].processor)
         (tmp_path / name / "preprocessor_config.json").write_text(settings)
+        if CASES[name].projector == "internvl":
+            as_intern(tmp_path / name)
         pairs.append((tmp_path / name, tmp_path / f"{name}-converter.gguf"))
-    program = fetch("converter") / "convert_hf_to_gguf.py"
-    arguments = [str(each) for pair in pairs for each in pair]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(program), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    convert_towers(pairs)
     for name in CASES:
-        theirs, ours = (open_weights(tmp_path / f"{name}{end}.gguf") for end in ("-converter", ""))
-        assert _differing(header_of(theirs), header_of(ours)) <= EXPECTED.get(name, set())
-        left, right = dict(theirs.items()), dict(ours.items())
-        for key in left.keys() & right.keys():
-            pair = (np.asarray(each[key].data().astype("float32")) for each in (left, right))
-            np.testing.assert_allclose(*pair, atol=1e-6, rtol=0)
-
-
-def _differing(theirs: Header, ours: Header) -> set[str]:
-    """Return the names of tensors that differ in shape or type; the metadata must be equal."""
-    keys = theirs.metadata.keys() ^ ours.metadata.keys()
-    assert keys <= SUPERFLUOUS
-    names = {"general.name", "general.basename", "general.size_label", "general.finetune"}
-    for key in theirs.metadata.keys() & ours.metadata.keys() - names:
-        assert theirs.metadata[key] == ours.metadata[key], key
-    tensors = {*theirs.tensors, *ours.tensors}
-    return {name for name in tensors if theirs.tensors.get(name) != ours.tensors.get(name)}
+        theirs, ours = (tmp_path / f"{name}{end}.gguf" for end in ("-converter", ""))
+        assert find_differing(theirs, ours) <= EXPECTED.get(name, set())

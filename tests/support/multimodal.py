@@ -26,7 +26,7 @@ _VISION = {
     "image_size": _SIDE,
     "patch_size": _PATCH,
 }
-_TEXT = {
+TINY_TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -193,8 +193,13 @@ CASES = {
     "internvl": Multimodal(
         "internvl",
         {"model_type": "qwen2"},
-        {"attention_bias": True},
-        {"image_seq_length": 4, "tie_word_embeddings": False},
+        {"attention_bias": True, "num_hidden_layers": 4},
+        {
+            "image_seq_length": 4,
+            "tie_word_embeddings": False,
+            "min_dynamic_patch": 1,
+            "max_dynamic_patch": 6,
+        },
         {"image_token_id": "<IMG_CONTEXT>"},
         {**_HALF, "size": {"height": _SIDE, "width": _SIDE}},
         "qwen2",
@@ -204,7 +209,7 @@ CASES = {
     "internvl_plain": Multimodal(
         "internvl",
         {"model_type": "qwen3"},
-        {"hidden_act": "silu"},
+        {"hidden_act": "silu", "num_hidden_layers": 4},
         {"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
         {"image_token_id": "<IMG_CONTEXT>"},
         {**_HALF, "size": {"height": _SIDE, "width": _SIDE}},
@@ -257,10 +262,10 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
     """Write a case's checkpoint into a new directory."""
     transformers.utils.logging.disable_progress_bar()
     case = CASES[name]
-    tokenizer = _tokenizer(case)
+    tokenizer = make_tokenizer(*case.ids.values(), *case.more_tokens)
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in case.ids.items()}
     config = transformers.CONFIG_MAPPING[case.model_type](
-        text_config={**_TEXT, "vocab_size": len(tokenizer), **case.text},
+        text_config={**TINY_TEXT, "vocab_size": len(tokenizer), **case.text},
         vision_config={**(_QWEN_VISION if case.is_qwen else _VISION), **case.vision},
         **case.outer,
         **ids,
@@ -269,6 +274,16 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
     model = transformers.AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
+    fill(model, dtype)
+    model.save_pretrained(into)
+    if case.model_type == "qwen3_vl_moe":
+        _transpose_experts(into / "model.safetensors")
+    tokenizer.save_pretrained(into)
+    (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
+
+
+def fill(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters of a model random values of a dtype."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -281,11 +296,6 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
         model.tie_weights()
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(into)
-    if case.model_type == "qwen3_vl_moe":
-        _transpose_experts(into / "model.safetensors")
-    tokenizer.save_pretrained(into)
-    (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
 
 
 def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -343,12 +353,9 @@ def _transpose_experts(path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def _tokenizer(case: Multimodal) -> Any:
-    made = byte_level(
-        LLAMA3,
-        *("<|begin_of_text|>", "<|eot_id|>", *case.ids.values(), *case.more_tokens),
-        first="<|begin_of_text|>",
-    )
+def make_tokenizer(*tokens: str) -> Any:
+    """Return a tokenizer that has these tokens."""
+    made = byte_level(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", *tokens, first="<|begin_of_text|>")
     made.add_tokens([AddedToken("\n\n", normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"

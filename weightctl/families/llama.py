@@ -42,9 +42,26 @@ _MISTRAL_DEFAULTS = {
     "kv_heads": 8,
     "sliding_window": 4096,
 }
+_VOXTRAL_DEFAULTS = {
+    "vocabulary": 131072,
+    "hidden": 3072,
+    "intermediate": 8192,
+    "layers": 30,
+    "kv_heads": 8,
+    "context": 131072,
+    "norm_epsilon": 1e-5,
+    "rope_base": 1e8,
+    "head_dim": 128,
+}
 _WITHOUT_BIASES = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
 # The type of the text model in multimodal models of these types.
-_TEXTS = {"idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "internvl": "llama"}
+_TEXTS = {
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "llava": "mistral",
+    "internvl": "llama",
+    "voxtral": "llama",
+}
 _TIED = "tie_word_embeddings"
 # The names in InternLM's own code.
 _usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
@@ -103,6 +120,11 @@ FAMILY = Family(
         ),
         "internvl": ModelType(
             class_name="InternVLForConditionalGeneration", fixed={"sliding_window": None}
+        ),
+        "voxtral": ModelType(
+            class_name="VoxtralForConditionalGeneration",
+            defaults=_VOXTRAL_DEFAULTS,
+            fixed={"sliding_window": None},
         ),
     },
     # The prefixes of the text model in multimodal checkpoints.

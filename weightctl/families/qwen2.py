@@ -88,6 +88,7 @@ FAMILY = in_multimodal(
     ),
     {
         "internvl": "InternVLForConditionalGeneration",
+        "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",
         "qwen2_audio": "Qwen2AudioForConditionalGeneration",
     },
 )

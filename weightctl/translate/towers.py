@@ -119,7 +119,7 @@ def _write_documents(
         kind = model_type_of(tower.family, fields)
     outer = to_hugging_face(tower.family, fields, kind)
     outer.pop("text")
-    settings = {**outer.pop("preprocessor"), **tower.processor(fields)}
+    settings = {**outer.pop("preprocessor", {}), **tower.processor(fields)}
     tokens, notes = _find_tokens(tower.tokens, text)
     document = {
         **outer,

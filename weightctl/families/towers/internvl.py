@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, Present
-from weightctl.families.kinds import FLAG, SIZE, Choice, Exactly, Real
+from weightctl.families.kinds import FLAG, SIZE, Choice, Exactly, OrNone, Real
 from weightctl.families.model import CLIP
 from weightctl.families.towers.tower import (
     Tower,
@@ -185,6 +185,9 @@ TOWER = Tower(
                 gguf_default=lambda fields: 1 / fields["merge"], hugging_face="downsample_ratio"),
             Key(field="image_tokens", kind=SIZE, default=256, gguf_default=_count_tokens,
                 hugging_face="image_seq_length"),
+            *(Key(field=f"{each}_tiles", kind=OrNone(SIZE), default=None, gguf_default=None,
+                  gguf=f"clip.vision.preproc_{each}_tiles", hugging_face=f"{each}_dynamic_patch")
+              for each in ("min", "max")),
             Key(field="norm", kind=Choice({"layer_norm": "layer", "rms_norm": "rms"}),
                 default="layer", gguf_default=_find_norm, hugging_face="vision_config.norm_type"),
             Key(field="has_attention_bias", kind=FLAG, default=False,

@@ -142,10 +142,10 @@ class Tower:
     - `texts`: the names of the families of text models that it can be beside, the usual one first.
     - `text_prefixes`: maps what Hugging Face's names of the text model begin with to what they
       begin with in a multimodal checkpoint.
-    - `mean`, `deviation`: those of the pixels, if no file states them.
+    - `processor`: what GGUF does not state of preprocessor_config.json.
+    - `mean`, `deviation`: those of the pixels, if no file states them; empty without images.
     - `types`: maps the family of the text model to the `model_type` of the whole model and that of
       the text model in it, if the family decides about them.
-    - `processor`: what GGUF does not state of preprocessor_config.json.
     - `tokens`: maps keys of config.json to the tokens whose ids they are.
     - `break_token`: a token whose embedding is also in the file of the tower.
     - `differs`: returns what llama.cpp computes differently from transformers, or an empty text.
@@ -154,9 +154,9 @@ class Tower:
     family: Family
     texts: tuple[str, ...]
     text_prefixes: Mapping[str, str]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
     processor: Callable[[Fields], Document]
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     break_token: BreakToken | None = None
     types: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
@@ -314,12 +314,14 @@ def block(
     *,
     bias: bool,
     changes: Mapping[str, Change] = MappingProxyType({}),
+    gguf: str = "v.blk.",
 ) -> tuple[Name, ...]:
     """Return the lines of the layers of an encoder.
 
     `lines` maps the names in GGUF to those in Hugging Face's convention, which follow `prefix`, or
     to None for the parts of a fused tensor.
     `bias` states whether the lines have biases, and `changes` are those of lines by their modules.
+    GGUF's names begin with `gguf`.
     """
     shapes: dict[str, tuple[Extent, Extent | None]] = {
         "ln1": ("hidden", None),
@@ -331,14 +333,14 @@ def block(
     }
     return tuple(
         part(
-            f"layers.{{}}.{gguf}",
-            f"v.blk.{{}}.{gguf}",
+            f"layers.{{}}.{own}",
+            f"{gguf}{{}}.{own}",
             name and f"{prefix}{{}}.{name}",
-            *shapes.get(gguf, ("hidden", "hidden")),
+            *shapes.get(own, ("hidden", "hidden")),
             bias=bias,
-            change=changes.get(f"layers.{{}}.{gguf}"),
+            change=changes.get(f"layers.{{}}.{own}"),
         )
-        for gguf, name in lines.items()
+        for own, name in lines.items()
     )
 
 
