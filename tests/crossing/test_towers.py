@@ -72,6 +72,8 @@ def test_a_model_in_two_files_comes_back_byte_for_byte(
     read, wanted = (kind(**{k: v for k, v in each.items() if k != "model_type"}).to_dict()
                     for each in (config, was))  # fmt: skip
     theirs = {key: each for key, each in wanted["vision_config"].items() if key != "dtype"}
+    if name == "gemma4":  # which has no such key
+        theirs.pop("image_size")
     if name == "smolvlm":  # GGUF does not tell it from Idefics 3
         theirs["model_type"] = "idefics3_vision"
     assert {key: read["vision_config"].get(key) for key in theirs} == theirs
@@ -100,7 +102,8 @@ def test_llama_cpp_sees_in_an_image_what_transformers_sees(
         seen = np.concatenate([seen, seen[:1]]).reshape(rows, rows + 1, -1)[:, :-1]
     if name == "llama4":  # by columns, as the note says
         seen = seen.reshape(rows, rows, -1).transpose(1, 0, 2)
-    assert abs(seen.reshape(wanted.shape) - wanted).max() < CLOSE
+    close = 5 * CLOSE if name == "gemma4" else CLOSE  # its vectors are larger
+    assert abs(seen.reshape(wanted.shape) - wanted).max() < close
 
 
 @pytest.mark.long
@@ -120,4 +123,6 @@ def test_the_files_are_those_of_llama_cpps_converter(towers: Path, tmp_path: Pat
     convert_towers(pairs)
     for name in CASES:
         theirs, ours = (tmp_path / f"{name}{end}.gguf" for end in ("-converter", ""))
-        assert find_differing(theirs, ours) <= EXPECTED.get(name, set())
+        # Without the key, llama.cpp has another activation than Gemma 4.
+        aside = ["clip.use_gelu"] if name == "gemma4" else []
+        assert find_differing(theirs, ours, *aside) <= EXPECTED.get(name, set())

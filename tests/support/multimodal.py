@@ -190,6 +190,26 @@ CASES = {
         "llama4",
         ("<|image|>",),
     ),
+    "gemma4": Multimodal(
+        "gemma4",
+        {"hidden_size_per_layer_input": 0, "sliding_window": 16},
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "position_embedding_size": 64,
+            "use_clipped_linears": True,
+            "standardize": True,
+        },
+        {},
+        {
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+            "image_token_id": "<|image|>",
+        },
+        {"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "size": {"longest_edge": 9 * 42}},
+        "gemma4",
+        "gemma4v",
+    ),
     "internvl": Multimodal(
         "internvl",
         {"model_type": "qwen2"},
@@ -294,6 +314,14 @@ def fill(model: Any, dtype: torch.dtype) -> None:
             else:
                 parameter.copy_(0.2 * noise)
         model.tie_weights()
+        stored = model.state_dict().keys()
+        for key, buffer in model.named_buffers():
+            if key.endswith(("_min", "_max")):  # limits of inputs and outputs
+                buffer.copy_(torch.tensor(-1.5 if key.endswith("_min") else 1.25))
+            elif "std_" in key:
+                buffer.copy_(torch.randn_like(buffer))
+            if key in stored:
+                buffer.data = buffer.data.to(dtype)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
 
@@ -310,6 +338,8 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     kind = model.config.model_type
     if kind.startswith("qwen"):
         return _encode_frames(model, torch.from_numpy(pixels))
+    if kind == "gemma4":
+        return _encode_patches(model, torch.from_numpy(pixels))
     if kind == "internvl":  # llama.cpp adds the positions in another order, as the note says
         positions = model.model.vision_tower.embeddings.position_embeddings
         positions.data = positions.data.roll(1, dims=1)
@@ -343,6 +373,17 @@ def _encode_frames(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
         found = model.model.get_image_features(patches, torch.tensor([[1, rows, columns]]))
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return torch.cat([each[0] for each in parts], dim=-1).numpy()
+
+
+def _encode_patches(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the vectors of an image for Gemma 4, whose patches have the channels last."""
+    channels, height, width = pixels.shape
+    rows, columns = height // _PATCH, width // _PATCH
+    patches = pixels.reshape(channels, rows, _PATCH, columns, _PATCH).permute(1, 3, 2, 4, 0)
+    places = torch.tensor([[x, y] for y in range(rows) for x in range(columns)])
+    with torch.no_grad():
+        found = model.model.get_image_features(patches.reshape(1, rows * columns, -1), places[None])
+    return torch.cat(list(found.pooler_output)).numpy()
 
 
 def _transpose_experts(path: Path) -> None:

@@ -63,7 +63,7 @@ def find_differing(theirs: Path, ours: Path, *aside: str) -> set[str]:
     """
     weights = open_weights(theirs), open_weights(ours)
     left, right = map(header_of, weights)
-    assert left.metadata.keys() ^ right.metadata.keys() <= _SUPERFLUOUS
+    assert left.metadata.keys() ^ right.metadata.keys() <= _SUPERFLUOUS | {*aside}
     for key in left.metadata.keys() & right.metadata.keys() - _OF_CARDS - {*aside}:
         assert left.metadata[key] == right.metadata[key], key
     tensors = [dict(each.items()) for each in weights]

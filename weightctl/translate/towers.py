@@ -71,8 +71,8 @@ def translate_tower(text: RecognizedModel) -> Translation:
     )
     if model.beside:
         notes.append(
-            f"not written, because llama.cpp does not use {pluralize(len(model.beside), 'tensor')} "
-            f"of the tower: {join_names(model.beside, _MOST_NAMED)}"
+            f"not written: {pluralize(len(model.beside), 'tensor')} of the tower that llama.cpp "
+            f"does not use or weightctl does not support: {join_names(model.beside, _MOST_NAMED)}"
         )
     tree = Checkpoint(Derived(source_of(text.tree), tensors, metadata))
     return Translation(tree, {}, tuple(notes), f"{tower.family.name}, Hugging Face -> GGUF")

@@ -68,6 +68,8 @@ class VisionConfig:
       patches.
     - `has_norm_bias`, `has_attention_bias`: whether the norms and the projections to queries, keys
       and values have biases; `has_query_norm` whether queries and keys are normed.
+    - `has_limits`: whether the inputs and outputs of projections are clamped, and `has_standard`
+      whether the vectors of tokens are shifted and scaled.
     - `has_deepstack`: for each layer, whether its output is also projected (deepstack).
     """
 
@@ -89,6 +91,8 @@ class VisionConfig:
     has_norm_bias: bool = True
     has_attention_bias: bool = False
     has_query_norm: bool = False
+    has_limits: bool = False
+    has_standard: bool = False
     has_deepstack: tuple[bool, ...] = ()
 
     @property
@@ -105,6 +109,16 @@ class VisionConfig:
     def head_dim(self) -> int:
         """The number of elements of a head."""
         return self.hidden // self.heads
+
+    @property
+    def directions(self) -> int:
+        """2: the directions of an image, x and y."""
+        return 2
+
+    @property
+    def single(self) -> int:
+        """1: the size of a number that GGUF stores as a vector."""
+        return 1
 
     @property
     def queries_keys_values(self) -> int:
@@ -191,13 +205,14 @@ def vision_keys(
     *,
     epsilon: str = "layer_norm_eps",
     called: Mapping[str, str] = MappingProxyType({}),
+    projector_key: str = "clip.projector_type",
     **defaults: Any,
 ) -> tuple[Key, ...]:
     """Return the keys of an image encoder; `defaults` are those of transformers, by field.
 
     A size without a default has no key here. `epsilon` is the name of the epsilon of norms in
     config.json, empty if it does not state it. `called` maps fields to names in config.json that
-    are not the usual ones.
+    are not the usual ones. `projector_key` is the key of the name of the projection in GGUF.
     """
 
     def size(name: str, gguf: str, hugging_face: str, kind: Any = SIZE) -> tuple[Key, ...]:
@@ -215,7 +230,7 @@ def vision_keys(
     return (
         Key(field="has_vision", gguf="clip.has_vision_encoder", gguf_default=True, written=True,
             kind=Exactly(True, "the file has no image encoder")),
-        Key(field="projector", gguf="clip.projector_type", gguf_default=projector, written=True,
+        Key(field="projector", gguf=projector_key, gguf_default=projector, written=True,
             kind=Exactly(projector, f"this is not a projection of {projector}")),
         Key(field="text_hidden", kind=SIZE, gguf="clip.vision.projection_dim",
             hugging_face=TEXT_WIDTH),
@@ -227,7 +242,8 @@ def vision_keys(
         *size("patch_size", "patch_size", "patch_size"),
         *size("norm_epsilon", "attention.layer_norm_epsilon", epsilon, EPSILON),
         Key(field="channels", default=_CHANNELS, gguf_default=_CHANNELS,
-            hugging_face=f"vision_config.{channels}", kind=Exactly(_CHANNELS, _FEATURES)),
+            hugging_face=channels and f"vision_config.{channels}",
+            kind=Exactly(_CHANNELS, _FEATURES)),
         Key(field="image_mean", kind=_BY_CHANNEL, gguf="clip.vision.image_mean",
             hugging_face=f"{_PREPROCESSOR}.image_mean"),
         Key(field="image_std", kind=_BY_CHANNEL, gguf="clip.vision.image_std",
@@ -235,11 +251,13 @@ def vision_keys(
     )  # fmt: skip
 
 
-def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ...]:
+def activation_keys(
+    words: Mapping[str, str], default: Default, called: str = "hidden_act"
+) -> tuple[Key, ...]:
     """Return the keys of the activation: a word in config.json, and two flags in GGUF.
 
     `words` maps the words to `gelu`, `silu`, or `gelu_quick` for which both flags are false. For
-    each of these, the first word is written.
+    each of these, the first word is written. `called` is the name in config.json.
     """
 
     # A flag is only written if it is true: llama.cpp refuses a file with both.
@@ -263,7 +281,7 @@ def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ..
         flag("gelu"),
         flag("silu"),
         Key(field="activation", kind=Choice(words), default=default, gguf_default=from_flags,
-            hugging_face="vision_config.hidden_act", written=True),
+            hugging_face=f"vision_config.{called}", written=True),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The towers of InternVL and the audio encoders: what their configs state, and what is refused."""
+"""Towers of InternVL and Gemma 4, and audio encoders: what their configs state, what is refused."""
 
 from __future__ import annotations
 
@@ -89,6 +89,23 @@ def test_what_gguf_does_not_state_of_audio_encoders_is_refused(
 ) -> None:
     with pytest.raises(ArchitectureError, match=re.escape(text)):
         read(kind, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"vision_config": None}, "no image encoder"),
+        ({"vision_config": {"head_dim": 32}}, "are not as wide as the hidden size 768"),
+        ({"vision_config": {"num_key_value_heads": 4}}, "as many heads of keys"),
+        ({"vision_config": {"pooling_kernel_size": 2}}, "squares of 3 x 3 patches"),
+        ({"vision_config": {"rope_theta": 1e4}}, "llama.cpp assumes 100"),
+        ({"vision_config": {"attention_bias": True}}, "biases are not supported"),
+        ({"vision_config": {"hidden_activation": "silu"}}, "must be one of `gelu_pytorch_tanh`"),
+    ],
+)
+def test_what_gguf_does_not_state_of_gemma_4_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArchitectureError, match=re.escape(text)):
+        read("gemma4", **changes)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_audio", "voxtral", "audioflamingo3"])
