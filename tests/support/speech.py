@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import transformers
 
-from multimodal import TINY_TEXT, fill, make_tokenizer
+from multimodal import fill, make_tokenizer
+from multimodal_cases import TINY_TEXT
 
 if TYPE_CHECKING:
     from pathlib import Path
