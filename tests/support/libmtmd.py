@@ -22,7 +22,7 @@ _USE_GPU, _TIMINGS, _THREADS, _FLASH, _WARMUP = 0, 4, 5, 10, 11
 _Params = ctypes.c_int32 * 64
 _ModelParams = ctypes.c_int32 * 256
 _MARKER = b"<__media__>"
-_IMAGE = 1
+_IMAGE, _AUDIO = 1, 2
 
 
 class _Record(ctypes.Structure):
@@ -54,6 +54,7 @@ def _library() -> Any:
         ("mtmd_context_params_default", _Record),
         ("mtmd_init_from_file", pointer, ctypes.c_char_p, pointer, _Record),
         ("mtmd_bitmap_init", pointer, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_char_p),
+        ("mtmd_bitmap_init_from_audio", pointer, size, pointer),
         ("mtmd_input_chunks_init", pointer),
         ("mtmd_tokenize", ctypes.c_int32, pointer, pointer, pointer, pointer, size),
         ("mtmd_input_chunks_size", size, pointer),
@@ -76,9 +77,25 @@ def encode_image(
 
     `pixels` are bytes [height, width, 3], and `text` is the file of the text model.
     """
+    return _ask(text, tower, pixels, hidden)
+
+
+def encode_audio(
+    text: Path, tower: Path, samples: np.ndarray[Any, Any], hidden: int
+) -> list[np.ndarray[Any, Any]]:
+    """Return the vectors of a recording's tokens, [tokens, hidden], for each 30 seconds of it.
+
+    `samples` are float32 numbers from -1 to 1, 16,000 per second.
+    """
+    return _ask(text, tower, samples, hidden)
+
+
+def _ask(
+    text: Path, tower: Path, media: np.ndarray[Any, Any], hidden: int
+) -> list[np.ndarray[Any, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch) / "asked", Path(scratch) / "answered"
-        asked.write_bytes(pickle.dumps((str(text), str(tower), pixels, hidden)))
+        asked.write_bytes(pickle.dumps((str(text), str(tower), media, hidden)))
         done = subprocess.run(
             [sys.executable, __file__, str(asked), str(answered)],
             capture_output=True,
@@ -91,7 +108,7 @@ def encode_image(
 
 
 def _encode(
-    text: str, tower: str, pixels: np.ndarray[Any, Any], hidden: int
+    text: str, tower: str, media: np.ndarray[Any, Any], hidden: int
 ) -> list[np.ndarray[Any, Any]]:
     library = _library()
     model = library.llama_model_load_from_file(text.encode(), library.llama_model_default_params())
@@ -104,8 +121,11 @@ def _encode(
     params.words[_WARMUP] &= ~0xFF
     context = library.mtmd_init_from_file(tower.encode(), model, params)
     assert context, f"llama.cpp does not load {tower}"
-    height, width, _ = pixels.shape
-    bitmap = library.mtmd_bitmap_init(width, height, pixels.tobytes())
+    if media.ndim == 1:
+        bitmap = library.mtmd_bitmap_init_from_audio(len(media), media.ctypes.data)
+    else:
+        height, width, _ = media.shape
+        bitmap = library.mtmd_bitmap_init(width, height, media.tobytes())
     chunks = library.mtmd_input_chunks_init()
     prompt = _Text(_MARKER, len(_MARKER), False, True)
     bitmaps = (ctypes.c_void_p * 1)(bitmap)
@@ -113,7 +133,7 @@ def _encode(
     found: list[np.ndarray[Any, Any]] = []
     for number in range(library.mtmd_input_chunks_size(chunks)):
         chunk = library.mtmd_input_chunks_get(chunks, number)
-        if library.mtmd_input_chunk_get_type(chunk) == _IMAGE:
+        if library.mtmd_input_chunk_get_type(chunk) in {_IMAGE, _AUDIO}:
             count = library.mtmd_input_chunk_get_n_tokens(chunk)
             assert library.mtmd_encode_chunk(context, chunk) == 0
             made = library.mtmd_get_output_embd(context)

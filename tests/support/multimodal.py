@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -11,235 +11,23 @@ from safetensors.torch import load_file, save_file
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from family_tokenizers import LLAMA3, byte_level
+from multimodal_cases import CASES, PATCH, QWEN_VISION, TINY_TEXT, TINY_VISION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
 
-_SIDE, _PATCH = 56, 14
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": _SIDE,
-    "patch_size": _PATCH,
-}
-_TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-}
-
-
-class Multimodal(NamedTuple):
-    """What a checkpoint is made of: its `model_type`, its config, and its image tokens.
-
-    - `ids`: maps keys of config.json to tokens.
-    - `processor`: the content of preprocessor_config.json.
-    - `family`: the family of its text model, and `projector` the name of its tower.
-    - `is_qwen`: whether the config of the image encoder has the keys of Qwen's models.
-    """
-
-    model_type: str
-    text: dict[str, Any]
-    vision: dict[str, Any]
-    outer: dict[str, Any]
-    ids: dict[str, str]
-    processor: dict[str, Any]
-    family: str
-    projector: str
-    more_tokens: tuple[str, ...] = ()
-    is_qwen: bool = False
-
-
-_QWEN_VISION = {"depth": 4, "num_heads": 2, "patch_size": _PATCH}
-_QWEN_3 = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-}
-_QWEN_IDS = {
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-}
-_QWEN_TOWERS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
-_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-# The text model of Qwen3.5: a gated delta net in one layer, and attention in the other.
-_DELTA: dict[str, Any] = {
-    "head_dim": 32,
-    "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25},
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5]}
-
-
-def _qwen(model_type: str, family: str, text: dict[str, Any], vision: dict[str, Any]) -> Multimodal:
-    """Return a case of one of Qwen's models."""
-    return Multimodal(
-        model_type,
-        {"rope_parameters": _SECTIONS, **text},
-        vision,
-        {},
-        _QWEN_IDS,
-        {**_HALF, "size": {"longest_edge": 3 * _SIDE}},
-        family,
-        _QWEN_TOWERS.get(model_type, "qwen3vl_merger"),
-        is_qwen=True,
-    )
-
-
-CASES = {
-    "gemma3": Multimodal(
-        "gemma3",
-        {"query_pre_attn_scalar": 8, "sliding_window": 16},
-        {"vision_use_head": False},
-        {"mm_tokens_per_image": 4},
-        {
-            "boi_token_index": "<start_of_image>",
-            "eoi_token_index": "<end_of_image>",
-            "image_token_index": "<image_soft_token>",
-        },
-        {**_HALF, "image_seq_length": 4, "size": {"height": _SIDE, "width": _SIDE}},
-        "gemma3",
-        "gemma3",
-    ),
-    "mistral3": Multimodal(
-        "mistral3",
-        {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
-        {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * _SIDE},
-        {},
-        {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": 2 * _SIDE}},
-        "mistral3",
-        "pixtral",
-        ("[IMG_BREAK]", "[IMG_END]"),
-    ),
-    "llava": Multimodal(
-        "llava",
-        {"model_type": "mistral", "sliding_window": None},
-        {
-            "model_type": "pixtral",
-            "head_dim": 16,
-            "image_size": 2 * _SIDE,
-            "hidden_act": "silu",
-        },
-        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
-        {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": 2 * _SIDE}},
-        "llama",
-        "pixtral",
-        ("[IMG_BREAK]", "[IMG_END]"),
-    ),
-    "idefics3": Multimodal(
-        "idefics3",
-        {"model_type": "llama"},
-        {},
-        {"scale_factor": 2},
-        {"image_token_id": "<image>"},
-        {**_HALF, "size": {"longest_edge": _SIDE}, "max_image_size": {"longest_edge": _SIDE}},
-        "llama",
-        "idefics3",
-        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
-    ),
-    "smolvlm": Multimodal(
-        "smolvlm",
-        {"model_type": "llama"},
-        {},
-        {"scale_factor": 2},
-        {"image_token_id": "<image>"},
-        {**_HALF, "size": {"longest_edge": 2 * _SIDE}},
-        "llama",
-        "idefics3",
-        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
-    ),
-    "llama4": Multimodal(
-        "llama4",
-        {
-            "intermediate_size_mlp": 64,
-            "num_hidden_layers": 4,
-            "num_local_experts": 2,
-            "layer_types": None,
-        },
-        {
-            "intermediate_size": 128,
-            "vision_output_dim": 32,
-            "projector_input_dim": 32,
-            "projector_output_dim": 32,
-        },
-        {},
-        {
-            "boi_token_index": "<|image_start|>",
-            "eoi_token_index": "<|image_end|>",
-            "image_token_index": "<|patch|>",
-        },
-        {**_HALF, "size": {"height": _SIDE, "width": _SIDE}},
-        "llama4",
-        "llama4",
-        ("<|image|>",),
-    ),
-    "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
-    "qwen2_5_vl": _qwen(
-        "qwen2_5_vl",
-        "qwen2vl",
-        {},
-        {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "out_hidden_size": 32,
-            "fullatt_block_indexes": [1, 3],
-            "tokens_per_second": 2,
-        },
-    ),
-    "qwen3_vl": _qwen(
-        "qwen3_vl",
-        "qwen3vl",
-        {},
-        {**_QWEN_3, "deepstack_visual_indexes": [0, 2]},
-    ),
-    "qwen3_vl_moe": _qwen(
-        "qwen3_vl_moe",
-        "qwen3vlmoe",
-        {"num_local_experts": 4, "moe_intermediate_size": 24},
-        {**_QWEN_3, "deepstack_visual_indexes": [1]},
-    ),
-    "qwen3_5": _qwen("qwen3_5", "qwen35", _DELTA, _QWEN_3),
-    "qwen3_5_moe": _qwen(
-        "qwen3_5_moe",
-        "qwen35moe",
-        {
-            **_DELTA,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-        _QWEN_3,
-    ),
-}
-
 
 def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a case's checkpoint into a new directory."""
     transformers.utils.logging.disable_progress_bar()
     case = CASES[name]
-    tokenizer = _tokenizer(case)
+    tokenizer = make_tokenizer(*case.ids.values(), *case.more_tokens)
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in case.ids.items()}
     config = transformers.CONFIG_MAPPING[case.model_type](
-        text_config={**_TEXT, "vocab_size": len(tokenizer), **case.text},
-        vision_config={**(_QWEN_VISION if case.is_qwen else _VISION), **case.vision},
+        text_config={**TINY_TEXT, "vocab_size": len(tokenizer), **case.text},
+        vision_config={**(QWEN_VISION if case.is_qwen else TINY_VISION), **case.vision},
         **case.outer,
         **ids,
     )
@@ -247,6 +35,16 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
     model = transformers.AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
+    fill(model, dtype)
+    model.save_pretrained(into)
+    if case.model_type == "qwen3_vl_moe":
+        _transpose_experts(into / "model.safetensors")
+    tokenizer.save_pretrained(into)
+    (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
+
+
+def fill(model: Any, dtype: torch.dtype) -> None:
+    """Give the parameters of a model random values of a dtype."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -257,13 +55,16 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
             else:
                 parameter.copy_(0.2 * noise)
         model.tie_weights()
+        stored = model.state_dict().keys()
+        for key, buffer in model.named_buffers():
+            if key.endswith(("_min", "_max")):  # limits of inputs and outputs
+                buffer.copy_(torch.tensor(-1.5 if key.endswith("_min") else 1.25))
+            elif "std_" in key:
+                buffer.copy_(torch.randn_like(buffer))
+            if key in stored:
+                buffer.data = buffer.data.to(dtype)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(into)
-    if case.model_type == "qwen3_vl_moe":
-        _transpose_experts(into / "model.safetensors")
-    tokenizer.save_pretrained(into)
-    (into / "preprocessor_config.json").write_text(json.dumps(case.processor))
 
 
 def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -278,6 +79,11 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     kind = model.config.model_type
     if kind.startswith("qwen"):
         return _encode_frames(model, torch.from_numpy(pixels))
+    if kind == "gemma4":
+        return _encode_patches(model, torch.from_numpy(pixels))
+    if kind == "internvl":  # llama.cpp adds the positions in another order, as the note says
+        positions = model.model.vision_tower.embeddings.position_embeddings
+        positions.data = positions.data.roll(1, dims=1)
     if kind in {"mistral3", "llava"}:
         given["image_sizes"] = torch.tensor([pixels.shape[1:]])
     if kind in {"idefics3", "smolvlm"}:
@@ -297,17 +103,28 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
 def _encode_frames(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the vectors of an image for Qwen's models, with those of deepstack beside them."""
     channels, height, width = pixels.shape
-    rows, columns = height // _PATCH, width // _PATCH
+    rows, columns = height // PATCH, width // PATCH
     frames = (
         pixels[None]
         .expand(2, -1, -1, -1)
-        .reshape(2, channels, rows // 2, 2, _PATCH, columns // 2, 2, _PATCH)
+        .reshape(2, channels, rows // 2, 2, PATCH, columns // 2, 2, PATCH)
     )
     patches = frames.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns, -1)
     with torch.no_grad():
         found = model.model.get_image_features(patches, torch.tensor([[1, rows, columns]]))
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return torch.cat([each[0] for each in parts], dim=-1).numpy()
+
+
+def _encode_patches(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the vectors of an image for Gemma 4, whose patches have the channels last."""
+    channels, height, width = pixels.shape
+    rows, columns = height // PATCH, width // PATCH
+    patches = pixels.reshape(channels, rows, PATCH, columns, PATCH).permute(1, 3, 2, 4, 0)
+    places = torch.tensor([[x, y] for y in range(rows) for x in range(columns)])
+    with torch.no_grad():
+        found = model.model.get_image_features(patches.reshape(1, rows * columns, -1), places[None])
+    return torch.cat(list(found.pooler_output)).numpy()
 
 
 def _transpose_experts(path: Path) -> None:
@@ -318,12 +135,9 @@ def _transpose_experts(path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def _tokenizer(case: Multimodal) -> Any:
-    made = byte_level(
-        LLAMA3,
-        *("<|begin_of_text|>", "<|eot_id|>", *case.ids.values(), *case.more_tokens),
-        first="<|begin_of_text|>",
-    )
+def make_tokenizer(*tokens: str) -> Any:
+    """Return a tokenizer that has these tokens."""
+    made = byte_level(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", *tokens, first="<|begin_of_text|>")
     made.add_tokens([AddedToken("\n\n", normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"

@@ -186,10 +186,10 @@ Mmproj = Annotated[
     typer.Option(
         "--mmproj",
         metavar="FILE",
-        help="The GGUF file with the tower of a multimodal model: its image encoder, and the "
-        "projection to the vectors of tokens. It is written in addition to OUT, with types by "
-        "--dtype; without OUT, only FILE is written. If MODEL is a GGUF file and OUT a directory, "
-        "FILE is read, and OUT contains both.",
+        help="The GGUF file with the tower of a multimodal model: its image or audio encoder, "
+        "and the projection to the vectors of tokens. It is written in addition to OUT, with "
+        "types by --dtype; without OUT, only FILE is written. If MODEL is a GGUF file and OUT a "
+        "directory, FILE is read, and OUT contains both.",
         callback=locate,
         rich_help_panel="Content",
     ),

@@ -39,17 +39,19 @@ FAMILIES: dict[str, FamilyLine] = {
     "llama": FamilyLine(
         "weightctl.families.llama",
         "llama",
-        ("llama", "mistral", "internlm3", "idefics3", "smolvlm", "llava"),
+        ("llama", "mistral", "internlm3", "idefics3", "smolvlm", "llava", "internvl", "voxtral"),
     ),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
     "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
-    "qwen2": FamilyLine("weightctl.families.qwen2", "qwen2", ("qwen2",)),
-    "qwen3": FamilyLine("weightctl.families.qwen3", "qwen3", ("qwen3",)),
+    "qwen2": FamilyLine(
+        "weightctl.families.qwen2", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
+    ),
+    "qwen3": FamilyLine("weightctl.families.qwen3", "qwen3", ("qwen3", "internvl")),
     "phi3": FamilyLine("weightctl.families.phi3", "phi3", ("phi3",)),
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
-    "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe",)),
+    "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe", "internvl")),
     "afmoe": FamilyLine("weightctl.families.afmoe", "afmoe", ("afmoe",)),
     "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),

@@ -75,14 +75,15 @@ REQUIRED = _Required()
 
 
 class RowCount(NamedTuple):
-    """A field's value is the number of rows of a tensor."""
+    """A field's value is the number of rows of a tensor, or of entries along another axis."""
 
     tensor: str
+    axis: int = 0
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> int | None:
         """Return the number of rows, None if the tensor is missing."""
         info = tensors.get(self.tensor)
-        return info.shape[0] if info is not None and info.shape else None
+        return info.shape[self.axis] if info is not None and len(info.shape) > self.axis else None
 
 
 class Present(NamedTuple):

@@ -21,6 +21,7 @@ from weightctl.families.fusions import qkv_form
 from weightctl.families.kinds import show_value
 from weightctl.families.layer_rope import object_of
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.multimodal import TOWER_TENSORS
 from weightctl.families.rope_factors import rope_factors, with_llama3
 from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
 
@@ -41,9 +42,26 @@ _MISTRAL_DEFAULTS = {
     "kv_heads": 8,
     "sliding_window": 4096,
 }
+_VOXTRAL_DEFAULTS = {
+    "vocabulary": 131072,
+    "hidden": 3072,
+    "intermediate": 8192,
+    "layers": 30,
+    "kv_heads": 8,
+    "context": 131072,
+    "norm_epsilon": 1e-5,
+    "rope_base": 1e8,
+    "head_dim": 128,
+}
 _WITHOUT_BIASES = {"attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
 # The type of the text model in multimodal models of these types.
-_TEXTS = {"idefics3": "llama", "smolvlm": "llama", "llava": "mistral"}
+_TEXTS = {
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "llava": "mistral",
+    "internvl": "llama",
+    "voxtral": "llama",
+}
 _TIED = "tie_word_embeddings"
 # The names in InternLM's own code.
 _usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
@@ -100,6 +118,14 @@ FAMILY = Family(
             defaults=_MISTRAL_DEFAULTS,
             fixed=_WITHOUT_BIASES,
         ),
+        "internvl": ModelType(
+            class_name="InternVLForConditionalGeneration", fixed={"sliding_window": None}
+        ),
+        "voxtral": ModelType(
+            class_name="VoxtralForConditionalGeneration",
+            defaults=_VOXTRAL_DEFAULTS,
+            fixed={"sliding_window": None},
+        ),
     },
     # The prefixes of the text model in multimodal checkpoints.
     other_prefixes=(
@@ -122,7 +148,7 @@ FAMILY = Family(
     # Frequencies of RoPE in the first GGUF files, and image encoders with their projections.
     beside=(
         r"blk\.\d+\.attn_rot_embd\.weight",
-        r"(vision_model|connector|vision_tower|multi_modal_projector)\..+",
+        TOWER_TENSORS,
     ),
     standard=_standard,
     checked=check_decoder,

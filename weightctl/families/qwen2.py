@@ -16,6 +16,7 @@ from weightctl.families.fusions import qkv_form
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, SIZE, OrNone
 from weightctl.families.lines import DECODER
+from weightctl.families.multimodal import in_multimodal
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import FLAGS, WORDS, with_layer_types
 
@@ -63,24 +64,31 @@ def check_fields(fields: Fields) -> Fields:
     return made
 
 
-FAMILY = Family(
-    name="qwen2",
-    model_types={
-        "qwen2": ModelType(
-            class_name="Qwen2ForCausalLM",
-            defaults={
-                "vocabulary": 151936,
-                "context": 32768,
-                "intermediate": 22016,
-                "kv_heads": 32,
-                "attention_bias": True,
-            },
-        )
+FAMILY = in_multimodal(
+    Family(
+        name="qwen2",
+        model_types={
+            "qwen2": ModelType(
+                class_name="Qwen2ForCausalLM",
+                defaults={
+                    "vocabulary": 151936,
+                    "context": 32768,
+                    "intermediate": 22016,
+                    "kv_heads": 32,
+                    "attention_bias": True,
+                },
+            )
+        },
+        heads_fill_hidden=True,
+        names=DECODER,
+        keys=with_keys(KEYS, replace(BIASES[0], hugging_face="")),
+        fusions=(qkv_form(),),
+        standard=standard,
+        checked=check_fields,
+    ),
+    {
+        "internvl": "InternVLForConditionalGeneration",
+        "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",
+        "qwen2_audio": "Qwen2AudioForConditionalGeneration",
     },
-    heads_fill_hidden=True,
-    names=DECODER,
-    keys=with_keys(KEYS, replace(BIASES[0], hugging_face="")),
-    fusions=(qkv_form(),),
-    standard=standard,
-    checked=check_fields,
 )

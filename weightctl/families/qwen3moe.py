@@ -19,6 +19,7 @@ from weightctl.families.experts import (
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, Exactly
+from weightctl.families.multimodal import in_multimodal
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
@@ -59,25 +60,28 @@ def standard_experts(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-FAMILY = Family(
-    name="qwen3moe",
-    model_types={
-        "qwen3_moe": ModelType(
-            class_name="Qwen3MoeForCausalLM",
-            defaults={
-                "vocabulary": 151936,
-                "context": 32768,
-                "hidden": 2048,
-                "layers": 24,
-                "kv_heads": 4,
-                "intermediate": 6144,
-            },
-        )
-    },
-    blocks=QWEN3.blocks,
-    names=expert_lines(QWEN3.names),
-    keys=_KEYS,
-    fusions=(*QWEN3.fusions, *expert_forms()),
-    standard=standard_experts,
-    checked=checking_experts(QWEN3.checked),
+FAMILY = in_multimodal(
+    Family(
+        name="qwen3moe",
+        model_types={
+            "qwen3_moe": ModelType(
+                class_name="Qwen3MoeForCausalLM",
+                defaults={
+                    "vocabulary": 151936,
+                    "context": 32768,
+                    "hidden": 2048,
+                    "layers": 24,
+                    "kv_heads": 4,
+                    "intermediate": 6144,
+                },
+            )
+        },
+        blocks=QWEN3.blocks,
+        names=expert_lines(QWEN3.names),
+        keys=_KEYS,
+        fusions=(*QWEN3.fusions, *expert_forms()),
+        standard=standard_experts,
+        checked=checking_experts(QWEN3.checked),
+    ),
+    {"internvl": "InternVLForConditionalGeneration"},
 )

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["AS_COLUMN", "AsColumn", "GroupRows", "InTurn", "RowsAsVector"]
+__all__ = ["AS_COLUMN", "AS_SCALAR", "AsColumn", "AsScalar", "GroupRows", "InTurn", "PatchRows",
+           "RowsAsVector"]  # fmt: skip
 
 
 class _OfShape:
@@ -97,6 +98,72 @@ class RowsAsVector(_OfShape):
         from weightctl.weights.steps.reshaped import SplitRows
 
         return SplitRows(getattr(config, self.rows))
+
+
+class _OfGguf(_OfShape):
+    """The common base of changes for tensors whose lines describe GGUF's shape."""
+
+    __slots__ = ()
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """GGUF's convention."""
+        return "gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class AsScalar(_OfGguf):
+    """A scalar that GGUF stores as a vector of one element."""
+
+    def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that adds a dimension."""
+        from weightctl.weights.steps.reshaped import Reshaped
+
+        return Reshaped((1,))
+
+    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that removes the dimension."""
+        from weightctl.weights.steps.reshaped import Reshaped
+
+        return Reshaped(())
+
+
+AS_SCALAR = AsScalar()
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRows(_OfGguf):
+    """A projection of patches that Hugging Face's convention stores as a matrix.
+
+    Its inputs are the pixels of a patch, each with its channels. GGUF stores it as a convolution,
+    `[hidden, channels, patch_size, patch_size]`.
+    """
+
+    def to_gguf(self, config: Config) -> Step:
+        """Return the step that puts the channels before the pixels."""
+        from weightctl.weights.steps.reshaped import Chained, Reshaped, SplitHeads
+
+        hidden, channels, side = _find_sizes(config)
+        return Chained((
+            Reshaped((hidden * side * side, channels)),
+            SplitHeads(hidden, is_transposed=True),
+            Reshaped((hidden, channels, side, side)),
+        ))  # fmt: skip
+
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the step that puts the pixels before the channels."""
+        from weightctl.weights.steps.reshaped import Chained, JoinedHeads, Reshaped
+
+        hidden, channels, side = _find_sizes(config)
+        return Chained((
+            Reshaped((hidden, channels, side * side)),
+            JoinedHeads(is_transposed=True),
+            Reshaped((hidden, side * side * channels)),
+        ))  # fmt: skip
+
+
+def _find_sizes(config: Any) -> tuple[int, int, int]:
+    return config.hidden, config.channels, config.patch_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,12 @@ def _describe_left_out(
             "prediction (MTP), but the checkpoint has none of their tensors: the output states 0"
         )
     beside = checkpoint.beside
-    if beside and find_tower(checkpoint.document.get("model_type")) is not None:
+    tower = find_tower(checkpoint.document.get("model_type")) if beside else None
+    if tower is not None:
         if not has_tower_file:
+            kind = "image" if tower.mean else "audio"
             yield (
-                f"not written: {pluralize(len(beside), 'tensor')} of the image encoder and its "
+                f"not written: {pluralize(len(beside), 'tensor')} of the {kind} encoder and its "
                 "projection (the tower), which GGUF stores in a file of its own: to write it, use "
                 "--mmproj FILE (mmproj=FILE in Python)"
             )

@@ -71,8 +71,8 @@ def translate_tower(text: RecognizedModel) -> Translation:
     )
     if model.beside:
         notes.append(
-            f"not written, because llama.cpp does not use {pluralize(len(model.beside), 'tensor')} "
-            f"of the tower: {join_names(model.beside, _MOST_NAMED)}"
+            f"not written: {pluralize(len(model.beside), 'tensor')} of the tower that llama.cpp "
+            f"does not use or weightctl does not support: {join_names(model.beside, _MOST_NAMED)}"
         )
     tree = Checkpoint(Derived(source_of(text.tree), tensors, metadata))
     return Translation(tree, {}, tuple(notes), f"{tower.family.name}, Hugging Face -> GGUF")
@@ -119,7 +119,7 @@ def _write_documents(
         kind = model_type_of(tower.family, fields)
     outer = to_hugging_face(tower.family, fields, kind)
     outer.pop("text")
-    settings = {**outer.pop("preprocessor"), **tower.processor(fields)}
+    settings = {**outer.pop("preprocessor", {}), **tower.processor(fields)}
     tokens, notes = _find_tokens(tower.tokens, text)
     document = {
         **outer,

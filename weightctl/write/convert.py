@@ -114,7 +114,7 @@ def convert(
     their full names. `out` is a path. Its suffix selects the format, unless `to` does. A path
     without a suffix is a model directory.
 
-    `mmproj` is the path of the GGUF file with the tower (image encoder and projection) of a
+    `mmproj` is the path of the GGUF file with the tower (encoder and projection) of a
     multimodal model. If the source is a model with Hugging Face's names, the file is written, in
     addition to `out`, or alone if `out` is None. `dtype` then applies to both files, and `quant`,
     `tensor_types` and the other choices only to `out` if there is one. If the source is a GGUF file

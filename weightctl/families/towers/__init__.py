@@ -38,6 +38,11 @@ TOWERS: dict[str, TowerLine] = {
     "pixtral": TowerLine("weightctl.families.towers.pixtral", ("mistral3", "llava")),
     "idefics3": TowerLine("weightctl.families.towers.idefics3", ("idefics3", "smolvlm")),
     "llama4": TowerLine("weightctl.families.towers.llama4", ("llama4",)),
+    "gemma4v": TowerLine("weightctl.families.towers.gemma4v", ("gemma4",)),
+    "internvl": TowerLine("weightctl.families.towers.internvl", ("internvl",)),
+    "qwen2a": TowerLine("weightctl.families.towers.qwen2a", ("qwen2_audio",)),
+    "voxtral": TowerLine("weightctl.families.towers.voxtral", ("voxtral",)),
+    "musicflamingo": TowerLine("weightctl.families.towers.musicflamingo", ("audioflamingo3",)),
     "qwen2vl_merger": TowerLine("weightctl.families.towers.qwen2vl", ("qwen2_vl",)),
     "qwen2.5vl_merger": TowerLine("weightctl.families.towers.qwen2_5vl", ("qwen2_5_vl",)),
     "qwen3vl_merger": TowerLine(

@@ -27,7 +27,7 @@ __all__ = ["PREPROCESSOR", "RecognizedTower", "find_own_tower", "read_tower_file
 PREPROCESSOR = "preprocessor_config.json"
 _READ = (PREPROCESSOR, "processor_config.json")
 _UP, _DOWN = "ffn_up", "ffn_down"
-_PROJECTORS = ("clip.projector_type", "clip.vision.projector_type")
+_PROJECTORS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
 _SUPPORTED = "weightctl supports the towers "
 
 
@@ -115,7 +115,7 @@ def read_tower_file(weights: Checkpoint, text: RecognizedModel) -> RecognizedTow
     if given.text_hidden != text.config.hidden:
         raise ArchitectureError(
             f"{where} belongs to another model: it projects to vectors of {given.text_hidden} "
-            f"values (`clip.vision.projection_dim`), but the hidden size of {text.where} is "
+            f"values (`projection_dim`), but the hidden size of {text.where} is "
             f"{text.config.hidden}",
             hint="use the mmproj file that was made from the same checkpoint",
         )
@@ -175,6 +175,8 @@ def _complete(
     tower: Tower, settings: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return the settings with mean and deviation, and notes on those that are assumed."""
+    if not tower.mean:
+        return settings, ()
     usual = {"image_mean": list(tower.mean), "image_std": list(tower.deviation)}
     missing = [name for name in usual if settings.get(name) is None]
     if not missing:

@@ -66,6 +66,10 @@ class VisionConfig:
     - `adapter_inner`, `adapter_outer`: the widths of the layers of the projection.
     - `has_projector_bias`, `has_merger`: whether the projection has biases, and a layer that merges
       patches.
+    - `has_norm_bias`, `has_attention_bias`: whether the norms and the projections to queries, keys
+      and values have biases; `has_query_norm` whether queries and keys are normed.
+    - `has_limits`: whether the inputs and outputs of projections are clamped, and `has_standard`
+      whether the vectors of tokens are shifted and scaled.
     - `has_deepstack`: for each layer, whether its output is also projected (deepstack).
     """
 
@@ -84,6 +88,11 @@ class VisionConfig:
     adapter_outer: int = 0
     has_projector_bias: bool = False
     has_merger: bool = False
+    has_norm_bias: bool = True
+    has_attention_bias: bool = False
+    has_query_norm: bool = False
+    has_limits: bool = False
+    has_standard: bool = False
     has_deepstack: tuple[bool, ...] = ()
 
     @property
@@ -100,6 +109,16 @@ class VisionConfig:
     def head_dim(self) -> int:
         """The number of elements of a head."""
         return self.hidden // self.heads
+
+    @property
+    def directions(self) -> int:
+        """2: the directions of an image, x and y."""
+        return 2
+
+    @property
+    def single(self) -> int:
+        """1: the size of a number that GGUF stores as a vector."""
+        return 1
 
     @property
     def queries_keys_values(self) -> int:
@@ -137,10 +156,10 @@ class Tower:
     - `texts`: the names of the families of text models that it can be beside, the usual one first.
     - `text_prefixes`: maps what Hugging Face's names of the text model begin with to what they
       begin with in a multimodal checkpoint.
-    - `mean`, `deviation`: those of the pixels, if no file states them.
+    - `processor`: what GGUF does not state of preprocessor_config.json.
+    - `mean`, `deviation`: those of the pixels, if no file states them; empty without images.
     - `types`: maps the family of the text model to the `model_type` of the whole model and that of
       the text model in it, if the family decides about them.
-    - `processor`: what GGUF does not state of preprocessor_config.json.
     - `tokens`: maps keys of config.json to the tokens whose ids they are.
     - `break_token`: a token whose embedding is also in the file of the tower.
     - `differs`: returns what llama.cpp computes differently from transformers, or an empty text.
@@ -149,9 +168,9 @@ class Tower:
     family: Family
     texts: tuple[str, ...]
     text_prefixes: Mapping[str, str]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
     processor: Callable[[Fields], Document]
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
     tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     break_token: BreakToken | None = None
     types: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
@@ -186,13 +205,14 @@ def vision_keys(
     *,
     epsilon: str = "layer_norm_eps",
     called: Mapping[str, str] = MappingProxyType({}),
+    projector_key: str = "clip.projector_type",
     **defaults: Any,
 ) -> tuple[Key, ...]:
     """Return the keys of an image encoder; `defaults` are those of transformers, by field.
 
     A size without a default has no key here. `epsilon` is the name of the epsilon of norms in
     config.json, empty if it does not state it. `called` maps fields to names in config.json that
-    are not the usual ones.
+    are not the usual ones. `projector_key` is the key of the name of the projection in GGUF.
     """
 
     def size(name: str, gguf: str, hugging_face: str, kind: Any = SIZE) -> tuple[Key, ...]:
@@ -210,7 +230,7 @@ def vision_keys(
     return (
         Key(field="has_vision", gguf="clip.has_vision_encoder", gguf_default=True, written=True,
             kind=Exactly(True, "the file has no image encoder")),
-        Key(field="projector", gguf="clip.projector_type", gguf_default=projector, written=True,
+        Key(field="projector", gguf=projector_key, gguf_default=projector, written=True,
             kind=Exactly(projector, f"this is not a projection of {projector}")),
         Key(field="text_hidden", kind=SIZE, gguf="clip.vision.projection_dim",
             hugging_face=TEXT_WIDTH),
@@ -222,7 +242,8 @@ def vision_keys(
         *size("patch_size", "patch_size", "patch_size"),
         *size("norm_epsilon", "attention.layer_norm_epsilon", epsilon, EPSILON),
         Key(field="channels", default=_CHANNELS, gguf_default=_CHANNELS,
-            hugging_face=f"vision_config.{channels}", kind=Exactly(_CHANNELS, _FEATURES)),
+            hugging_face=channels and f"vision_config.{channels}",
+            kind=Exactly(_CHANNELS, _FEATURES)),
         Key(field="image_mean", kind=_BY_CHANNEL, gguf="clip.vision.image_mean",
             hugging_face=f"{_PREPROCESSOR}.image_mean"),
         Key(field="image_std", kind=_BY_CHANNEL, gguf="clip.vision.image_std",
@@ -230,11 +251,13 @@ def vision_keys(
     )  # fmt: skip
 
 
-def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ...]:
+def activation_keys(
+    words: Mapping[str, str], default: Default, called: str = "hidden_act"
+) -> tuple[Key, ...]:
     """Return the keys of the activation: a word in config.json, and two flags in GGUF.
 
     `words` maps the words to `gelu`, `silu`, or `gelu_quick` for which both flags are false. For
-    each of these, the first word is written.
+    each of these, the first word is written. `called` is the name in config.json.
     """
 
     # A flag is only written if it is true: llama.cpp refuses a file with both.
@@ -258,7 +281,7 @@ def activation_keys(words: Mapping[str, str], default: Default) -> tuple[Key, ..
         flag("gelu"),
         flag("silu"),
         Key(field="activation", kind=Choice(words), default=default, gguf_default=from_flags,
-            hugging_face="vision_config.hidden_act", written=True),
+            hugging_face=f"vision_config.{called}", written=True),
     )  # fmt: skip
 
 
@@ -309,12 +332,14 @@ def block(
     *,
     bias: bool,
     changes: Mapping[str, Change] = MappingProxyType({}),
+    gguf: str = "v.blk.",
 ) -> tuple[Name, ...]:
     """Return the lines of the layers of an encoder.
 
     `lines` maps the names in GGUF to those in Hugging Face's convention, which follow `prefix`, or
     to None for the parts of a fused tensor.
     `bias` states whether the lines have biases, and `changes` are those of lines by their modules.
+    GGUF's names begin with `gguf`.
     """
     shapes: dict[str, tuple[Extent, Extent | None]] = {
         "ln1": ("hidden", None),
@@ -326,14 +351,14 @@ def block(
     }
     return tuple(
         part(
-            f"layers.{{}}.{gguf}",
-            f"v.blk.{{}}.{gguf}",
+            f"layers.{{}}.{own}",
+            f"{gguf}{{}}.{own}",
             name and f"{prefix}{{}}.{name}",
-            *shapes.get(gguf, ("hidden", "hidden")),
+            *shapes.get(own, ("hidden", "hidden")),
             bias=bias,
-            change=changes.get(f"layers.{{}}.{gguf}"),
+            change=changes.get(f"layers.{{}}.{own}"),
         )
-        for gguf, name in lines.items()
+        for own, name in lines.items()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -146,6 +147,23 @@ class InShape(_SameBytes):
         (info,) = inputs
         own, wanted = ([size for size in each if size != 1] for each in (info.shape, self.shape))
         if own != wanted or info.encoding.block > 1:
+            raise _cannot_reshape(info, f"it cannot have the shape {list(self.shape)}")
+        return self.shape, info.encoding
+
+    def __str__(self) -> str:
+        return f"in the shape {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped(_SameBytes):
+    """A tensor with the same elements in the same order, in any shape."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape."""
+        (info,) = inputs
+        if math.prod(info.shape) != math.prod(self.shape) or info.encoding.block > 1:
             raise _cannot_reshape(info, f"it cannot have the shape {list(self.shape)}")
         return self.shape, info.encoding
 

@@ -1,0 +1,53 @@
+"""Text models of families that are also a part of multimodal models, in an object of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from weightctl.families.kinds import show_value
+from weightctl.families.layer_rope import object_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.families.family import Family
+
+__all__ = ["TOWER_TENSORS", "in_multimodal"]
+
+# Encoders and their projections, by plain names.
+TOWER_TENSORS = r"(vision_model|connector|vision_tower|audio_tower|multi_modal_projector)\..+"
+_TYPE, _TEXT, _TIED = "model_type", "text_config", "tie_word_embeddings"
+# The prefixes of the text model in multimodal checkpoints: on the Hub, and in memory.
+_PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
+
+
+def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
+    """Return a family whose text models are also in multimodal models.
+
+    `classes` maps the values of `model_type` of these models to transformers' classes.
+    """
+    usual, own = next(iter(family.model_types.items()))
+
+    def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the standard config.json of the text model."""
+        if document[_TYPE] not in classes:
+            return family.standard(document)
+        text = object_of(document, _TEXT)
+        kind = text.get(_TYPE, usual)
+        if kind != usual:
+            raise ValueError(
+                f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does "
+                f"not support in models of the type {document[_TYPE]}"
+            )
+        tied = {_TIED: document[_TIED]} if _TIED in document else {}
+        return family.standard({**text, **tied})
+
+    added = {kind: replace(own, class_name=name) for kind, name in classes.items()}
+    return replace(
+        family,
+        model_types={**family.model_types, **added},
+        other_prefixes=(*_PREFIXES, *family.other_prefixes),
+        beside=(*family.beside, TOWER_TENSORS),
+        standard=standard,
+    )
