@@ -7,10 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.changes import INT32
 from weightctl.families.parts import shape_of
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
+from weightctl.weights.steps.integers import INTEGERS
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ class RecognizedModel:
             if kind != alike:  # the experts of a layer follow one another
                 alike, shape = kind, shape_of(names, self.config)
             tensor = self.tensors.get(names.module)
-            if tensor is not None and (wrong := _describe_misfit(tensor, shape)):
+            is_table = names.line.change is INT32
+            if tensor is not None and (wrong := _describe_misfit(tensor, shape, is_table)):
                 problems.append(wrong)
         if problems:
             raise self._error(problems)
@@ -132,12 +135,15 @@ def fold_problems(problems: list[str]) -> list[str]:
     ]
 
 
-def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
-    """Return what is wrong with a tensor for a weight of this shape, empty if nothing is."""
+def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...], is_table: bool) -> str:
+    """Return what is wrong with a tensor for a weight of this shape, empty if nothing is.
+
+    A table has integers, and other weights have real numbers.
+    """
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:
         return f"`{name}` has shape {list(info.shape)} instead of {list(shape)}"
-    if not info.encoding.is_real:
+    if info.encoding.name not in INTEGERS if is_table else not info.encoding.is_real:
         return f"`{name}` is stored as {info.encoding}, a type that model weights cannot have"
     return ""
