@@ -17,7 +17,10 @@ from weightctl.families.fusions import Fusion
 from weightctl.families.lines import line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weightctl.families.family import Extent
+    from weightctl.families.keys import NamingConvention
 
 __all__ = [
     "HEAVY",
@@ -137,7 +140,7 @@ def _line(module: str, gguf: str, name: str, *axes: Extent, **more: Any) -> Name
     )  # fmt: skip
 
 
-_BARE = {"hugging_face": ""}
+_BARE: Mapping[NamingConvention, str] = {"hugging_face": ""}
 
 
 def _compressor(module: str, gguf: str, name: str, *, width: str, size: str) -> list[Name]:

@@ -56,7 +56,8 @@ def _list_ratios(fields: Fields) -> tuple[int, ...]:
 
 
 def _count_hashed(fields: Fields) -> int:
-    return min(fields["layers"], _USUAL_HASHED)
+    layers: int = fields["layers"]
+    return min(layers, _USUAL_HASHED)
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:

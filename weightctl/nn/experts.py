@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
@@ -85,11 +85,12 @@ class MixtureOfExperts(Divisible):
         self.first = 0
         self.scales_inputs = scales_inputs
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
+        more: dict[str, Any] = {} if limit is None else {"limit": limit}
         make_expert: Callable[..., GatedMLP | MLP] = partial(
             GatedMLP if gated else MLP,
             features,
             activation=activation,
-            **({} if limit is None else {"limit": limit}),
+            **more,
             dtype=dtype,
             device=device,
             quantization_encoding=quantization_encoding,

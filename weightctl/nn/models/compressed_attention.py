@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import DType
 from weightctl.families.compressed import OVERLAPPING
 from weightctl.graph import ops
+from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.hyper_connections import Float32Tensor
-from weightctl.nn.module import Module
+from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import list_positions, with_past
 from weightctl.nn.precision import weight_as
 from weightctl.nn.sinks import Sinks
+from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
+    from weightctl.graph.weight import Weight
     from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.rope import RotaryEmbedding
 
@@ -154,24 +158,24 @@ class GroupedLinear(Linear):
 
     def __init__(self, features: int, rank: int, groups: int, dtype: DType) -> None:
         super().__init__(features // groups, groups * rank, dtype=dtype)
-        self.groups, self.rank = groups, rank
+        self.parts, self.rank = groups, rank
 
     def __call__(self, x: Value) -> Value:
         """Return the results of the groups one after the other, [batch, positions, outputs]."""
-        width = int(x.shape[-1]) // self.groups
-        parts = x.reshape((*x.shape[:-1], self.groups, width)).transpose(1, 2)
-        weight = weight_as(self.weight, x.dtype).reshape((self.groups, self.rank, width))
+        width = int(x.shape[-1]) // self.parts
+        parts = x.reshape((*x.shape[:-1], self.parts, width)).transpose(1, 2)
+        weight = weight_as(self.weight, x.dtype).reshape((self.parts, self.rank, width))
         made = parts @ weight.transpose(1, 2)
-        return made.transpose(1, 2).reshape((*x.shape[:-1], self.groups * self.rank))
+        return made.transpose(1, 2).reshape((*x.shape[:-1], self.parts * self.rank))
 
 
-class CompressedAttention(Module):
+class CompressedAttention(Divisible):
     """Attention in which all heads share one vector per token, which is both key and value.
 
     Queries see the tokens in a sliding window, a sink, and with a `ratio` compressed keys: all of
     them, or those that an indexer with the sizes `indexer` selects. Queries, keys and outputs are
     rotated at the end of each head, the outputs backwards. Queries are normed without a weight.
-    `rope` is the rotary embedding of the layer.
+    `rope` is the rotary embedding of the layer. Every rank computes all of it.
 
     Source: transformers' `DeepseekV4Attention`.
     """
@@ -234,6 +238,10 @@ class CompressedAttention(Module):
         y = ops.attention(q, keys, keys, mask)
         y = _rotate_last(y, rotated, cos, -sin).transpose(1, 2)
         return self.o_b(self.o_a(y.reshape((batch, positions, heads * size))))
+
+    def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
+        """Return strategies that give every shard all weights."""
+        return replicate_weights(devices, *all_weights(self))
 
     def _choose(self, x: Value, latent: Value, cos: Value, sin: Value, made: Value) -> Value:
         """Return which compressed keys each query sees: those whose tokens it also could see."""
