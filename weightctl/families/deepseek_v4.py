@@ -162,8 +162,7 @@ _KEYS = expert_keys(
     with_keys(
         tuple(key for key in DECODER_KEYS if key.field not in _HIDDEN_KEYS),
         Key(field="kv_heads", kind=Exactly(1, "more than one KV head is not supported"), default=1,
-            gguf="{arch}.attention.head_count_kv", hugging_face="num_key_value_heads",
-            gguf_default=1, written=True),
+            gguf="{arch}.attention.head_count_kv", gguf_default=1, written=True),
         Key(field="head_dim", kind=SIZE, default=512, gguf="{arch}.attention.key_length",
             hugging_face="head_dim"),
         Key(field="tied", kind=Exactly(False, _NOT_TIED), default=False, gguf_default=False,
