@@ -244,6 +244,7 @@ FAMILY = Family(
     blocks={"rope_interleaved": True, "router": "sqrtsoftplus", "router_correction": True},
     keeps_window=True,
     unloaded=_find_unlike,
+    differs="with YaRN it computes slightly different logits",
     names=(
         line("embedding", hugging_face="embed"),
         *LAYER_LINES,
