@@ -53,6 +53,7 @@ SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4,
          "ssm_rank": 3}  # fmt: skip
 # What a config must state.
 STATED: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {"o_groups": 2, "qk_rope_head_dim": 4},
     "gemma3n": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 10},
     "gemma4": {
         "vocab_size": 10, "vocab_size_per_layer_input": 10, "enable_moe_block": True,

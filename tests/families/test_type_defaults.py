@@ -129,6 +129,14 @@ UNREAD_OF = {
     "eurobert": {"classifier_pooling", "mask_token_id", "tie_word_embeddings"},
     # They follow from the sizes of a head's parts.
     "deepseek_v2": {"head_dim", "qk_head_dim"},
+    # The first three are read in the form of published checkpoints; there is always one KV head.
+    "deepseek_v4": {
+        "compress_rates",
+        "mlp_layer_types",
+        "partial_rotary_factor",
+        "num_key_value_heads",
+        "num_nextn_predict_layers",
+    },
     "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "lfm2": {

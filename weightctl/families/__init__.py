@@ -67,6 +67,7 @@ FAMILIES: dict[str, FamilyLine] = {
         "weightctl.families.deepseek_v3", "deepseek2", ("deepseek_v3", "kimi_k2")
     ),
     "deepseek_v32": FamilyLine("weightctl.families.deepseek_v32", "deepseek32", ("deepseek_v32",)),
+    "deepseek_v4": FamilyLine("weightctl.families.deepseek_v4", "deepseek4", ("deepseek_v4",)),
     "distilbert": FamilyLine("weightctl.families.distilbert", "bert", ("distilbert",)),
     "dots1": FamilyLine("weightctl.families.dots1", "dots1", ("dots1",)),
     "ernie4_5": FamilyLine("weightctl.families.ernie4_5", "ernie4_5", ("ernie4_5",)),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Step
 
 __all__ = [
+    "INT32",
     "MINUS_EXP",
     "PLUS_ONE",
     "TRANSPOSED",
@@ -373,3 +374,23 @@ class TurnedHeads(_OfValues):
 TRANSPOSED: Change = _Transposed()
 PLUS_ONE: Change = _PlusOne()
 MINUS_EXP: Change = _MinusExp()
+
+
+@dataclass(frozen=True, slots=True)
+class _Int32(_OfValues):
+    """A table of integers: 32-bit ones in GGUF, 64-bit ones in Hugging Face's convention."""
+
+    def to_gguf(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that makes 32-bit integers."""
+        from weightctl.weights.steps.integers import AsIntegers
+
+        return AsIntegers("I32")
+
+    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
+        """Return the step that makes 64-bit integers."""
+        from weightctl.weights.steps.integers import AsIntegers
+
+        return AsIntegers("I64")
+
+
+INT32 = _Int32()

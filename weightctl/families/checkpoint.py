@@ -7,20 +7,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.changes import INT32
 from weightctl.families.parts import shape_of
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
+from weightctl.weights.steps.integers import INTEGERS
 from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Family
+    from weightctl.families.family import Family, TensorNames
     from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
 
-__all__ = ["RecognizedModel", "fold_problems"]
+__all__ = ["RecognizedModel", "fold_problems", "has_fitting_numbers"]
 
 # A file may cause any number of problems; a message lists only this many.
 _MOST_NAMED = 20
@@ -99,7 +102,7 @@ class RecognizedModel:
             if kind != alike:  # the experts of a layer follow one another
                 alike, shape = kind, shape_of(names, self.config)
             tensor = self.tensors.get(names.module)
-            if tensor is not None and (wrong := _describe_misfit(tensor, shape)):
+            if tensor is not None and (wrong := _describe_misfit(names, tensor, shape)):
                 problems.append(wrong)
         if problems:
             raise self._error(problems)
@@ -135,12 +138,17 @@ def fold_problems(problems: list[str]) -> list[str]:
     ]
 
 
-def _describe_misfit(tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
+def has_fitting_numbers(names: TensorNames, info: TensorInfo) -> bool:
+    """Whether a tensor has integers if it is a table of them, and real numbers if it is not."""
+    return info.encoding.name in INTEGERS if names.change is INT32 else info.encoding.is_real
+
+
+def _describe_misfit(names: TensorNames, tensor: ReadableTensor, shape: tuple[int, ...]) -> str:
     """Return what is wrong with a tensor for a weight of this shape, empty if nothing is."""
     info = tensor.info
     name = ", ".join(source.name for source in tensor.origin.sources)
     if shape != info.shape:
         return f"`{name}` has shape {list(info.shape)} instead of {list(shape)}"
-    if not info.encoding.is_real:
+    if not has_fitting_numbers(names, info):
         return f"`{name}` is stored as {info.encoding}, a type that model weights cannot have"
     return ""

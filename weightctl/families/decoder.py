@@ -301,7 +301,7 @@ class DecoderConfig:
     experts_used: int = 0
     expert_intermediate: int = 0
     sparse_layers: tuple[bool, ...] | None = None
-    router: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     router_correction: bool = False
     expert_bias: bool = False
     experts_normalized: bool = True

@@ -75,13 +75,6 @@ def _find_unlike(fields: Fields) -> str | None:
     return None
 
 
-def _find_sharing(config: Any) -> str | None:
-    """Return why weightctl does not run a model, None if it does."""
-    if all(config.indexer_layers):
-        return None
-    return "some of its layers use the selection of another layer's indexer"
-
-
 def _check(fields: Fields) -> Fields:
     if not fields["indexer_layers"][0]:
         raise ValueError("the first layer must have an indexer, whose selection others can share")
@@ -92,6 +85,7 @@ FAMILY = replace(
     DEEPSEEK_V32,
     name="glm_moe_dsa",
     gguf="glm-dsa",
+    module="weightctl.nn.models.shared_selection:SharedSelectionDecoder",
     model_types={
         "glm_moe_dsa": ModelType(
             class_name="GlmMoeDsaForCausalLM",
@@ -115,7 +109,6 @@ FAMILY = replace(
     },
     blocks={**DEEPSEEK_V32.blocks, "indexer_interleaved": True},
     unloaded=_find_unlike,
-    not_run=_find_sharing,
     differs="it leaves out the epsilon of the norm of the indexer's keys",
     # Each of these layers has an indexer of its own.
     mtp=MtpForm(values={"indexer_layers": True}, unstated=("indexer_layers",)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.errors import ShardingError
+from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import LayerList
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.routing import Scores
 
-__all__ = ["MixtureOfExperts", "ScoreCorrection"]
+__all__ = ["ExpertTable", "MixtureOfExperts", "ScoreCorrection"]
 
 
 class MixtureOfExperts(Divisible):
@@ -41,8 +41,9 @@ class MixtureOfExperts(Divisible):
     the shares. `bias` is for the experts and the router. If
     `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
     sigmoid of its own gate if `shared_gate`. With `scales_inputs` the shares multiply what experts
-    read, not what they return. Raises `GraphError` as `Routing` does, and if the activation is not
-    in `ACTIVATIONS`.
+    read, not what they return. `limit` is that of gated experts. With a `table`, its number of
+    rows, the experts of a token are those in its row. Raises `GraphError` as `Routing` does, and if
+    the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class MixtureOfExperts(Divisible):
         shared_gate: bool = False,
         scales_inputs: bool = False,
         gated: bool = True,
+        limit: float | None = None,
+        table: int = 0,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -82,10 +85,12 @@ class MixtureOfExperts(Divisible):
         self.first = 0
         self.scales_inputs = scales_inputs
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
+        more: dict[str, Any] = {} if limit is None else {"limit": limit}
         make_expert: Callable[..., GatedMLP | MLP] = partial(
             GatedMLP if gated else MLP,
             features,
             activation=activation,
+            **more,
             dtype=dtype,
             device=device,
             quantization_encoding=quantization_encoding,
@@ -96,6 +101,9 @@ class MixtureOfExperts(Divisible):
         if has_correction:
             self.correction = ScoreCorrection(count, device=device)
         self.has_correction = has_correction
+        self.has_table = table > 0
+        if self.has_table:
+            self.table = ExpertTable(table, used, device=device)
         self.has_scales = has_scales
         if has_scales:
             self.scales = ScoreCorrection(count, device=device)
@@ -106,14 +114,15 @@ class MixtureOfExperts(Divisible):
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
-    def __call__(self, x: Value, routed: Value | None = None) -> Value:
+    def __call__(self, x: Value, routed: Value | None = None, tokens: Value | None = None) -> Value:
         """Return the weighted outputs of this module's experts, `(..., features)`.
 
-        The router reads `routed` if it is given. An expert computes the positions that chose it;
+        The router reads `routed` if it is given. A table needs the `tokens`, their ids. An
+        expert computes the positions that chose it;
         the weights of an expert that no position chose are not read.
         """
         rows = x.reshape((-1, x.shape[-1]))
-        shares = self._shares(x if routed is None else routed)
+        shares = self._shares(x if routed is None else routed, tokens)
         chosen = ops.chosen_rows(shares)
         # Experts are added in groups that have about as many rows as there are positions: their
         # results are in memory together, and each sum is a pass over all positions.
@@ -153,6 +162,8 @@ class MixtureOfExperts(Divisible):
             cuts |= expert.tensor_parallel(devices)
         if self.has_correction:
             cuts |= replicate_weights(devices, self.correction.weight)
+        if self.has_table:
+            cuts |= replicate_weights(devices, self.table.weight)
         if self.has_scales:
             cuts |= replicate_weights(devices, self.scales.weight)
         if self.has_shared:
@@ -180,10 +191,15 @@ class MixtureOfExperts(Divisible):
         made.first, made.experts = self.first + first, self.experts[first:last]
         return made
 
-    def _shares(self, x: Value) -> Value:
+    def _shares(self, x: Value, tokens: Value | None) -> Value:
         """Return the shares of this module's experts for all positions, [positions, experts]."""
         correction = self.correction() if self.has_correction else None
-        given = self.routing.shares(self.router(x).cast(DType.float32), correction)
+        chosen = None
+        if self.has_table:
+            if tokens is None:
+                raise GraphError("experts that a table gives need the ids of the tokens")
+            chosen = self.table(tokens)
+        given = self.routing.shares(self.router(x).cast(DType.float32), correction, chosen)
         if self.has_scales:
             given = given * self.scales()
         given = given.cast(x.dtype).reshape((-1, self.routing.count))
@@ -199,3 +215,14 @@ class ScoreCorrection(Module):
     def __call__(self) -> Value:
         """Return the numbers, float32[count]."""
         return weight_as(self.weight, DType.float32)
+
+
+class ExpertTable(Module):
+    """The numbers of the experts that compute each token, whatever its vector is."""
+
+    def __init__(self, rows: int, used: int, *, device: DeviceRef = CPU) -> None:
+        self.weight = Weight("weight", DType.int64, (rows, used), device)
+
+    def __call__(self, tokens: Value) -> Value:
+        """Return the numbers for ids of tokens, int64[..., used]."""
+        return ops.embedding(self.weight, tokens).cast(DType.int64)

@@ -85,6 +85,17 @@ class Indexer(Module):
         seen = mask_positions(x.shape[1], x.device)
         return ops.mask_top_k(scores + ops.where(seen, 0.0, -inf), used)
 
+    def share_weights(self, other: Indexer) -> None:
+        """Use the weights of another indexer."""
+        for own, shared in (
+            (self.q_b, other.q_b),
+            (self.k, other.k),
+            (self.factors, other.factors),
+        ):
+            own.set_shared_weight("weight", shared.weight)
+        for name in ("weight", "bias"):
+            self.k_norm.set_shared_weight(name, getattr(other.k_norm, name))
+
     @property
     def weights(self) -> tuple[Weight | None, ...]:
         """All weights."""

@@ -41,7 +41,8 @@ class LatentAttention(Divisible):
     `scale` multiplies the scores, the inverse root of a query's size where not given, and
     `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
     pairs. With an `indexer`, its sizes, queries see only the keys that it selects; it needs a
-    `query_rank`.
+    `query_rank`. With `shares_indexer`, the indexer is that of an earlier layer, whose weights
+    `share_indexer` sets.
 
     Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
     head here, as in training.
@@ -62,6 +63,7 @@ class LatentAttention(Divisible):
         interleaved: bool = False,
         temperature: Temperature | None = None,
         indexer: IndexerSizes | None = None,
+        shares_indexer: bool = False,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -87,6 +89,10 @@ class LatentAttention(Divisible):
         self.has_indexer = indexer is not None
         if indexer is not None:
             self.indexer = Indexer(features, query_rank, indexer, dtype=dtype, device=device)
+        self.shares_indexer = shares_indexer
+        if shares_indexer:
+            self.source_q_a = projection(features, query_rank)
+            self.source_q_a_norm = norm(query_rank)
         self.kv_a = projection(features, latent_rank + rotated)
         self.kv_a_norm = norm(latent_rank)
         self.k_b = projection(latent_rank, heads * plain)
@@ -99,11 +105,13 @@ class LatentAttention(Divisible):
         cos: Value | None = None,
         sin: Value | None = None,
         mask: Value | None = None,
+        source: Value | None = None,
     ) -> Value:
         """Return outputs in the shape of the inputs, `(batch, positions, features)`.
 
         `cos` and `sin` are those of a `RotaryEmbedding` of the rotated numbers; without them, no
-        numbers are rotated. `mask` is as that of `Attention`.
+        numbers are rotated. `mask` is as that of `Attention`. `source` is the input of the
+        attention whose indexer this one shares.
         """
         if (cos is None) != (sin is None):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
@@ -111,7 +119,7 @@ class LatentAttention(Divisible):
             given = self.q_a_norm(self.q_a(x))
             q = self.q_b(given)
             if self.has_indexer and cos is not None and sin is not None:
-                mask = self.indexer(x, given, cos, sin)
+                mask = self._select(x, given, source, cos, sin)
         else:
             q = self.q(x)
         plain_q, rotated_q = ops.split(self._heads(q), [self.plain, self.rotated], axis=-1)
@@ -136,6 +144,25 @@ class LatentAttention(Divisible):
         )
         return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value)))
 
+    def share_indexer(self, other: LatentAttention) -> None:
+        """Use the weights with which the attention of an earlier layer selects keys."""
+        self.indexer.share_weights(other.indexer)
+        self.source_q_a.set_shared_weight("weight", other.q_a.weight)
+        norm = other.q_a_norm.weight
+        if norm is not None:
+            self.source_q_a_norm.set_shared_weight("weight", norm)
+
+    def _select(
+        self, x: Value, latent: Value, source: Value | None, cos: Value, sin: Value
+    ) -> Value:
+        """Return which keys each query sees, bool[batch, 1, positions, keys]."""
+        if not self.shares_indexer:
+            return self.indexer(x, latent, cos, sin)
+        if source is None:
+            raise GraphError("an attention that shares an indexer needs the `source` of its input")
+        latent = self.source_q_a_norm(self.source_q_a(source))
+        return self.indexer(source, latent, cos, sin)
+
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return how the weights are cut so that each shard has some of the heads.
 
@@ -153,6 +180,8 @@ class LatentAttention(Divisible):
         whole = [self.kv_a.weight, self.kv_a_norm.weight]
         if self.query_rank:
             whole += [self.q_a.weight, self.q_a_norm.weight]
+        if self.shares_indexer:
+            whole += [self.source_q_a.weight, self.source_q_a_norm.weight]
         # Every shard needs the same selection of keys.
         selecting = self.indexer.weights if self.has_indexer else ()
         return cuts | replicate_weights(devices, *whole, *selecting)

@@ -113,9 +113,10 @@ class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
     `gate_scale` multiplies what the activation reads. With an `inner_norm`, its epsilon, the
-    product is normed. If `fused`, one projection `gate_up` replaces `gate` and `up`, with their
-    rows in this order. The activations in `GATED` are functions of gate and up together. Raises
-    `GraphError` if the activation is in neither `GATED` nor `ACTIVATIONS`.
+    product is normed. With a `limit`, gate and up are at most this, and up at least its negative.
+    If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
+    The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
+    activation is in neither `GATED` nor `ACTIVATIONS`.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class GatedMLP(Divisible):
         bias: bool = False,
         fused: bool = False,
         gate_scale: float = 1.0,
+        limit: float | None = None,
         inner_norm: float | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
@@ -142,6 +144,7 @@ class GatedMLP(Divisible):
         )
         self.intermediate = intermediate
         self.gate_scale = gate_scale
+        self.limit = limit
         self.fused = fused
         if fused:
             self.gate_up = linear(features, 2 * intermediate)
@@ -160,6 +163,8 @@ class GatedMLP(Divisible):
         gate, up = self._projections(x)
         if self.gate_scale != 1:
             gate = gate * self.gate_scale
+        if self.limit is not None:
+            gate, up = ops.minimum(gate, self.limit), ops.clamp(up, -self.limit, self.limit)
         if self.activation in GATED:
             return self.down(GATED[self.activation](gate, up))
         y = ACTIVATIONS[self.activation](gate) * up

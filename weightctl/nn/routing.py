@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Routing", "Scores"]
 
-Scores: TypeAlias = Literal["softmax", "sigmoid", "sparsemixer"]
+Scores: TypeAlias = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 
 # How far below the best a score may be for SparseMixer, as a share of the larger of the two.
 _NEAR = 0.02
@@ -25,7 +25,8 @@ _NEAR = 0.02
 class Routing:
     """The rule by which the `used` of `count` experts with the largest scores are chosen.
 
-    `scores` are the softmax of the router's values over all experts, or the sigmoid of each. The
+    `scores` are the softmax of the router's values over all experts, or the sigmoid of each, or the
+    root of its softplus. The
     shares are the scores of those that are used; `is_normalized` divides them by their sum, and
     `scale` multiplies them. Of `groups` of experts, those in the `groups_used` best can be chosen:
     those with the largest score, or the largest sum of two where the scores are sigmoids.
@@ -59,21 +60,25 @@ class Routing:
                 "most `groups`",
             )
 
-    def shares(self, values: Value, correction: Value | None = None) -> Value:
+    def shares(
+        self, values: Value, correction: Value | None = None, given: Value | None = None
+    ) -> Value:
         """Return the share of each expert, [..., count], 0 for those that are not used.
 
-        `values` are the router's, in float32, and `correction` is added to scores to choose.
+        `values` are the router's, in float32, and `correction` is added to scores to choose. With
+        `given`, [..., used], the experts with these numbers are used.
         """
         if self.scores == "sparsemixer":
             return self._mix(values)
-        scores = ops.softmax(values) if self.scores == "softmax" else ops.sigmoid(values)
+        scores = self._score(values)
         choice = scores if correction is None else scores + correction
         if self.groups > 1:
             choice = self._within_groups(choice)
         best, chosen = ops.top_k(choice, self.used)
+        chosen = chosen if given is None else given
         numbers = ops.range(self.count, device=values.device)
         is_given = ops.equal(ops.unsqueeze(chosen, -1), numbers)
-        if correction is None and self.groups == 1:
+        if correction is None and given is None and self.groups == 1:
             shares = best
         else:
             own = ops.where(is_given, ops.unsqueeze(scores, -2), 0.0)
@@ -83,6 +88,13 @@ class Routing:
         if self.scale != 1:
             shares = shares * self.scale
         return ops.sum(ops.where(is_given, ops.unsqueeze(shares, -1), 0.0), -2)
+
+    def _score(self, values: Value) -> Value:
+        if self.scores == "softmax":
+            return ops.softmax(values)
+        if self.scores == "sqrtsoftplus":
+            return ops.sqrt(ops.softplus(values))
+        return ops.sigmoid(values)
 
     def _mix(self, values: Value) -> Value:
         """Return the shares of the experts that are the best one after the other."""

@@ -56,6 +56,7 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
             interleaved=config.rope_interleaved,
             temperature=temperature,
             indexer=_size_indexer(config),
+            shares_indexer=not at_layer(config, "indexer_layers", layer),
             dtype=dtype,
         )
     return Attention(

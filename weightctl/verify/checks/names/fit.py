@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
+from weightctl.families.checkpoint import has_fitting_numbers
 from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.kinds import WholeNumber, show_value
 from weightctl.families.matching import OF_TOKENS
@@ -108,7 +109,7 @@ def measure_fit(checkpoint: RecognizedModel) -> Fit:
         name = ", ".join(source.name for source in tensor.origin.sources)
         if shape != info.shape:
             misshaped.append(Misfit(name, names, info, shape))
-        if not info.encoding.is_real:
+        if not has_fitting_numbers(names, info):
             no_numbers.append(Misfit(name, names, info, shape))
     return Fit(
         expected=expected,
