@@ -213,7 +213,8 @@ def test_a_text_that_is_read_piece_by_piece_has_the_same_predictions(
     except ArchitectureError as error:
         refused = error.message
     if refused:
-        assert given.is_encoder or name.startswith("t5")
+        says = ("do not continue a text", "cannot continue a text")
+        assert any(each in refused for each in says)
         pytest.skip("weightctl does not generate tokens with this model")
     tokens = given.tokens[:PIECES]
     ids, whole = np.array([tokens]), run_ours(given.path, tokens)

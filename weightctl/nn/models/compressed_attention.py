@@ -14,7 +14,7 @@ from weightctl.nn.linear import Linear
 from weightctl.nn.models.hyper_connections import Float32Tensor
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
-from weightctl.nn.positions import list_positions, with_past
+from weightctl.nn.positions import list_positions, refuse_cache, with_past
 from weightctl.nn.precision import weight_as
 from weightctl.nn.sinks import Sinks
 from weightctl.nn.sites import all_weights
@@ -223,6 +223,7 @@ class CompressedAttention(Divisible):
         key = with_past(_rotate_last(key, rotated, cos, sin))
         keys, _, mask = self.sinks(key, key, positions, self.sizes.window, None)
         if self.ratio:
+            refuse_cache(self)  # it would need the inputs of a group that is not complete
             made = self.compressor(x)
             visible = self._choose(x, latent, cos, sin, made)
             count = made.shape[2]
