@@ -138,7 +138,7 @@ def weigh_errors(directory: str | Path, name: str, weights: NDArray[np.float32])
     return float(((made - wanted) ** 2 * weights).sum())
 
 
-@pytest.mark.parametrize("case", ["W4A16", "NVFP4A16", "AWQ", "BNB-NF4", "FP8"])
+@pytest.mark.parametrize("case", ["W4A16", "NVFP4A16", "AWQ:scaled=no", "BNB-NF4", "FP8"])
 def test_importance_reduces_the_errors_of_important_columns(tmp_path: Path, case: str) -> None:
     columns = {"blk.1.ffn_down.weight": 384, "blk.0.attn_q.weight": 256}
     weights = write_importance(tmp_path / "i.dat", columns)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.weights.derived import DerivedTensor, StoredTensor
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,7 +107,7 @@ def scale_activations(
 
 
 def _find_layers(decisions: Sequence[Decision], described: Described | None) -> Iterator[_Layer]:
-    names = {} if described is None else described.names
+    names = dict[str, str]() if described is None else described.names
     found: dict[str, dict[str, Decision]] = {}
     for each in decisions:
         match = _IN_LAYER.match(names.get(each.item.info.name, ""))
@@ -126,8 +127,8 @@ class _Finder:
         searches: Mapping[str, ScaleSearch],
     ) -> None:
         self._plan, self._encodings, self._searches = plan, encodings, searches
-        self._offsets = {} if described is None else described.norm_offsets
-        self._metadata = {} if described is None else described.metadata
+        self._offsets = dict[str, float]() if described is None else described.norm_offsets
+        self._metadata = dict[str, MetadataValue]() if described is None else described.metadata
 
     def scale(self, layer: _Layer) -> None:
         """Find which parts of a layer share scales."""

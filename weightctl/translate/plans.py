@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.config_file import read_config
@@ -376,7 +376,7 @@ def _norm_offsets(checkpoint: RecognizedModel) -> Mapping[str, float]:
         if "_norm" not in (tensor.gguf or "") or tensor.module not in checkpoint.tensors:
             continue
         change = tensor.change
-        fields = {} if change is None else change.fields("hugging_face")
+        fields = dict[str, Any]() if change is None else change.fields("hugging_face")
         if change is None or "norm_offset" in fields:
             for source in checkpoint.tensors[tensor.module].origin.sources:
                 found[source.name] = float(fields.get("norm_offset", 0.0))
