@@ -65,9 +65,10 @@ _KEPT = re.compile(
 )
 
 # Embeddings and output projections, which low-bit formats for inference engines do not quantize,
-# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
+# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` and `ernie_mtp.py` have
+# only unquantized.
 _LOOKED_UP = re.compile(
-    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
+    r"embed|shared_head|eh_proj|mtp_linear_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
     re.IGNORECASE,
 )
 

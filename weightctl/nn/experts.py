@@ -38,11 +38,11 @@ class MixtureOfExperts(Divisible):
     They are gated unless `gated` is False.
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
     `has_correction`, a weight is added to the scores, and with `has_scales` another one multiplies
-    the shares. `bias` is for the experts and the router. If
-    `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
-    sigmoid of its own gate if `shared_gate`. With `scales_inputs` the shares multiply what experts
-    read, not what they return. Raises `GraphError` as `Routing` does, and if the activation is not
-    in `ACTIVATIONS`.
+    the shares. `bias` is for the experts and the router. If `shared` is not 0, a gated MLP of this
+    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`. If
+    `latent` is not 0, experts read a projection of this size, and their sum is projected back. With
+    `scales_inputs` the shares multiply what experts read, not what they return. Raises `GraphError`
+    as `Routing` does, and if the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class MixtureOfExperts(Divisible):
         bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
+        latent: int = 0,
         scales_inputs: bool = False,
         gated: bool = True,
         dtype: DTypeLike = DType.float32,
@@ -84,15 +85,18 @@ class MixtureOfExperts(Divisible):
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
         make_expert: Callable[..., GatedMLP | MLP] = partial(
             GatedMLP if gated else MLP,
-            features,
             activation=activation,
             dtype=dtype,
             device=device,
             quantization_encoding=quantization_encoding,
         )
         self.experts = LayerList(
-            [make_expert(intermediate=intermediate, bias=bias) for _ in range(count)]
+            [make_expert(latent or features, intermediate, bias=bias) for _ in range(count)]
         )
+        self.has_latent = latent > 0
+        if self.has_latent:
+            self.latent_in = Linear(features, latent, dtype=dtype, device=device)
+            self.latent_out = Linear(latent, features, dtype=dtype, device=device)
         if has_correction:
             self.correction = ScoreCorrection(count, device=device)
         self.has_correction = has_correction
@@ -102,7 +106,7 @@ class MixtureOfExperts(Divisible):
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
         if self.has_shared:
-            self.shared = make_expert(intermediate=shared, bias=False)
+            self.shared = make_expert(features, shared, bias=False)
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
@@ -117,9 +121,12 @@ class MixtureOfExperts(Divisible):
         (first, share), *others = zip(
             self.experts, self._shares(x if routed is None else routed), strict=True
         )
-        y = self._compute(first, x, share)
+        read = self.latent_in(x) if self.has_latent else x
+        y = self._compute(first, read, share)
         for expert, share in others:
-            y = y + self._compute(expert, x, share)
+            y = y + self._compute(expert, read, share)
+        if self.has_latent:
+            y = self.latent_out(y)
         if not self.has_shared or self.first:
             # What all positions pass through is computed with the first of the experts.
             return y
@@ -143,6 +150,8 @@ class MixtureOfExperts(Divisible):
             cuts |= replicate_weights(devices, self.correction.weight)
         if self.has_scales:
             cuts |= replicate_weights(devices, self.scales.weight)
+        if self.has_latent:
+            cuts |= replicate_weights(devices, self.latent_in.weight, self.latent_out.weight)
         if self.has_shared:
             cuts |= self.shared.tensor_parallel(devices)
         if self.has_shared_gate:
