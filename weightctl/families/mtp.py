@@ -139,9 +139,13 @@ def mtp_keys(
     `name` is the key of config.json, empty if that does not state it. transformers assumes one
     layer in some families, but does not save its tensors. `in_gguf` is that of the `MtpForm`.
     """
+    if not in_gguf:
+        count = Key(field=_COUNT, kind=WholeNumber(0, most), default=lambda _: 0,
+                    hugging_face=name)  # fmt: skip
+        return (count, *keys)
     count = Key(
         field=_COUNT, kind=WholeNumber(0, most), default=0 if name else REQUIRED, gguf_default=0,
-        gguf=MTP_COUNT if in_gguf else "", hugging_face=name, written=True,
+        gguf=MTP_COUNT, hugging_face=name, written=True,
     )  # fmt: skip
     return (count, *keys)
 

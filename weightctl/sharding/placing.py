@@ -9,7 +9,7 @@ from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
-from weightctl.families.reshapes import GroupRows, RowsAsVector
+from weightctl.families.reshapes import GroupRows, RowsAsVector, Turned
 from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
@@ -124,7 +124,7 @@ def _place_weight(
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
-        axis ^= first.change is TRANSPOSED
+        axis ^= first.change is TRANSPOSED or isinstance(first.change, Turned)
     if fusion is not None and fusion.is_transposed(first.kind):
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
