@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
+from weightctl.families.blinkdl import find_blinkdl
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
@@ -136,7 +137,8 @@ class Contents:
     def identity(self) -> tuple[str, str]:
         """The name and architecture that the checkpoint states; empty if it does not.
 
-        The architecture of a diffusion transformer also follows from the names of its tensors.
+        The architecture of a diffusion transformer, and of RWKV's original files, also follows from
+        the names of its tensors.
         """
         metadata = header_of(self.weights).metadata
         found: list[str] = []
@@ -148,6 +150,8 @@ class Contents:
             found.append(stated if isinstance(stated, str) else "")
         if not found[1] and (diffusion := find_diffusion(header_of(self.weights))) is not None:
             found[1] = diffusion.architecture
+        if not found[1]:
+            found[1] = find_blinkdl(header_of(self.weights)) or ""
         return found[0], found[1]
 
     @property
