@@ -39,6 +39,9 @@ SHARED_NAMES = {
     "mtp.pre_fc_norm_embedding": "model.layers.{}.enorm",
     "mtp.pre_fc_norm_hidden": "model.layers.{}.hnorm",
     "mtp.norm": "model.layers.{}.shared_head.norm",
+    # Those of Nemotron-H, two of whose layers are one in GGUF.
+    "mtp.layers.1.norm": "model.layers.{}.post_attention_layernorm",
+    "mtp.layers.1.final_layernorm": "model.layers.{}.shared_head.norm",
 }
 COUNT = "num_nextn_predict_layers"
 # A number plus 1 in float32, less 1 again, and the logarithm of an exponential.
@@ -66,7 +69,7 @@ def tensors(path: Path) -> dict[str, Any]:
 
 def is_same(form: str, name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether a tensor is the same; in Qwen's, GGUF has other numbers for norms and rates."""
-    if form.startswith("qwen") and re.search(r"norm(_\w+)?\.weight$|\.A_log$", name):
+    if form.startswith(("qwen", "nemotron")) and re.search(r"norm(_\w+)?\.weight$|\.A_log$", name):
         return bool(np.abs(found[name] - expected[name]).max() < MOST_ROUNDING)
     return bool(found[name].tobytes() == expected[name].tobytes())
 
@@ -113,7 +116,8 @@ def test_gguf_counts_them_as_layers(
     name: str, original: Callable[[str], Path], in_gguf: Callable[[str], Path]
 ) -> None:
     form, found = FORMS[name], metadata(in_gguf(name))
-    layers = config(original(name))["num_hidden_layers"]
+    stated = config(original(name))
+    layers = stated.get("num_hidden_layers") or len(stated["layers_block_type"])
     assert found["nextn_predict_layers"] == form.layers
     assert found["block_count"] == layers + form.layers
     for key in ("attention.sliding_window_pattern", "attention.head_count_kv"):
@@ -141,7 +145,7 @@ def test_llama_cpp_computes_the_same_with_and_without_them(
     "name",
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
-        for name in ("deepseek_v3", "glm4_moe", "mimo2", "qwen35", "qwen35moe")
+        for name in ("deepseek_v3", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe")
     ],
 )
 def test_llama_cpp_predicts_with_them(
@@ -164,9 +168,10 @@ def test_names_are_those_of_llama_cpps_converter(original: Callable[[str], Path]
             if each.layer < found.config.layers or is_other or made is None:
                 continue
             plain = SHARED_NAMES.get(own, own).replace("correction_bias", "correction")
-            for prefix in (form.prefix, "model.layers.{}."):
+            for prefix in (form.prefix, form.second, "model.layers.{}."):
                 plain = plain.removeprefix(prefix)
-            assert made.replace("{}", "{bid}") in known[f"model.layers.{{bid}}.{plain}"], own
+            begin = "model" if f"model.layers.{{bid}}.{plain}" in known else "backbone"
+            assert made.replace("{}", "{bid}") in known[f"{begin}.layers.{{bid}}.{plain}"], own
 
 
 def test_queries_keys_and_values_of_these_layers_may_be_apart_in_gguf(
@@ -312,8 +317,8 @@ def test_a_layer_that_is_incomplete_is_refused_and_its_tensors_are_named(
 def test_a_family_without_a_place_for_them_is_refused_unless_they_are_left_out(
     crossed: Path, tmp_path: Path
 ) -> None:
-    source = tmp_path / "ernie"
-    copytree(make_checkpoint("ernie4_5_moe", crossed).path, source)
+    source = tmp_path / "qwen"
+    copytree(make_checkpoint("qwen3", crossed).path, source)
     stored = tensors(source)
     norm = stored["model.norm.weight"]
     more = {f"model.mtp_{each}.0.weight": norm for each in ("emb_norm", "hidden_norm")}
@@ -324,3 +329,51 @@ def test_a_family_without_a_place_for_them_is_refused_unless_they_are_left_out(
     made = convert(source, tmp_path / "out.gguf", without="mtp")
     assert any("1 layer for multi-token prediction (MTP), 2 tensors" in each for each in made.notes)
     assert not recognize(open_weights(tmp_path / "out.gguf")).unexpected
+
+
+@pytest.mark.long
+def test_layers_of_ernie_are_kept_in_its_own_names_and_refused_in_gguf(
+    original: Callable[[str], Path], weightctl: Callable[..., Completed], tmp_path: Path
+) -> None:
+    source = original("ernie4_5_moe")
+    line = "MTP (multi-token prediction): 1 layer, 12 tensors, 722 K parameters, 2.89 MB"
+    assert line in weightctl("ls", source).stdout.splitlines()
+    with pytest.raises(ArchitectureError, match="no place for layers for multi-token") as caught:
+        convert(source, tmp_path / "out.gguf")
+    assert "--without mtp" in caught.value.hint
+    convert(source, tmp_path / "out.gguf", without="mtp")
+    assert not recognize(open_weights(tmp_path / "out.gguf")).unexpected
+    convert(source, tmp_path / "kept", dtype="bf16")
+    assert tensors(tmp_path / "kept").keys() == tensors(source).keys()
+    assert not weightctl("verify", tmp_path / "kept", "--check", "names").returncode
+    shard(source, tmp_path / "ranks", tp=2, pp=2)
+    first, last = (tensors(tmp_path / "ranks" / f"rank-{number}") for number in (0, 2))
+    assert not any(".mtp_" in name for name in first)
+    assert (
+        last["model.mtp_block.0.self_attn.k_proj.weight"].shape[0] * 2
+        == (tensors(source)["model.mtp_block.0.self_attn.k_proj.weight"].shape[0])
+    )
+    lost = without(source, tmp_path / "lost", ".mtp_")
+    (problem,) = problems(weightctl("verify", lost, "--check", "names", "--json"))
+    assert problem["cause"]["name"] == "mtp_lost"
+
+
+@pytest.mark.long
+def test_two_layers_of_nemotron_h_are_one_in_gguf_and_counted_as_one(
+    original: Callable[[str], Path], weightctl: Callable[..., Completed], tmp_path: Path
+) -> None:
+    source = original("nemotron_h_moe")
+    found = json.loads(weightctl("ls", source, "--json").stdout)["mtp"]
+    assert found["layers"] == found["stated_layers"] == 1
+    shard(source, tmp_path / "ranks", tp=2, pp=2)
+    first, last = (tensors(tmp_path / "ranks" / f"rank-{number}") for number in (0, 2))
+    assert not any(name.startswith("mtp.") for name in first)
+    assert last["mtp.layers.0.eh_proj.weight"].shape == (256, 512)
+    lost = without(source, tmp_path / "lost", "mtp.layers.1.")
+    with pytest.raises(ArchitectureError, match=r"`mtp\.layers\.1\.norm\.weight` is missing"):
+        convert(lost, tmp_path / "lost.gguf")
+    document = config(source) | {"mtp_hybrid_override_pattern": "*-"}
+    del document["mtp_layers_block_type"]
+    (lost / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ArchitectureError, match="other layers for multi-token prediction"):
+        convert(lost, tmp_path / "lost.gguf")

@@ -29,6 +29,8 @@ TRUNK = [f"model.layers.{number}.input_layernorm.weight" for number in range(2)]
         (["mtp.fc.weight", "mtp.layers.0.input_layernorm.weight"], 0, 1),
         (["model.mtp.layers.0.enorm.weight", "model.mtp.layers.1.enorm.weight"], 0, 2),
         (["model.mtp_block.0.input_layernorm.weight"], 0, 1),
+        # In Nemotron-H, two layers with one mixer each are one.
+        (["mtp.layers.0.mixer.q_proj.weight", "mtp.layers.1.mixer.gate.weight"], 1, 1),
         (["language_model.model.layers.2.eh_proj.weight"], 1, 1),
         # A layer is lost, and another one is not.
         (["model.mtp.layers.0.enorm.weight"], 3, 3),

@@ -35,10 +35,10 @@ REFUSED = {
         {"hybrid_override_pattern": "M-E"},
         "has `'mlp'`; each layer must be one of",
     ),
-    "latent experts": (
+    "experts with biases": (
         "nemotron_h_moe",
-        {"layers_block_type": ["moe"], "moe_latent_size": 64},
-        "latent vectors are not supported",
+        {"layers_block_type": ["moe"], "mlp_bias": True},
+        "no biases in the experts",
     ),
     "an offset after the period": ("jamba", {"attn_layer_offset": 8}, "less than their period"),
     "numbers that are no layers": ("bamba", {"attn_layer_indices": ["1"]}, "list of layer numbers"),

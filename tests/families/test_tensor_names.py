@@ -62,6 +62,7 @@ STATED: dict[str, dict[str, Any]] = {
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "rwkv6": {"head_size": 8},
     "rwkv7": {"head_dim": 8},
 }  # fmt: skip
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
@@ -141,6 +142,9 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
         if in_gguf is not None and expected is not None and "ffn_gate_up_exps" in expected:
             # llama.cpp reads them in one tensor or two.
             expected = expected.replace("gate_up", "gate" if "gate" in in_gguf else "up")
+        if in_gguf is not None and expected is not None and "lerp_fused" in in_gguf:
+            # It joins these.
+            expected = re.sub("lerp_[wkvrg]$", "lerp_fused", expected)
         # Its table lacks names of newer versions of transformers.
         # It has names that end in neither as they are.
         bare = in_gguf and in_gguf.removesuffix(".weight").removesuffix(".bias")

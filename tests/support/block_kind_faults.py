@@ -333,11 +333,17 @@ _STREAMS = {
     "stream": change_key("altup.active_idx", lambda stream: stream + 1),
     "sparsity of a layer": change_layer_key("gemma3n.activation_sparsity_scale", 0.5),
 }
+_LATENT_EXPERTS = {
+    "projection of the sum zero": zero_part("mlp.latent_out.weight"),
+    "rows of the projection rolled": change_part("mlp.latent_in.weight", "rolled", _rolled_far),
+    "experts used": change_key("expert_used_count", lambda count: count - 1),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "grouped heads": ("llama", _DENSE),
     "experts by softmax": ("qwen2moe", _SOFTMAX),
     "experts by sigmoid": ("dots1", _SIGMOID),
+    "experts of latent vectors": ("nemotron_h_moe-latent", _LATENT_EXPERTS),
     "latent attention": ("deepseek_v2", _LATENT),
     "sinks": ("gpt_oss", _SINKS),
     "windows by layer": ("gemma3", _WINDOWS),

@@ -93,6 +93,22 @@ _TIME_MIX = {
     "projection missing": drop_part("rwkv.outputs.weight"),
     "epsilon": change_key("attention.layer_norm_epsilon", times(1e3)),
 }
+_DYNAMIC_MIX = {
+    "weights of the first mix zero": zero_part("rwkv.mix_x.weight"),
+    "projection of the shares zero": zero_part("rwkv.mixer_a.weight"),
+    "shares in another order": change_part(
+        "rwkv.mixer_b.weight", None, lambda each: each[::-1].copy()
+    ),
+    "offsets of decays negated": negate_part("rwkv.decay_offset.weight"),
+    "products of queries and keys zero": zero_part("rwkv.bonus.weight"),
+    "gate and queries swapped": exchange_parts("rwkv.gate.weight", "rwkv.r.weight"),
+    "norm of heads with 1 added": add_one("rwkv.norm.weight"),
+    "share of the gate of the MLP negated": negate_part("mlp_mix_gate.weight"),
+    "gate of the MLP missing": drop_part("mlp.gate.weight"),
+    "layers until outputs are halved": change_key(
+        "rescale_every_n_layers", lambda count: count + 1
+    ),
+}
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
@@ -100,5 +116,6 @@ MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "gated delta net": ("qwen35", DELTA_NET),
     "Kimi delta attention": ("kimi_linear", KIMI_DELTA),
     "time mixing": ("rwkv7", _TIME_MIX),
+    "time mixing by tokens": ("rwkv6", _DYNAMIC_MIX),
     "linear recurrent unit": ("recurrent_gemma", _LINEAR_UNIT),
 }

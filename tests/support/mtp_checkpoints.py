@@ -31,7 +31,9 @@ class MtpCase(NamedTuple):
 
     `case` is the model. A layer `{}` has the attention of the layer `attention` of the model and
     the MLP of the layer `mlp`. `renamed` are parts with other names. `more` maps names to shapes of
-    its other tensors, in units of the hidden size; -1 is the size of the vocabulary.
+    its other tensors, in units of the hidden size; -1 is the size of the vocabulary. `own` is what
+    the names of the layers of the model begin with. If each of these is attention or an MLP alone,
+    the names of the MLP for MTP begin with `second`.
     """
 
     case: str
@@ -41,6 +43,8 @@ class MtpCase(NamedTuple):
     layers: int
     more: dict[str, tuple[int, ...]]
     renamed: tuple[str, str] = ("", "")
+    own: str = "model.layers.{}."
+    second: str = ""
 
 
 _USUAL: dict[str, tuple[int, ...]] = {
@@ -75,12 +79,28 @@ FORMS = {
          for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")},
         ("post_attention_layernorm", "pre_mlp_layernorm"),
     ),
+    "nemotron_h_moe": MtpCase(
+        "nemotron_h_moe-latent", "mtp.layers.0.", 2, 1, 1,
+        {"mtp.layers.0.eh_proj": (1, 2), "mtp.layers.0.enorm": (1,), "mtp.layers.0.hnorm": (1,),
+         "mtp.layers.1.final_layernorm": (1,)},
+        own="backbone.layers.{}.", second="mtp.layers.1.",
+    ),
+}  # fmt: skip
+
+# Those that GGUF has no place for.
+_ONLY_HUGGING_FACE = {
+    "ernie4_5_moe": MtpCase(
+        "ernie4_5_moe", "model.mtp_block.{}.", 0, 0, 1,
+        {"model.mtp_linear_proj.{}": (1, 2), "model.mtp_emb_norm.{}": (1,),
+         "model.mtp_hidden_norm.{}": (1,)},
+    ),
 }  # fmt: skip
 
 
 def make_mtp_checkpoint(name: str, directory: Path) -> Path:
     """Return a directory with a model of a form and its layers for MTP, which only exists once."""
-    return once(directory / "mtp" / name, lambda half: _make(FORMS[name], directory, half))
+    form = {**FORMS, **_ONLY_HUGGING_FACE}[name]
+    return once(directory / "mtp" / name, lambda half: _make(form, directory, half))
 
 
 def _make(form: MtpCase, directory: Path, into: Path) -> None:
@@ -88,7 +108,7 @@ def _make(form: MtpCase, directory: Path, into: Path) -> None:
     tensors, config = into / "model.safetensors", into / "config.json"
     stored, document = load_file(tensors), json.loads(config.read_text())
     draw = np.random.default_rng(7)
-    layers = document["num_hidden_layers"]
+    layers = document.get("num_hidden_layers", 0)
     first = layers if form.prefix.startswith("model.layers") else 0
     for number in range(first, first + form.layers):
         for each, shape in _list_shapes(form, stored, number).items():
@@ -106,14 +126,15 @@ def _list_shapes(
     form: MtpCase, stored: dict[str, NDArray[np.float32]], number: int
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a layer."""
-    rows, hidden = stored["model.embed_tokens.weight"].shape
+    rows, hidden = next(each.shape for name, each in stored.items() if "embed" in name)
     found: dict[str, tuple[int, ...]] = {}
     for layer, is_mlp in ((form.attention, False), (form.mlp, True)):
-        begin = f"model.layers.{layer}."
+        begin = form.own.format(layer)
+        prefix = form.second if is_mlp and form.second else form.prefix
         for name, values in stored.items():
             rest = name.removeprefix(begin).replace(*form.renamed) if name.startswith(begin) else ""
-            if rest and rest.startswith("mlp.") == is_mlp:
-                found[form.prefix.format(number) + rest] = values.shape
+            if rest and (form.second or rest.startswith("mlp.") == is_mlp):
+                found[prefix.format(number) + rest] = values.shape
     for name, shape in form.more.items():
         sizes = tuple(rows if size < 0 else size * hidden for size in shape)
         found[f"{name}.weight".format(number)] = sizes

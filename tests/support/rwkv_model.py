@@ -12,10 +12,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from rwkv6_model import TYPE as RWKV6
+
 __all__ = ["OWN_TYPES", "Rwkv7Config", "Rwkv7ForCausalLM"]
 
 # The types that the tests compute themselves.
-OWN_TYPES = {"rwkv7"}
+OWN_TYPES = {"rwkv7", RWKV6}
 
 
 class Rwkv7Config(PreTrainedConfig):

@@ -85,9 +85,9 @@ def test_values_that_contradict_each_other_name_the_file(key: str, value: Metada
 
 
 def test_a_model_that_tokenizer_json_has_no_form_for_is_named() -> None:
-    tokenizer = Tokenizer(model="rwkv", tokens=("a",), types=(1,))
-    with pytest.raises(TokenizerError, match="`rwkv`"):
-        to_documents(tokenizer, "rwkv", {})
+    tokenizer = Tokenizer(model="plamo2", tokens=("a",), types=(1,))
+    with pytest.raises(TokenizerError, match="`plamo2`"):
+        to_documents(tokenizer, "plamo2", {})
 
 
 ANY = st.recursive(

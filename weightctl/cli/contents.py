@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.splits import grid_text
+from weightctl.families.blinkdl import find_blinkdl
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
@@ -137,8 +138,8 @@ class Contents:
     def identity(self) -> tuple[str, str]:
         """The name and architecture that the checkpoint states; empty if it does not.
 
-        The architecture of a diffusion transformer, and that of CLIP in OpenAI's names, also follow
-        from the names of tensors.
+        The architecture of a diffusion transformer, that of CLIP in OpenAI's names, and that of
+        RWKV's original files also follow from the names of tensors.
         """
         metadata = header_of(self.weights).metadata
         found: list[str] = []
@@ -152,6 +153,8 @@ class Contents:
             found[1] = diffusion.architecture
         if not found[1] and is_openai_clip(header_of(self.weights)):
             found[1] = "clip"
+        if not found[1]:
+            found[1] = find_blinkdl(header_of(self.weights)) or ""
         return found[0], found[1]
 
     @property

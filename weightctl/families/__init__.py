@@ -154,6 +154,7 @@ FAMILIES: dict[str, FamilyLine] = {
         "weightctl.families.recurrent_gemma", "recurrent-gemma", ("recurrent_gemma",)
     ),
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
+    "rwkv6": FamilyLine("weightctl.families.rwkv6", "rwkv6", ("rwkv6",)),
     "rwkv7": FamilyLine("weightctl.families.rwkv7", "rwkv7", ("rwkv7",)),
     "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
     "smollm3": FamilyLine("weightctl.families.smollm3", "smollm3", ("smollm3",)),

@@ -8,6 +8,7 @@ from weightctl.families.changes import Squeezed
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.keys import NamingConvention
 from weightctl.families.parts import shape_of
+from weightctl.families.scaled_weights import HalvedByLayer
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, LogOfMinus, MinusExp
 from weightctl.weights.steps.reshaped import InShape
@@ -45,6 +46,8 @@ def convert_form(
     change = names.change
     if change is None or form == wanted:
         return tensor
+    if isinstance(change, HalvedByLayer):
+        change = change.at(names.layer)
     steps: list[Step | None]
     if isinstance(change, ExtraAxes):
         steps = _list_steps(names, change, config, form, wanted)

@@ -160,6 +160,8 @@ class DecoderConfig:
     - `experts`, `experts_used`: the number of experts, and how many compute a position.
     - `expert_intermediate`, `expert_bias`: the width of an expert, and whether experts and router
       have biases.
+    - `expert_latent`: the size of the latent vector that experts read and return; None if they
+      read the hidden state.
     - `sparse_layers`: the layers with experts; None for all.
     - `router`, `router_correction`: how the routing weights of the experts follow from the router's
       values, and whether a tensor is added to the scores for the selection.
@@ -300,6 +302,7 @@ class DecoderConfig:
     experts: int = 0
     experts_used: int = 0
     expert_intermediate: int = 0
+    expert_latent: int | None = None
     sparse_layers: tuple[bool, ...] | None = None
     router: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     router_correction: bool = False
@@ -330,6 +333,11 @@ class DecoderConfig:
     def in_mtp(self) -> tuple[bool, ...]:
         """Whether each layer is for multi-token prediction."""
         return tuple(number >= self.layers for number in range(self.layers + self.mtp_layers))
+
+    @property
+    def expert_inputs(self) -> int:
+        """The number of elements that an expert reads and returns."""
+        return self.expert_latent or self.hidden
 
     @property
     def indexer_queries(self) -> int:

@@ -1,7 +1,7 @@
 """ERNIE 4.5, mixtures of experts: a correction is added to the scores that select the experts.
 
 Names and keys: transformers' `modeling_ernie4_5_moe.py`; llama.cpp's `conversion/ernie.py` and
-`models/ernie4-5-moe.cpp`.
+`models/ernie4-5-moe.cpp`. Layers for MTP: vLLM's `ernie_mtp.py`; llama.cpp has no place for them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS, SIZE, Exactly, WholeNumber
 from weightctl.families.layers import ONES
+from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.rope_keys import standard
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ __all__ = ["FAMILY"]
 
 _LAST = "moe_layer_end_index"
 _USUAL_LAYERS = 28
+_MTP_LINES = (
+    mtp_line("projection", "nextn.eh_proj", "model.mtp_linear_proj.{}", restarts=True),
+    mtp_line("embedding_norm", "nextn.enorm", "model.mtp_emb_norm.{}", restarts=True),
+    mtp_line("hidden_norm", "nextn.hnorm", "model.mtp_hidden_norm.{}", restarts=True),
+)
 
 
 def _mark_sparse(fields: Fields) -> tuple[bool, ...]:
@@ -92,20 +98,23 @@ FAMILY = Family(
     },
     blocks={**ERNIE4_5.blocks, "router_correction": True},
     unloaded=_find_other_layers,
-    names=expert_lines(
-        ERNIE4_5.names,
-        dense=True,
-        more={
-            "mlp.correction": {
-                "hugging_face": "moe_statics.e_score_correction_bias",
-                "change": Squeezed(0, is_run_without=True),
+    names=with_mtp_lines(
+        expert_lines(
+            ERNIE4_5.names,
+            dense=True,
+            more={
+                "mlp.correction": {
+                    "hugging_face": "moe_statics.e_score_correction_bias",
+                    "change": Squeezed(0, is_run_without=True),
+                },
+                **SHARED_LINES,
             },
-            **SHARED_LINES,
-        },
+        ),
+        _MTP_LINES,
     ),
     keys=expert_keys(
         with_keys(
-            DECODER_KEYS,
+            mtp_keys(DECODER_KEYS, "num_nextn_predict_layers", in_gguf=False),
             Key(field="has_biases", kind=Exactly(False, "biases are not supported"), default=False,
                 hugging_face="use_bias"),
         ),
@@ -128,6 +137,7 @@ FAMILY = Family(
         used=6,
     ),
     fusions=expert_forms(),
+    mtp=MtpForm(prefix="model.mtp_block.{}.", values={"sparse_layers": False}, in_gguf=False),
     standard=_standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

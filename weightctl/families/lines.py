@@ -263,6 +263,11 @@ _OF_LAYERS = (
     _all_experts("gate", "gate_proj", "expert_inner", "hidden"),
     _all_experts("up", "up_proj", "expert_inner", "hidden"),
     _all_experts("down", "down_proj", "hidden", "expert_inner"),
+    # What experts read, and their sum, if that has another size than the other vectors.
+    _matrix("mlp.latent_in", "ffn_latent_down", "mlp.fc1_latent_proj", ("expert_latent",),
+            when=("expert_latent",)),
+    _matrix("mlp.latent_out", "ffn_latent_up", "mlp.fc2_latent_proj", _HIDDEN, ("expert_latent",),
+            when=("expert_latent",)),
     _matrix("mlp.shared.gate", "ffn_gate_shexp", "mlp.shared_experts.gate_proj",
             ("shared_inner",), when=_IF_SHARED),
     _matrix("mlp.shared.up", "ffn_up_shexp", "mlp.shared_experts.up_proj", ("shared_inner",),

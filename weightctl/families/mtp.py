@@ -53,23 +53,30 @@ class MtpForm:
     - `prefix`: what their names begin with in Hugging Face's convention, where these layers have
       numbers of their own; empty if they have the numbers after those of the other layers.
     - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
+    - `changed`: the fields of lines that differ from those of other layers, by the part of the
+      layer; with a name in Hugging Face's convention if it does not follow from `prefix`.
     - `values`: the values that fields with a value for each layer have in these layers; without
       one, that of the last layer.
     - `unstated`: the fields whose GGUF keys have no values for these layers.
     - `fused`: the parts of these layers that GGUF stores in a fused tensor.
+    - `in_gguf`: whether llama.cpp has a place for these layers.
     """
 
     prefix: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
     values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
     unstated: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()
+    in_gguf: bool = True
 
     def adapt(self, line: Name) -> Name:
         """Return a line of the family's layers with the names that it has in a layer for MTP."""
         part, name = line.module.removeprefix(_LAYER), line.hugging_face
-        if part in self.fused:
+        if part in self.fused or not self.in_gguf:
             line = replace(line, gguf=None)
+        if part in self.changed:
+            return replace(line, restarts=True, **self.changed[part])
         if self.prefix and name is None:  # a fused tensor has it
             return replace(line, restarts=True)
         if not self.prefix or name is None or not name.startswith(_HF_LAYER):
@@ -124,14 +131,22 @@ def with_mtp_lines(names: tuple[Name, ...], added: tuple[Name, ...]) -> tuple[Na
     return (*names[: last + 1], *added, *names[last + 1 :])
 
 
-def mtp_keys(keys: tuple[Key, ...], name: str, *, most: int = MOST_LAYERS) -> tuple[Key, ...]:
+def mtp_keys(
+    keys: tuple[Key, ...], name: str, *, most: int = MOST_LAYERS, in_gguf: bool = True
+) -> tuple[Key, ...]:
     """Return the keys of a family with the number of its layers for MTP first.
 
     `name` is the key of config.json, empty if that does not state it. transformers assumes one
-    layer in some families, but does not save its tensors.
+    layer in some families, but does not save its tensors. `in_gguf` is that of the `MtpForm`.
     """
-    count = Key(field=_COUNT, kind=WholeNumber(0, most), default=0 if name else REQUIRED,
-                gguf_default=0, gguf=MTP_COUNT, hugging_face=name, written=True)  # fmt: skip
+    if not in_gguf:
+        count = Key(field=_COUNT, kind=WholeNumber(0, most), default=lambda _: 0,
+                    hugging_face=name)  # fmt: skip
+        return (count, *keys)
+    count = Key(
+        field=_COUNT, kind=WholeNumber(0, most), default=0 if name else REQUIRED, gguf_default=0,
+        gguf=MTP_COUNT, hugging_face=name, written=True,
+    )  # fmt: skip
     return (count, *keys)
 
 

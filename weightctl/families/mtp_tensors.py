@@ -29,6 +29,8 @@ BLOCK_COUNT, MTP_COUNT = "{arch}.block_count", "{arch}.nextn_predict_layers"
 COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 _OWN_NAME = re.compile(r"(?:\w+\.)*?mtp(?:_\w+)?\.(?:layers\.)?(?:(\d{1,9})\.)?")
+# In Nemotron-H, each layer is attention or experts alone, so two of them predict a token.
+_HALF = re.compile(r"mtp\.layers\.\d{1,9}\.mixer\.")
 _LAYER = re.compile(r"(?:blk|(?:(?:model|language_model|text_model)\.)*layers)\.(\d{1,9})\.(.*)")
 # What only a layer for MTP has: the projection of an embedding and a state, and their norms.
 _MARKER = re.compile(r"(?:nextn\.)?(?:eh_proj|enorm|hnorm)\.")
@@ -79,9 +81,11 @@ class MtpTensors(NamedTuple):
 
 def _list_numbers(names: Iterable[str], layers: int) -> Iterator[tuple[str, int, bool]]:
     """Yield names that may be of layers for MTP, the number of the layer, and whether they are."""
+    names = [*names]
+    parts = 2 if any(map(_HALF.match, names)) else 1
     for name in names:
         if (own := _OWN_NAME.match(name)) is not None:
-            yield name, int(own[1] or 0), True
+            yield name, int(own[1] or 0) // parts, True
         elif (numbered := _LAYER.match(name)) is not None and int(numbered[1]) >= layers:
             yield name, int(numbered[1]) - layers, _MARKER.match(numbered[2]) is not None
 

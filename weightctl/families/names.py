@@ -60,14 +60,16 @@ _KEPT = re.compile(
     r"a\.rvq\.codebook|mm\.a\.code_embd|^mm\.input_projection\.weight$|"
     r"norm\.weight$|layernorm|layer_norm|\.(router|gate|shared_expert_gate)\.weight$|"
     r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|conv1d|"
-    r"relative_attention_bias|patch_embed|\bconv\.conv\.|_lora\.lora\.",
+    r"relative_attention_bias|patch_embed|\bconv\.conv\.|_lora\.lora\.|"
+    r"\.time_(maa|decay|faaaa)",
     re.IGNORECASE,
 )
 
 # Embeddings and output projections, which low-bit formats for inference engines do not quantize,
-# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
+# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` and `ernie_mtp.py` have
+# only unquantized.
 _LOOKED_UP = re.compile(
-    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
+    r"embed|shared_head|eh_proj|mtp_linear_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
     re.IGNORECASE,
 )
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
 __all__ = [
+    "ATTENTION",
     "DEFAULTS",
     "EXPERTS",
     "FAMILY",
@@ -42,13 +43,15 @@ __all__ = [
     "find_most",
     "has_experts",
     "layer_keys",
+    "list_words",
     "place_names",
+    "standard",
 ]
 
-_STATES, _ATTENTION, _MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
+_STATES, ATTENTION, _MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 # Letters of a pattern, and words of transformers before version 5.
-_LETTERS = {"M": _STATES, "*": _ATTENTION, "-": _MLP, "E": EXPERTS}
-_OLDER = {"mamba": _STATES, "attention": _ATTENTION}
+_LETTERS = {"M": _STATES, "*": ATTENTION, "-": _MLP, "E": EXPERTS}
+_OLDER = {"mamba": _STATES, "attention": ATTENTION}
 _LAYER = "model.layers.{}."
 _COUNTS = LayerValues(WholeNumber(0, SIZE.most))
 _UNBIASED = "transformers has no biases in the attention of Nemotron-H"
@@ -61,7 +64,7 @@ class _LayerKinds(NamedTuple):
 
     def read(self, content: object) -> tuple[str, ...]:
         """Return the words."""
-        known = (_STATES, _ATTENTION, self.inner)
+        known = (_STATES, ATTENTION, self.inner)
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must have a word for each layer")
         for word in content:
@@ -87,10 +90,10 @@ def layer_keys(inner: str, width: str) -> tuple[Key, ...]:
     attention or an MLP.
     """
 
-    def list_words(fields: Fields) -> tuple[str, ...]:
+    def find_words(fields: Fields) -> tuple[str, ...]:
         pairs = zip(*(_spread(fields, name) for name in ("layer_kv_heads", "layer_inner")),
                     strict=True)  # fmt: skip
-        return tuple(_ATTENTION if keys else inner if wide else _STATES for keys, wide in pairs)
+        return tuple(ATTENTION if keys else inner if wide else _STATES for keys, wide in pairs)
 
     def list_where(word: str, field: str) -> Callable[[Fields], tuple[int, ...]]:
         return lambda fields: tuple(
@@ -100,12 +103,12 @@ def layer_keys(inner: str, width: str) -> tuple[Key, ...]:
     def mark(word: str) -> Callable[[Fields], tuple[bool, ...]]:
         return lambda fields: tuple(each == word for each in fields["layer_words"])
 
-    marks = (("attention_layers", _ATTENTION), ("ssm_layers", _STATES), ("mlp_layers", inner))
+    marks = (("attention_layers", ATTENTION), ("ssm_layers", _STATES), ("mlp_layers", inner))
     return (
-        Key(field="layer_words", kind=_LayerKinds(inner), gguf_default=list_words),
+        Key(field="layer_words", kind=_LayerKinds(inner), gguf_default=find_words),
         Key(field="layer_words", kind=_LayerKinds(inner), hugging_face="layers_block_type",
             written=True),
-        Key(field="layer_kv_heads", kind=_COUNTS, default=list_where(_ATTENTION, "kv_heads")),
+        Key(field="layer_kv_heads", kind=_COUNTS, default=list_where(ATTENTION, "kv_heads")),
         Key(field="layer_inner", kind=_COUNTS, default=list_where(inner, width)),
         *(Key(field=field, kind=ONES, default=mark(word), gguf_default=mark(word))
           for field, word in marks),
@@ -171,9 +174,10 @@ def _states_keys() -> tuple[Key, ...]:
 
 
 KEYS = (
+    *(key for key in _USUAL if key.field == "layers"),
     Key(field="layer_kv_heads", kind=_COUNTS, gguf="{arch}.attention.head_count_kv"),
     Key(field="layer_inner", kind=_COUNTS, gguf="{arch}.feed_forward_length"),
-    *_USUAL,
+    *(key for key in _USUAL if key.field != "layers"),
     *_states_keys(),
 )
 
@@ -219,10 +223,14 @@ def _list_lines() -> tuple[Name, ...]:
 LINES = _list_lines()
 
 
-def _list_words(document: Mapping[str, Any]) -> list[Any] | None:
-    """Return what config.json states for each layer, in transformers' current words."""
-    words = document.get("layers_block_type") or document.get("layer_types")
-    pattern = document.get("hybrid_override_pattern")
+def list_words(document: Mapping[str, Any], prefix: str = "") -> list[Any] | None:
+    """Return what config.json states for each layer, in transformers' current words.
+
+    `prefix` is that of its keys, `mtp_` for the layers for multi-token prediction. None if it
+    states nothing.
+    """
+    words = document.get(f"{prefix}layers_block_type") or document.get(f"{prefix}layer_types")
+    pattern = document.get(f"{prefix}hybrid_override_pattern")
     if words is None and isinstance(pattern, str):
         words = [_LETTERS.get(letter, letter) for letter in pattern]
     if not is_list(words):
@@ -232,15 +240,15 @@ def _list_words(document: Mapping[str, Any]) -> list[Any] | None:
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json with a word for each layer, and their number."""
-    words = _list_words(document)
+    words = list_words(document)
     if words is None:
-        words = [_STATES, EXPERTS, _ATTENTION, _MLP]  # those of transformers
+        words = [_STATES, EXPERTS, ATTENTION, _MLP]  # those of transformers
     return {**document, "layers_block_type": words, "num_hidden_layers": len(words)}
 
 
 def has_experts(document: Mapping[str, Any]) -> bool:
     """Return whether the layers of a config.json have experts."""
-    return EXPERTS in (_list_words(document) or ())
+    return EXPERTS in (list_words(document) or ())
 
 
 def check(fields: Fields) -> Fields:

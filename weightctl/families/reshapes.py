@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import Step
 
 __all__ = ["AS_COLUMN", "AS_SCALAR", "AsColumn", "AsScalar", "GroupRows", "InTurn", "PatchRows",
-           "RowsAsVector"]  # fmt: skip
+           "RowsAsVector", "Turned"]  # fmt: skip
 
 
 class _OfShape:
@@ -164,6 +164,35 @@ class PatchRows(_OfGguf):
 
 def _find_sizes(config: Any) -> tuple[int, int, int]:
     return config.hidden, config.channels, config.patch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Turned(_OfShape):
+    """A matrix that Hugging Face stores as (inputs, outputs), and GGUF as (outputs, inputs).
+
+    If `count` is given, it is the config field with the number of such matrices, which are stored
+    one after the other along the first axis. Our modules use GGUF's form.
+    """
+
+    count: str = ""
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """GGUF's convention."""
+        return "gguf"
+
+    def to_gguf(self, config: Config) -> Step:
+        """Return the step that transposes each matrix."""
+        from weightctl.weights.steps.reshaped import JoinedHeads, SplitHeads
+        from weightctl.weights.steps.transposed import Transposed
+
+        if not self.count:
+            return Transposed()
+        return _join(JoinedHeads(), SplitHeads(getattr(config, self.count), is_transposed=True))
+
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the same step, which is its own inverse."""
+        return self.to_gguf(config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ belong to its own weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["ScaledBy", "ScaledRuns"]
+__all__ = ["HalvedByLayer", "ScaledBy", "ScaledRuns"]
 
 
 class _Scaled:
-    """The common base of both changes."""
+    """The common base of changes by factors that the config of Hugging Face's convention states."""
 
     __slots__ = ()
 
@@ -71,3 +71,39 @@ class ScaledRuns(_Scaled):
 
         runs = tuple(self.runs(config))
         return None if all(factor == 1 for _, factor in runs) else MultipliedRows(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class HalvedByLayer(_Scaled):
+    """A weight that GGUF stores halved once more after each run of layers, for RWKV.
+
+    `every` is the config field with the number of layers in a run, 0 for none. Both conventions
+    state it. Our modules use GGUF's form.
+    """
+
+    every: str
+    layer: int = 0
+
+    @property
+    def runs_as(self) -> NamingConvention:
+        """GGUF's convention."""
+        return "gguf"
+
+    def at(self, layer: int) -> HalvedByLayer:
+        """Return the change of the weight of a layer."""
+        return replace(self, layer=layer)
+
+    def to_gguf(self, config: Config) -> Step | None:
+        """Return the step that multiplies by a power of 1/2, None in the first layers."""
+        return self._double(config, -1)
+
+    def to_hugging_face(self, config: Config) -> Step | None:
+        """Return the step that multiplies by a power of 2, None in the first layers."""
+        return self._double(config, 1)
+
+    def _double(self, config: Config, sign: int) -> Step | None:
+        from weightctl.weights.steps.numbers import Doubled
+
+        every = getattr(config, self.every)
+        times = self.layer // every if every else 0
+        return Doubled(sign * times) if times else None

@@ -45,6 +45,7 @@ _USUAL_COMPANIONS = (
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "rwkv_vocab_v20230424.txt",
     "modules.json", "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md",
 )  # fmt: skip
 _MAX_SIZE = 100_000_000

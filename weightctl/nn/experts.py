@@ -38,12 +38,12 @@ class MixtureOfExperts(Divisible):
     They are gated unless `gated` is False.
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
     `has_correction`, a weight is added to the scores, and with `has_scales` another one multiplies
-    the shares. `bias` is for the experts and the router. If
-    `shared` is not 0, a gated MLP of this width is added for all positions, multiplied by the
-    sigmoid of its own gate if `shared_gate`. With `scales_inputs` the shares multiply what experts
-    read, not what they return. `limit` is that of gated experts. With a `table`, its number of
-    rows, the experts of a token are those in its row. Raises `GraphError` as `Routing` does, and if
-    the activation is not in `ACTIVATIONS`.
+    the shares. `bias` is for the experts and the router. If `shared` is not 0, a gated MLP of this
+    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`. If
+    `latent` is not 0, experts read a projection of this size, and their sum is projected back. With
+    `scales_inputs` the shares multiply what experts read, not what they return. `limit` is that of
+    gated experts. With a `table`, its number of rows, the experts of a token are those in its row.
+    Raises `GraphError` as `Routing` does, and if the activation is not in `ACTIVATIONS`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class MixtureOfExperts(Divisible):
         bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
+        latent: int = 0,
         scales_inputs: bool = False,
         gated: bool = True,
         limit: float | None = None,
@@ -88,7 +89,6 @@ class MixtureOfExperts(Divisible):
         more: dict[str, Any] = {} if limit is None else {"limit": limit}
         make_expert: Callable[..., GatedMLP | MLP] = partial(
             GatedMLP if gated else MLP,
-            features,
             activation=activation,
             **more,
             dtype=dtype,
@@ -96,8 +96,12 @@ class MixtureOfExperts(Divisible):
             quantization_encoding=quantization_encoding,
         )
         self.experts = LayerList(
-            [make_expert(intermediate=intermediate, bias=bias) for _ in range(count)]
+            [make_expert(latent or features, intermediate, bias=bias) for _ in range(count)]
         )
+        self.has_latent = latent > 0
+        if self.has_latent:
+            self.latent_in = Linear(features, latent, dtype=dtype, device=device)
+            self.latent_out = Linear(latent, features, dtype=dtype, device=device)
         if has_correction:
             self.correction = ScoreCorrection(count, device=device)
         self.has_correction = has_correction
@@ -110,18 +114,19 @@ class MixtureOfExperts(Divisible):
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
         if self.has_shared:
-            self.shared = make_expert(intermediate=shared, bias=False)
+            self.shared = make_expert(features, shared, bias=False)
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 
     def __call__(self, x: Value, routed: Value | None = None, tokens: Value | None = None) -> Value:
         """Return the weighted outputs of this module's experts, `(..., features)`.
 
-        The router reads `routed` if it is given. A table needs the `tokens`, their ids. An
-        expert computes the positions that chose it;
-        the weights of an expert that no position chose are not read.
+        The router reads `routed` if it is given. A table needs the `tokens`, their ids. An expert
+        computes the positions that chose it; the weights of an expert that no position chose are
+        not read.
         """
-        rows = x.reshape((-1, x.shape[-1]))
+        read = self.latent_in(x) if self.has_latent else x
+        rows = read.reshape((-1, read.shape[-1]))
         shares = self._shares(x if routed is None else routed, tokens)
         chosen = ops.chosen_rows(shares)
         # Experts are added in groups that have about as many rows as there are positions: their
@@ -136,7 +141,9 @@ class MixtureOfExperts(Divisible):
         y = sums[0]
         for each in sums[1:]:
             y = y + each
-        y = y.reshape(x.shape)
+        y = y.reshape(read.shape)
+        if self.has_latent:
+            y = self.latent_out(y)
         if not self.has_shared or self.first:
             # What all positions pass through is computed with the first of the experts.
             return y
@@ -166,6 +173,8 @@ class MixtureOfExperts(Divisible):
             cuts |= replicate_weights(devices, self.table.weight)
         if self.has_scales:
             cuts |= replicate_weights(devices, self.scales.weight)
+        if self.has_latent:
+            cuts |= replicate_weights(devices, self.latent_in.weight, self.latent_out.weight)
         if self.has_shared:
             cuts |= self.shared.tensor_parallel(devices)
         if self.has_shared_gate:

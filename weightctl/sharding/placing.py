@@ -10,7 +10,7 @@ from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.per_layer import layers_reading
-from weightctl.families.reshapes import GroupRows, RowsAsVector
+from weightctl.families.reshapes import GroupRows, RowsAsVector, Turned
 from weightctl.families.sharing import OF_HEADS, list_runs
 from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
@@ -125,7 +125,7 @@ def _place_weight(
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
     if first.kind == "weight" and checkpoint.convention == "hugging_face":
-        axis ^= first.change is TRANSPOSED
+        axis ^= first.change is TRANSPOSED or isinstance(first.change, Turned)
     is_outputs_first = checkpoint.stored.get(first.module) in checkpoint.outputs_first
     if fusion is not None and fusion.is_transposed(first.kind) and not is_outputs_first:
         axis ^= 1

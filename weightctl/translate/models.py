@@ -91,12 +91,24 @@ def translate(
     if convention == checkpoint.convention:
         return Translation(checkpoint.tree, {})
     check_copies(checkpoint)
+    _check_mtp(checkpoint, convention)
     tensors = translate_tensors(checkpoint, convention)
     made = (_to_gguf if convention == "gguf" else _to_hugging_face)(checkpoint, tensors)
     text = f"{checkpoint.family.name}, {_TITLES[checkpoint.convention]} -> {_TITLES[convention]}"
     left_out = _describe_left_out(checkpoint, convention, has_tower_file=has_tower_file)
     notes = (*made.notes, *left_out)
     return made._replace(text=text, notes=notes)
+
+
+def _check_mtp(checkpoint: RecognizedModel, convention: NamingConvention) -> None:
+    """Raise `ArchitectureError` if GGUF has no place for a model's layers for MTP."""
+    mtp, count = checkpoint.family.mtp, getattr(checkpoint.config, "mtp_layers", 0)
+    if convention == "gguf" and count and mtp is not None and not mtp.in_gguf:
+        raise ArchitectureError(
+            f"llama.cpp has no place for layers for multi-token prediction (MTP) in the family "
+            f"{checkpoint.family.name}, and this model has {pluralize(count, 'layer')} of them",
+            hint='to leave them out, use --without mtp (without="mtp" in Python)',
+        )
 
 
 def _describe_left_out(

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.families.blinkdl import find_blinkdl, restate_blinkdl
 from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.model import ARCHITECTURE
@@ -106,6 +107,9 @@ def plan_of(
     refuse_adapter(header_of(weights), format_name)
     diffusion = find_diffusion(header_of(weights)) if part is ModelPart.WHOLE else None
     native = _native(weights) if diffusion is None else diffusion.convention
+    is_to_gguf = format_name == "gguf" and names in {Names.AUTO, Names.GGUF}
+    if native is None and is_to_gguf and find_blinkdl(header_of(weights)) is not None:
+        native = "hugging_face"
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     _check_parts(part, mmproj, native, wanted)
@@ -320,7 +324,8 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     from weightctl.families import recognize
 
     with _hint_at_keeping_names():
-        return recognize(weights)
+        restated = restate_blinkdl(weights)
+        return recognize(weights) if restated is None else recognize(*restated)
 
 
 @contextmanager

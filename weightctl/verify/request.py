@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.families import RecognizedModel
-    from weightctl.translate.tokenizer.encoding import Encoder
+    from weightctl.translate.tokenizer.encoding import TokenEncoder
     from weightctl.verify.compare.mismatch import Mismatch
     from weightctl.verify.compare.pairing import Pairing
     from weightctl.verify.run.prompt import Prompt
@@ -91,7 +91,7 @@ class Subject:
         return found if isinstance(found, WeightctlError) else None
 
     @cached_property
-    def encoder(self) -> Encoder | None:
+    def encoder(self) -> TokenEncoder | None:
         """The tokenizer's text encoder; None if the model is unknown or has no tokenizer.
 
         Raises `TokenizerError` if the tokenizer is damaged, or if the `tokenizers` library is

@@ -44,6 +44,7 @@ READERS: dict[str, str] = {
     "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
     "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
     "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
+    "RWKV": "weightctl.translate.tokenizer.rwkv:from_files",
 }
 # The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
 # document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.

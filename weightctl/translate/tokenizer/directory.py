@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list, is_object
-from weightctl.translate.tokenizer import READERS, WRITERS
+from weightctl.translate.tokenizer import READERS, WRITERS, rwkv
 from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding
 from weightctl.translate.tokenizer.differences import differences
 from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.translate.tokenizer.remainder import config_of, remember_document, restore_document
+from weightctl.translate.tokenizer.remainder import (
+    config_of,
+    remember_config,
+    remember_document,
+    restore_document,
+)
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import ADDED_SCORE
 from weightctl.translate.tokenizer.token_ids import read_token_ids
 from weightctl.translate.tokenizer.tokenizer_config import (
@@ -35,6 +40,7 @@ __all__ = ["from_directory", "to_documents"]
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 # The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.
 _CLASS = "PreTrainedTokenizerFast"
+_CONFIG = "tokenizer_config.json"
 _CONTEXTS = ("max_position_embeddings", "n_positions")
 
 
@@ -73,6 +79,8 @@ def _kind(files: TokenizerFiles) -> str | None:
         return "byte-level BPE"
     if files.has("vocab.txt"):
         return "WordPiece"
+    if files.has(rwkv.VOCABULARY):
+        return "RWKV"
     return None
 
 
@@ -143,6 +151,11 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
 
 def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
+    if tokenizer.model == rwkv.MODEL:
+        # Configs of these models state ids of other tokens.
+        made = replace(tokenizer, chat_templates=read_chat_templates(files))
+        _check_text(made, files.directory)
+        return remember_config(made, files)
     given = read_token_ids(files.directory)
     special = {**tokenizer.special, **read_special(files, ids, given)}
     ends = tuple(token for token in given.ends if token < len(tokenizer.tokens))
@@ -184,21 +197,29 @@ def to_documents(
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer by name: tokenizer.json, tokenizer_config.json ...
 
-    `config` is the content of config.json. Raises `TokenizerError` if tokenizer.json cannot express
-    the tokenizer, or if its parts contradict each other.
+    RWKV's has its vocabulary file in place of tokenizer.json. `config` is the content of
+    config.json. Raises `TokenizerError` if these files cannot express the tokenizer, or if its
+    parts contradict each other.
     """
-    if tokenizer.model not in WRITERS:
+    if tokenizer.model not in WRITERS and tokenizer.model != rwkv.MODEL:
         raise TokenizerError(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
             "tokenizer.json",
-            hint=f"supported tokenizer types: {', '.join(WRITERS)}; {TENSORS_HINT}",
+            hint=f"supported tokenizer types: {', '.join((*WRITERS, rwkv.MODEL))}; {TENSORS_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
+    if tokenizer.model == rwkv.MODEL:
+        stated = {**(config_of(trimmed) or rwkv.default_config()), **_templates(trimmed)}
+        return {
+            **rwkv.to_files(trimmed),
+            _CONFIG: _format_json(stated, indent=2),
+            **template_documents(tokenizer.chat_templates),
+        }
     document = restore_document(trimmed, load(WRITERS[tokenizer.model])(trimmed, model_type))
     return {
         "tokenizer.json": _format_json(document),
-        "tokenizer_config.json": _format_json(
+        _CONFIG: _format_json(
             {**(config_of(trimmed) or _config(trimmed, config)), **_templates(trimmed)}, indent=2
         ),
         **template_documents(tokenizer.chat_templates),

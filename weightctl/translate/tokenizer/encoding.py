@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.translate.tokenizer.record import from_metadata
+from weightctl.translate.tokenizer.rwkv import MODEL, GreedyEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Encoder", "encoder_of"]
+__all__ = ["Encoder", "TokenEncoder", "encoder_of"]
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _HINT = "use token ids instead, which need no tokenizer"
 _PROBE = "a"
+
+
+class TokenEncoder(Protocol):
+    """What encodes texts: `first` and `last` are the tokens added around one, `count` is of all."""
+
+    first: list[int]
+    last: list[int]
+
+    @property
+    def count(self) -> int:
+        """The number of tokens in the vocabulary."""
+        ...
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, without those added around it."""
+        ...
+
+    def text(self, token: int) -> str:
+        """Return the text of a token, which can be empty."""
+        ...
 
 
 class Encoder:
@@ -104,7 +125,7 @@ class Encoder:
 
 def encoder_of(
     metadata: Mapping[str, MetadataValue], directory: str | None, model_type: str, where: str
-) -> Encoder | None:
+) -> TokenEncoder | None:
     """Return an encoder for a GGUF's metadata, else for a model directory; None if neither has one.
 
     Raises `TokenizerError` if the tokenizer is damaged, if tokenizer.json cannot express it, or if
@@ -119,5 +140,7 @@ def encoder_of(
         made, where = from_directory(directory, 0, model_type), directory
     if made is None:
         return None
+    if made.model == MODEL:
+        return GreedyEncoder(made)
     documents = to_documents(made, model_type, {})
     return Encoder(documents[_TOKENIZER], json.loads(documents[_CONFIG]), where)

@@ -64,16 +64,17 @@ class Tokenizer:
     """A tokenizer, in terms that both naming conventions can express.
 
     `model` is `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE with
-    scores), "gemma4" (SentencePiece's BPE with merges), "bert" (WordPiece), "t5" (unigram). `pre`
-    is `tokenizer.ggml.pre`. `tokens` are spelled as in GGUF, and `types` are their `TokenType`s;
-    `merges` are "left right". `special` has the ids of `bos`, `eos`, `unknown`, `seperator`,
-    `padding`, `cls`, `mask`, `eot` ...: the words of the keys `tokenizer.ggml.WORD_token_id`.
-    `ends` are all ids that end generation, in order, if there are more than the `eos` of `special`.
-    `flags` are `add_bos_token`, `add_space_prefix` ...: the keys `tokenizer.ggml.FLAG`. The default
-    template in `chat_templates` has the name "". `token_type_count` is the number of segment types
-    of the model; `charsmap` is SentencePiece's compiled normalizer; `remainder` has what only
-    Hugging Face's files can express (see `remainder.py`). `notes` describe where llama.cpp treats
-    text differently from the files that the tokenizer was read from.
+    scores), "gemma4" (SentencePiece's BPE with merges), "bert" (WordPiece), "t5" (unigram), "rwkv"
+    (the longest token). `pre` is `tokenizer.ggml.pre`. `tokens` are spelled as in GGUF, and `types`
+    are their `TokenType`s; `merges` are "left right". `special` has the ids of `bos`, `eos`,
+    `unknown`, `seperator`, `padding`, `cls`, `mask`, `eot` ...: the words of the keys
+    `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end generation, in order, if there are
+    more than the `eos` of `special`. `flags` are `add_bos_token`, `add_space_prefix` ...: the keys
+    `tokenizer.ggml.FLAG`. The default template in `chat_templates` has the name "".
+    `token_type_count` is the number of segment types of the model; `charsmap` is SentencePiece's
+    compiled normalizer; `remainder` has what only Hugging Face's files can express (see
+    `remainder.py`). `notes` describe where llama.cpp treats text differently from the files that
+    the tokenizer was read from.
     """
 
     model: str

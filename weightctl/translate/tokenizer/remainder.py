@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["config_of", "remember_document", "restore_document"]
+__all__ = ["config_of", "remember_config", "remember_document", "restore_document"]
 
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -73,11 +73,19 @@ def remember_document(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
                 for entry in entries
                 if is_object(vocabulary) and entry["content"] not in vocabulary
             ),
-            "config": {
-                key: value for key, value in files.config.items() if key not in _KEPT_ELSEWHERE
-            },
+            "config": _list_settings(files),
         },
     )
+
+
+def remember_config(tokenizer: Tokenizer, files: TokenizerFiles) -> Tokenizer:
+    """Return a tokenizer with a remainder that only has its tokenizer_config.json."""
+    settings = _list_settings(files)
+    return _with(tokenizer, {"config": settings}) if settings else tokenizer
+
+
+def _list_settings(files: TokenizerFiles) -> dict[str, Any]:
+    return {key: value for key, value in files.config.items() if key not in _KEPT_ELSEWHERE}
 
 
 def _with(tokenizer: Tokenizer, remainder: Mapping[str, Any]) -> Tokenizer:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.translate.tokenizer.encoding import Encoder
+    from weightctl.translate.tokenizer.encoding import TokenEncoder
     from weightctl.verify.request import Request, Subject
 
 
@@ -115,7 +115,9 @@ def _prompt_of_tokens(tokens: Sequence[int], subjects: Sequence[Subject]) -> Pro
     )
 
 
-def _prompt_of_text(given: str | None, checkpoint: RecognizedModel, encoder: Encoder) -> Prompt:
+def _prompt_of_text(
+    given: str | None, checkpoint: RecognizedModel, encoder: TokenEncoder
+) -> Prompt:
     ids = encoder.ids(TEXT if given is None else given)
     if not ids:
         raise ConversionError("the text has no tokens", hint="give a longer text")
@@ -153,7 +155,7 @@ def _require_text(text: str) -> None:
         ) from error
 
 
-def _find_encoder(subjects: Sequence[Subject]) -> tuple[Subject, Encoder | None]:
+def _find_encoder(subjects: Sequence[Subject]) -> tuple[Subject, TokenEncoder | None]:
     """Return the first subject with a tokenizer, and its encoder.
 
     If no subject has a tokenizer, return the last subject and None.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsFloat32",
     "Constant",
+    "Doubled",
     "LogOfMinus",
     "MinusExp",
     "Multiplied",
@@ -120,6 +121,44 @@ class Multiplied(_OnFloat32):
 
     def __str__(self) -> str:
         return f"{f'{self.offset:+g}, ' if self.offset else ''}times {self.factor:.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubled:
+    """Each value times 2 to the power of `times`, which may be negative.
+
+    The result has the type BF16 if the input has it, and F32 otherwise.
+    """
+
+    times: int
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the same shape, and BF16 or F32."""
+        (info,) = inputs
+        return (info.shape, info.encoding) if _is_bf16(info) else AsFloat32().infer(inputs)
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the requested range, and compute."""
+        import numpy as np
+
+        if not _is_bf16(inputs[0].info):
+            Multiplied(2.0**self.times).read_into(inputs, start, buffer)
+            return
+        words = np.frombuffer(buffer, np.uint16)
+        wide = np.empty(len(words), np.uint32)
+        Multiplied(2.0**self.times).read_into(inputs, 2 * start, wide.data.cast("B"))
+        # To the nearest value, to an even one if two are equally near.
+        wide += np.uint32(0x7FFF) + (wide >> np.uint32(16) & np.uint32(1))
+        words[:] = wide >> np.uint32(16)
+
+    def __str__(self) -> str:
+        return f"times {2.0**self.times:g}"
+
+
+def _is_bf16(info: TensorInfo) -> bool:
+    return info.encoding.name == "BF16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.translate.tokenizer.encoding import Encoder
+    from weightctl.translate.tokenizer.encoding import TokenEncoder
     from weightctl.verify.checks.metadata.description import Description
     from weightctl.verify.request import Request, Subject
 
@@ -178,7 +178,7 @@ def _judge_parts(
         found.add(pair.own.place("tokens"), f"{text}, and a test text gives different tokens")
 
 
-def _try_encoder(encoder: Encoder) -> tuple[object, ...]:
+def _try_encoder(encoder: TokenEncoder) -> tuple[object, ...]:
     """Return an encoder's ids for the test text, the texts of these tokens, and added tokens."""
     ids = encoder.ids(_PROBE)
     shown = [encoder.text(token) for token in dict.fromkeys(ids)]

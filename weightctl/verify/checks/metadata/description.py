@@ -18,6 +18,7 @@ from weightctl.translate.tokenizer.added import MAX_TOKENS, read_added, type_of_
 from weightctl.translate.tokenizer.directory import from_directory
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.translate.tokenizer.record import WORDS, Tokenizer, TokenType, from_metadata
+from weightctl.translate.tokenizer.rwkv import VOCABULARY
 from weightctl.translate.tokenizer.token_ids import read_token_ids
 from weightctl.translate.tokenizer.tokenizer_config import read_chat_templates, read_special
 from weightctl.weights.tree import header_of
@@ -103,7 +104,7 @@ class Description:
         """Return where a tokenizer key is stated: GGUF's key, or the path of the tokenizer file."""
         if self.is_gguf:
             return f"{TOKENIZER_KEYS}{key}"
-        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", VOCABULARY)
         paths = (os.path.join(self.where, name) for name in names)
         return next(filter(is_file, paths), self.where)
 
