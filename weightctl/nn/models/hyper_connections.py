@@ -30,7 +30,7 @@ class Float32Tensor(Module):
 class StreamProjections(Module):
     """Numbers for mixing streams, computed from all of them: a norm, and one projection.
 
-    `kinds` are the sizes of the kinds of numbers, each of which has a factor of its own.
+    `kinds` are the sizes of the kinds of numbers; each kind has a factor of its own.
     """
 
     def __init__(self, streams: int, features: int, kinds: tuple[int, ...], eps: float) -> None:
