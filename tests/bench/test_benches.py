@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cluster
 import forward
+import generation
 import pytest
 from cluster import Inputs
 
@@ -144,6 +145,18 @@ def test_the_forward_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed += capsys.readouterr().out
     assert len(re.findall(r"\(target [\d.]+\)", printed)) == 2
     assert "32 of 32 choices the same" in printed
+
+
+def test_the_generation_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    small = ["--size", "5MB", "--vocabulary", "1000", "--repeats", "1", "--prompt", "8"]
+    small += ["--count", "2", "--folder", str(tmp_path), "--only", "float32", "--only", "Q4_K"]
+    generation.main([*small, "--threads", str(torch.get_num_threads())])
+    printed = capsys.readouterr().out
+    assert re.findall(r"^(\w+), against (\S+):", printed, re.MULTILINE) == [
+        ("float32", "transformers"), ("Q4_K", "llama.cpp")
+    ]  # fmt: skip
 
 
 def test_the_crossing_bench_runs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import joined_program
 from joined_program import WAIT, numbers
@@ -289,3 +290,17 @@ def test_ranks_elsewhere_are_not_there_outside_of_processes() -> None:
     ) as refusal:
         executed(graph, np.ones(2, np.float32))
     assert "with weightctl.engine.processes()" in refusal.value.hint
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in STARTED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with (
+        pytest.raises(EngineError, match=r"2 processes on this machine .* torch finds 1 GPU"),
+        processes(DeviceRef.GPU(0)),
+    ):
+        pass

@@ -13,6 +13,7 @@ from weightctl.device import CPU, DeviceRef
 from weightctl.engine.devices import require_devices
 from weightctl.errors import EngineError
 from weightctl.graph.ops.exchange import explain
+from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,11 +55,13 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
     process waits longer than `timeout` seconds for another; if one fails or leaves early, the
     others raise `EngineError` at the next collective operation. Raises `EngineError` if torchrun
     did not start this process, if the process is already in a group, if the device does not exist,
-    or if other processes do not join.
+    if there are more processes than GPUs to give each one its own, or if other processes do not
+    join.
     """
     started = _read_environment()
     require_devices([CPU if device is None else device])
     own = _device_of(started) if device is None else device
+    _claim_gpu(started, own)
     _join(started, own, timeout)
     try:
         yield Process(started.rank, started.count, own)
@@ -102,6 +105,23 @@ def _device_of(started: _Started) -> DeviceRef:
 
     has_enough = torch.cuda.device_count() >= started.local_count
     return DeviceRef.GPU(started.local_rank) if has_enough else CPU
+
+
+def _claim_gpu(started: _Started, device: DeviceRef) -> None:
+    """Make a GPU the device of this process's CUDA operations, if it uses one."""
+    if device.kind != "gpu":
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < started.local_count:
+        raise EngineError(
+            f"{started.local_count} processes on this machine cannot use a GPU of their own: torch "
+            f"finds {pluralize(count, 'GPU')}",
+            hint=f"start at most {count} with torchrun --nproc-per-node, or use "
+            "processes(DeviceRef.CPU())",
+        )
+    torch.cuda.set_device(device.id)
 
 
 def _join(started: _Started, device: DeviceRef, timeout: float) -> None:
