@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import DType
 from weightctl.engine.arrays import describe_tensor, tensor_of
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = ["has_names", "name_of", "prepare_inputs", "resolve_attributes", "size_of"]
+__all__ = [
+    "Size",
+    "has_names",
+    "name_of",
+    "prepare_inputs",
+    "resolve_attributes",
+    "simplify_shape",
+    "size_of",
+    "sizes_of",
+]
 
 # Integers with more bits are not printed: Python refuses to format very long ones.
 _LONG = 128
@@ -55,6 +64,25 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
         known = " and ".join(f"{name} is {sizes[name]}" for name in sorted(dim.symbols))
         reason = "divides by 0" if isinstance(error, ZeroDivisionError) else "is less than 0"
         raise EngineError(f"{dim} {reason} with {known}") from error
+
+
+# A dimension as an engine compares it: a size, a name, or an expression.
+Size: TypeAlias = "int | str | Dim"
+
+
+def simplify_shape(shape: Sequence[Dim]) -> tuple[Size, ...]:
+    """Return the sizes and names of dimensions; expressions are returned as they are."""
+    return tuple(int(dim) if dim.is_static else name_of(dim) or dim for dim in shape)
+
+
+def sizes_of(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the size of each dimension of a simplified shape; raises as `size_of` does."""
+    return tuple(
+        each if isinstance(each, int)
+        else sizes[each] if isinstance(each, str) and each in sizes
+        else size_of(Dim(each), sizes)
+        for each in shape
+    )  # fmt: skip
 
 
 def has_names(attributes: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
-from weightctl.engine.inputs import name_of, resolve_attributes, size_of
+from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
 from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
@@ -110,8 +110,8 @@ class _Running:
 
         sizes = self._sizes_of(call)
         self._kept = {}
-        for slot, kind in region.outputs:
-            shape = [size_of(dim, sizes) for dim in kind.shape]
+        for slot, kind, dims in region.outputs:
+            shape = sizes_of(dims, sizes)
             dtype, device = torch_dtype(kind.dtype), torch_device(kind.device)
             self._values[slot] = torch.empty(shape, dtype=dtype, device=device)
         for slot in region.frees:
@@ -202,15 +202,15 @@ class _Running:
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
-        for kind, result in zip(operation.types, results, strict=True):
-            if len(kind.shape) == result.ndim:
-                for dim, size in zip(kind.shape, result.shape, strict=True):
-                    if (name := name_of(dim)) is not None:
+        for kind, dims, result in zip(operation.types, operation.shapes, results, strict=True):
+            if len(dims) == result.ndim:
+                for dim, size in zip(dims, result.shape, strict=True):
+                    if isinstance(dim, str):
                         # A name without a size yet takes the size of this result for the rest of
                         # the call.
-                        sizes.setdefault(name, size)
+                        sizes.setdefault(dim, size)
             try:
-                shape = tuple(size_of(dim, sizes) for dim in kind.shape)
+                shape = sizes_of(dims, sizes)
             except EngineError as error:
                 raise self._failure(operation, given, error) from error
             same_place = result.device == torch_device(kind.device)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.device import CPU
 from weightctl.engine.forms import ShardedWhole, WeightForm
-from weightctl.engine.inputs import has_names, name_of, resolve_attributes
+from weightctl.engine.inputs import has_names, name_of, resolve_attributes, simplify_shape
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
 from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.dtype import DType
+    from weightctl.engine.inputs import Size
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
     from weightctl.graph.ops.rules import Op
     from weightctl.graph.types import TensorType
@@ -45,13 +46,13 @@ class GraphRun(NamedTuple):
 class EmptyRegion(NamedTuple):
     """Consecutive operations whose results are all empty if the dimension `name` has size 0.
 
-    Then the engine continues with operation `end`. `outputs` are the slots and types of results
-    that are used after the region, and `frees` are slots that are not read after it.
+    Then the engine continues with operation `end`. `outputs` are the slots, types and shapes of
+    results that are used after the region, and `frees` are slots that are not read after it.
     """
 
     name: str
     end: int
-    outputs: tuple[tuple[int, TensorType], ...]
+    outputs: tuple[tuple[int, TensorType, tuple[Size, ...]], ...]
     frees: tuple[int, ...]
 
 
@@ -59,9 +60,11 @@ class EmptyRegion(NamedTuple):
 class Operation:
     """One operation to run.
 
+    `types` are those of its results, and `shapes` their shapes, as the engine compares them.
     `call` is the number of the run that it is part of. After the operation, the slots in `frees`
     are not read again, and the weights in `keeps` are used by the next operation that uses weights.
-    `region` is the region that begins with the operation, if any.
+    `region` is the region that begins with the operation, if any, and `forms` are the weights that
+    the operation uses, in the forms before they are cast and transposed.
     """
 
     op: Op
@@ -73,14 +76,14 @@ class Operation:
     is_resolved: bool
     outputs: tuple[int, ...]
     types: tuple[TensorType, ...]
+    shapes: tuple[tuple[Size, ...], ...]
     frees: tuple[int, ...] = ()
     keeps: frozenset[WeightForm] = frozenset()
     region: EmptyRegion | None = None
+    forms: tuple[WeightForm, ...] = field(init=False)
 
-    @property
-    def forms(self) -> list[WeightForm]:
-        """The weights that the operation uses, in the forms before they are cast and transposed."""
-        return [place.base for place in self.inputs if isinstance(place, WeightForm)]
+    def __post_init__(self) -> None:
+        self.forms = tuple(each.base for each in self.inputs if isinstance(each, WeightForm))
 
     @property
     def table(self) -> WeightForm | None:
@@ -178,8 +181,11 @@ class _Unfolding:
         op = OPS[node.op]
         # Only calls and `dequantize` have no `lower`, and they do not become operations.
         lower = cast("Callable[..., Any]", op.lower)
+        shapes = tuple(simplify_shape(kind.shape) for kind in types)
         self.operations.append(
-            Operation(op, node.path, number, lower, given, attributes, is_resolved, slots, types)
+            Operation(
+                op, node.path, number, lower, given, attributes, is_resolved, slots, types, shapes
+            )
         )
         return slots
 
@@ -328,13 +334,17 @@ def _common_names(operation: Operation) -> set[str]:
     """Return the names of dimensions that all results of an operation have."""
     if _is_seen(operation):
         return set()
-    first, *others = ({name_of(dim) for dim in kind.shape} for kind in operation.types)
-    return {name for name in first.intersection(*others) if name is not None}
+    first, *others = (set(shape) for shape in operation.shapes)
+    return {name for name in first.intersection(*others) if isinstance(name, str)}
 
 
 def _make_region(operations: Sequence[Operation], name: str, end: int) -> EmptyRegion:
     frees = {slot for each in operations for slot in each.frees}
-    made = [pair for each in operations for pair in zip(each.outputs, each.types, strict=True)]
-    outputs = tuple(pair for pair in made if pair[0] not in frees)
-    before = frees - {slot for slot, _ in made}
+    made = [
+        result
+        for each in operations
+        for result in zip(each.outputs, each.types, each.shapes, strict=True)
+    ]
+    outputs = tuple(result for result in made if result[0] not in frees)
+    before = frees - {slot for slot, _, _ in made}
     return EmptyRegion(name, end, outputs, tuple(sorted(before)))

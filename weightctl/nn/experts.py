@@ -129,13 +129,14 @@ class MixtureOfExperts(Divisible):
         rows = read.reshape((-1, read.shape[-1]))
         shares = self._shares(x if routed is None else routed, tokens)
         chosen = ops.chosen_rows(shares)
+        columns = ops.split(shares, [1] * len(self.experts), axis=-1)
         # Experts are added in groups that have about as many rows as there are positions: their
         # results are in memory together, and each sum is a pass over all positions.
         size = max(1, self.routing.count // self.routing.used)
         sums: list[Value] = []
         for first in range(0, len(self.experts), size):
             group = range(first, min(first + size, len(self.experts)))
-            made = [self._compute(number, rows, shares, chosen[number]) for number in group]
+            made = [self._compute(n, rows, columns[n], chosen[n]) for n in group]
             numbers = ops.concat([chosen[number] for number in group])
             sums.append(ops.sum_rows(ops.concat(made), numbers, rows.shape[0]))
         y = sums[0]
@@ -153,10 +154,13 @@ class MixtureOfExperts(Divisible):
         return y + beside
 
     def _compute(self, number: int, rows: Value, shares: Value, chosen: Value) -> Value:
-        """Return an expert's results for the rows that chose it, multiplied by their shares."""
+        """Return an expert's results for the rows that chose it, multiplied by their shares.
+
+        `shares` are those of all rows, [rows, 1].
+        """
         expert = self.experts[number]
         x = ops.embedding(rows, chosen)
-        share = ops.embedding(shares[:, number : number + 1], chosen)
+        share = ops.embedding(shares, chosen)
         return expert(x * share) if self.scales_inputs else expert(x) * share
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
