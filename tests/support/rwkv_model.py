@@ -12,10 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-__all__ = ["OWN_TYPES", "Rwkv7Config", "Rwkv7ForCausalLM"]
-
-# The types that the tests compute themselves.
-OWN_TYPES = {"rwkv7"}
+__all__ = ["Rwkv7Config", "Rwkv7ForCausalLM"]
 
 
 class Rwkv7Config(PreTrainedConfig):

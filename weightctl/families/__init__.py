@@ -150,6 +150,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "qwen3vlmoe": FamilyLine(
         "weightctl.families.qwen3vlmoe", "qwen3vlmoe", ("qwen3_vl_moe_text", "qwen3_vl_moe")
     ),
+    "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "recurrent_gemma": FamilyLine(
         "weightctl.families.recurrent_gemma", "recurrent-gemma", ("recurrent_gemma",)
     ),
