@@ -99,9 +99,9 @@ class _Attention(nn.Module):
     def __init__(self, config: Plamo2Config) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.size, self.eps, self.base = (
-            config.hidden_size_per_head, config.rms_norm_eps, config.rope_parameters["rope_theta"]
-        )  # fmt: skip
+        self.size, self.eps = config.hidden_size_per_head, config.rms_norm_eps
+        rope = config.rope_parameters
+        self.base, self.factor = rope["rope_theta"], rope.get("factor", 1.0)  # linear scaling
         rows = (self.heads + 2 * self.kv_heads) * self.size
         self.qkv_proj = _linear(config.hidden_size, rows)
         self.q_weight = nn.Parameter(torch.ones(self.heads, self.size))
@@ -111,7 +111,8 @@ class _Attention(nn.Module):
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         half = self.size // 2
         angles = torch.outer(
-            torch.arange(x.shape[1]), self.base ** (-torch.arange(half, dtype=x.dtype) / half)
+            torch.arange(x.shape[1]) / self.factor,
+            self.base ** (-torch.arange(half, dtype=x.dtype) / half),
         )
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         first, second = x.split(half, -1)

@@ -41,8 +41,8 @@ def _gates_first(rows: Array) -> Array:
 
 
 def _values_before_gates(rows: Array) -> Array:
-    """Swap the gates and values in each head of the tiny PLaMo 2, which are 64 rows each."""
-    return rows.reshape(-1, 2, 64, rows.shape[1])[:, ::-1].reshape(rows.shape).copy()
+    """Swap the gates and values in each head of the tiny PLaMo 2, which are 32 rows each."""
+    return rows.reshape(-1, 2, 32, rows.shape[1])[:, ::-1].reshape(rows.shape).copy()
 
 
 def _logarithms(rates: Array) -> Array:
@@ -85,7 +85,7 @@ _PLAMO_2 = {
         "ssm.inputs.weight", "permuted", _values_before_gates
     ),
     "B and C swapped": change_part(
-        "ssm.selection.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 32)
+        "ssm.selection.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 16)
     ),
     "bias of steps missing": drop_part("ssm.step_bias.weight", "bias_dropped"),
     "norm of B with 1 added": add_one("ssm.b_norm.weight"),
@@ -112,6 +112,6 @@ _BESIDE_ATTENTION = {
 STATE_SPACE_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "Mamba": ("mamba", _MAMBA),
     "Mamba-2": ("mamba2", _MAMBA_2),
-    "states of PLaMo 2": ("plamo2", _PLAMO_2),
+    "states of PLaMo 2": ("plamo2-tied", _PLAMO_2),
     "Mamba-2 beside attention": ("falcon_h1", _BESIDE_ATTENTION),
 }
