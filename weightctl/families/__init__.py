@@ -45,6 +45,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
     "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
+    "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "qwen2": FamilyLine(
         "weightctl.families.qwen2", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
     ),
@@ -150,7 +151,6 @@ FAMILIES: dict[str, FamilyLine] = {
     "qwen3vlmoe": FamilyLine(
         "weightctl.families.qwen3vlmoe", "qwen3vlmoe", ("qwen3_vl_moe_text", "qwen3_vl_moe")
     ),
-    "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "recurrent_gemma": FamilyLine(
         "weightctl.families.recurrent_gemma", "recurrent-gemma", ("recurrent_gemma",)
     ),
