@@ -53,8 +53,8 @@ class _HeadCount(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """The type of the number."""
-        return HEADS.gguf_type
+        """The type of a list of numbers; one number is written in the type of an element."""
+        return f"array[{HEADS.gguf_type}]"
 
     def write(self, value: Any) -> Any:
         """Return the number."""
