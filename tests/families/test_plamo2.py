@@ -18,7 +18,7 @@ def test_the_number_of_heads_is_that_of_the_layers_with_attention(content: Any) 
 
 @pytest.mark.parametrize("content", [[], [0, 0], [0, 4, 0, 2], "4", [0, "4"]])
 def test_other_numbers_are_refused(content: Any) -> None:
-    with pytest.raises(ValueError, match="must be|must have|is "):
+    with pytest.raises(ValueError, match=r"must be|must have|is "):
         COUNTS.read(content)
 
 
