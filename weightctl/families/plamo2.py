@@ -39,7 +39,7 @@ _NO_GROUPS = "llama.cpp has no groups of heads for PLaMo 2"
 class _HeadCount(NamedTuple):
     """The number of query heads; a list has it for each layer, and 0 for layers without attention.
 
-    It is written as one number: llama.cpp computes no RoPE if the number of the first layer is 0.
+    It is written as one number: llama.cpp only reads the size of RoPE if that of layer 0 is not 0.
     """
 
     def read(self, content: object) -> Any:
