@@ -28,7 +28,9 @@ def test_every_part_of_every_family_has_a_role(line: Name) -> None:
 
 def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
     for name, line in USUAL.items():
-        assert part_of_layer(line) == re.sub(r"\.(whole|latent|sized|apart|channels)$", "", name)
+        assert part_of_layer(line) == re.sub(
+            r"\.(whole|latent|sized|apart|channels|paired)$", "", name
+        )
 
 
 @pytest.mark.parametrize("family", LOADED.values(), ids=LOADED)
@@ -40,6 +42,8 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     own = {"queries", "keys", "plain_keys", "each_head"}
     # Numbers of SSM heads, and matrices of their groups, are read where they are made.
     own |= {"ssm_heads", "ssm_group_states"}
+    # The gates and values of SSM heads in turn are read as their channels.
+    own |= {"ssm_gated_channels"}
     # The gates of a linear recurrent unit are read as its channels.
     own |= {"lru_blocks"}
     # Embeddings for layers are cut by tokens, and read by every layer.

@@ -19,7 +19,7 @@ from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
-REMOTE = {"bailing_moe", "kimi_k2", "minicpm", "rwkv6", "rwkv7"}
+REMOTE = {"bailing_moe", "kimi_k2", "minicpm", "plamo2", "rwkv6", "rwkv7"}
 TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]

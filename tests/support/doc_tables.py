@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from typer.main import get_command
 
 from family_stand_ins import STAND_INS
-from rwkv_model import OWN_TYPES
+from own_models import OWN_TYPES
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families

@@ -6,7 +6,7 @@ usual run of the tests (`usual`, else only with `-m long`), why a judge cannot r
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
 which groups of experts are used, or where gates multiply rounded activations (`most_divergence`).
 `lost` are the keys of its config that GGUF cannot say. Types that transformers lacks are made and
-read as others (`family_stand_ins`), or have a model in the tests (`rwkv_model`).
+read as others (`family_stand_ins`), or have a model in the tests (`own_models`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import family_tokenizers
 from family_stand_ins import STAND_INS
 from once import once
-from rwkv_model import OWN_TYPES
+from own_models import OWN_TYPES
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _TOKENS, _SPREAD = 80, 2.5
 # What most configs call their sizes: of these a config gets those that its class has.
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV, _CONTEXT = 256, 512, 3, 4, 2, 512
 # The types whose norms add 1 to their weights.
-_LESS_ONE = {"gemma", "gemma2", "gemma3_text", "recurrent_gemma"}
+_LESS_ONE = {"gemma", "gemma2", "gemma3_text", "plamo2", "recurrent_gemma"}
 # The types that do not divide attention scores by the root of a head's size: their norms do.
 _UNDIVIDED = {"gemma3n_text", "gemma4_text"}
 _OF_TOKENS = {"vocab_size_per_layer_input"}

@@ -12,12 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from rwkv6_model import TYPE as RWKV6
-
-__all__ = ["OWN_TYPES", "Rwkv7Config", "Rwkv7ForCausalLM"]
-
-# The types that the tests compute themselves.
-OWN_TYPES = {"rwkv7", RWKV6}
+__all__ = ["Rwkv7Config", "Rwkv7ForCausalLM"]
 
 
 class Rwkv7Config(PreTrainedConfig):

@@ -1,4 +1,4 @@
-"""Faults of state space models: Mamba, Mamba-2, and a Mamba-2 beside attention."""
+"""Faults of state space models: Mamba, Mamba-2, that of PLaMo 2, and a Mamba-2 beside attention."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def _gates_first(rows: Array) -> Array:
     return np.concatenate([gates, values])
 
 
+def _values_before_gates(rows: Array) -> Array:
+    """Swap the gates and values in each head of the tiny PLaMo 2, which are 32 rows each."""
+    return rows.reshape(-1, 2, 32, rows.shape[1])[:, ::-1].reshape(rows.shape).copy()
+
+
 def _logarithms(rates: Array) -> Array:
     return np.log(-rates)
 
@@ -69,6 +74,26 @@ _MAMBA_2 = {
     "norm of groups with 1 added": add_one("ssm.norm.weight"),
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e3)),
 }
+_PLAMO_2 = {
+    "rates negated": change_part("ssm.rates.weight", None, np.negative),
+    "rates as logarithms": change_part("ssm.rates.weight", None, _logarithms),
+    "skips zero": zero_part("ssm.skip.weight"),
+    "kernels reversed": change_part(
+        "ssm.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
+    ),
+    "values before gates in each head": change_part(
+        "ssm.inputs.weight", "permuted", _values_before_gates
+    ),
+    "B and C swapped": change_part(
+        "ssm.selection.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 16)
+    ),
+    "bias of steps missing": drop_part("ssm.step_bias.weight", "bias_dropped"),
+    "norm of B with 1 added": add_one("ssm.b_norm.weight"),
+    "norm after the states without its offset": change_part(
+        "post_attention_norm.weight", None, lambda weight: weight - np.float32(0.2)
+    ),
+    "projection missing": drop_part("ssm.outputs.weight"),
+}
 _BESIDE_ATTENTION = {
     "output of attention with its factor twice": change_part(
         "attention.o.weight", "scaled", lambda rows: rows * 0.9
@@ -87,5 +112,6 @@ _BESIDE_ATTENTION = {
 STATE_SPACE_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "Mamba": ("mamba", _MAMBA),
     "Mamba-2": ("mamba2", _MAMBA_2),
+    "states of PLaMo 2": ("plamo2-tied", _PLAMO_2),
     "Mamba-2 beside attention": ("falcon_h1", _BESIDE_ATTENTION),
 }

@@ -45,6 +45,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
     "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
+    "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "qwen2": FamilyLine(
         "weightctl.families.qwen2", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
     ),

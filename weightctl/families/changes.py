@@ -24,6 +24,7 @@ __all__ = [
     "TRANSPOSED",
     "Change",
     "LeadingRows",
+    "PlusOffset",
     "RopeRows",
     "Rows",
     "ScaledQueries",
@@ -200,8 +201,14 @@ class _Transposed(_OfValues):
 
 
 @dataclass(frozen=True, slots=True)
-class _PlusOne(_OfValues):
-    """The weight of a norm that Hugging Face's convention stores minus 1, and GGUF as it is."""
+class PlusOffset(_OfValues):
+    """The weight of a norm that Hugging Face's convention stores minus `value`, and GGUF as it is.
+
+    `field` is the config field with the value that these norms add.
+    """
+
+    value: float
+    field: str = "norm_offset"
 
     @property
     def runs_as(self) -> None:
@@ -210,19 +217,17 @@ class _PlusOne(_OfValues):
 
     def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
         """Return the offset, which norms add to their weights."""
-        return {"norm_offset": 1.0 if convention == "hugging_face" else 0.0}
+        return {self.field: self.value if convention == "hugging_face" else 0.0}
 
     def to_gguf(self, config: Config) -> Step:  # noqa: ARG002  # as a `Change` has it
-        """Return the step that adds 1."""
+        """Return the step that adds the value."""
         from weightctl.weights.steps.numbers import Plus
 
-        return Plus(1.0)
+        return Plus(self.value)
 
-    def to_hugging_face(self, config: Config) -> Step:  # noqa: ARG002
-        """Return the step that subtracts 1."""
-        from weightctl.weights.steps.numbers import Plus
-
-        return Plus(-1.0)
+    def to_hugging_face(self, config: Config) -> Step:
+        """Return the step that subtracts the value."""
+        return PlusOffset(-self.value).to_gguf(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,11 +376,6 @@ class TurnedHeads(_OfValues):
         return JoinedHeads(self.is_transposed)
 
 
-TRANSPOSED: Change = _Transposed()
-PLUS_ONE: Change = _PlusOne()
-MINUS_EXP: Change = _MinusExp()
-
-
 @dataclass(frozen=True, slots=True)
 class _Int32(_OfValues):
     """A table of integers: 32-bit ones in GGUF, 64-bit ones in Hugging Face's convention."""
@@ -393,4 +393,7 @@ class _Int32(_OfValues):
         return AsIntegers("I64")
 
 
+TRANSPOSED: Change = _Transposed()
+PLUS_ONE: Change = PlusOffset(1.0)
+MINUS_EXP: Change = _MinusExp()
 INT32 = _Int32()

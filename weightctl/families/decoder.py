@@ -30,7 +30,7 @@ _LISTED = {
 # heads. `whole`: an RMSNorm over all heads together. `unit`: an RMSNorm of each head after RoPE,
 # without weights, in layers with RoPE only. `apart`: a LayerNorm of each head, with weights for
 # each.
-QkNorm: TypeAlias = Literal["head", "whole", "unit", "apart"]
+QkNorm: TypeAlias = Literal["head", "whole", "unit", "apart", "apart_rms"]
 
 # Whether all layers have a property, or for each layer whether it has it.
 LayerFlag: TypeAlias = "bool | tuple[bool, ...]"
@@ -73,7 +73,8 @@ class DecoderConfig:
     - `norm_offset`: the value that norms add to their weights.
     - `pre_norms`: whether attention and MLP have a norm before them.
     - `attention_norms`: which layers have the norm before attention; None for all.
-    - `post_norms`: whether the outputs of attention and MLP are normed before they are added.
+    - `post_norms`: whether the outputs of attention and MLP are normed before they are added;
+      `post_attention_offset` and `post_mlp_offset` are `norm_offset` for these, if not None.
     - `norms_after`: whether the sums after attention and after the MLP are normed.
     - `inner_norms`: whether there is an RMSNorm before the last projection of attention and of the
       MLP.
@@ -120,7 +121,8 @@ class DecoderConfig:
     State space models:
 
     - `ssm_version`: 1 for Mamba, in which each channel has its own step, and a rate for each state;
-      2 for Mamba-2, in which the channels of a head have the same step and rate.
+      2 for Mamba-2, in which the channels of a head have the same step and rate; `plamo2` for
+      heads as in Mamba-2 whose steps, B and C are computed as in Mamba, with norms.
     - `ssm_inner`, `ssm_state`: the number of channels, and that of the states of a channel.
     - `ssm_heads`, `ssm_groups`: the numbers of heads, and of groups of heads that share the
       matrices B and C (Mamba-2).
@@ -223,6 +225,8 @@ class DecoderConfig:
     pre_norms: bool = True
     attention_norms: tuple[bool, ...] | None = None
     post_norms: bool = False
+    post_attention_offset: float | None = None
+    post_mlp_offset: float | None = None
     norms_after: bool = False
     inner_norms: bool = False
     parallel: bool = False
@@ -263,7 +267,7 @@ class DecoderConfig:
     indexer_interleaved: bool = False
     indexer_layers: LayerFlag = True
 
-    ssm_version: Literal[1, 2] = 2
+    ssm_version: Literal[1, 2, "plamo2"] = 2
     ssm_inner: int = 0
     ssm_state: int = 0
     ssm_heads: int = 1

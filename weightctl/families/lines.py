@@ -284,7 +284,8 @@ _BEHIND = ("norm", "output")
 # Variants of roles, by `role.variant`: the axes of the part where they differ from the usual ones.
 # `whole`: queries and keys are normed over all heads together, so every rank computes all of them.
 # `apart`: each head has its own norm weights. `sized` and `latent`: values have a size of their
-# own. `channels`: each channel of a state space model has its own rates.
+# own. `channels`: each channel of a state space model has its own rates. `paired`: the gates of
+# each head of a state space model precede its values, and all heads share B and C.
 _VARIANTS = {
     "delta.offsets.apart": WeightAxes(("keys",)),
     "attention.q.whole": WeightAxes(("all_queries",), _HIDDEN),
@@ -300,6 +301,10 @@ _VARIANTS = {
     "ssm.rates.channels": WeightAxes(("ssm_inner",), ("ssm_state",)),
     "ssm.skip.channels": WeightAxes(("ssm_inner",)),
     "ssm.outputs.channels": WeightAxes(_HIDDEN, ("ssm_inner",)),
+    "ssm.inputs.paired": WeightAxes(("ssm_gated_channels",), _HIDDEN),
+    "ssm.kernel.paired": WeightAxes(("ssm_channels",), ("ssm_length",)),
+    "ssm.selection.paired": WeightAxes(("ssm_state", "ssm_state", "ssm_rank"), ("ssm_channels",)),
+    "ssm.step.paired": WeightAxes(("ssm_heads",), ("ssm_rank",)),
 }
 
 

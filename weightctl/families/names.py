@@ -60,7 +60,7 @@ _KEPT = re.compile(
     r"a\.rvq\.codebook|mm\.a\.code_embd|^mm\.input_projection\.weight$|"
     r"norm\.weight$|layernorm|layer_norm|\.(router|gate|shared_expert_gate)\.weight$|"
     r"position_embedding|embed_positions|\bwpe\b|token_type_embeddings|conv1d|"
-    r"relative_attention_bias|patch_embed|\bconv\.conv\.|_lora\.lora\.|"
+    r"relative_attention_bias|patch_embed|\bconv\.conv\.|_lora\.lora\.|mixer\.[qk]_weight$|"
     r"\.time_(maa|decay|faaaa)",
     re.IGNORECASE,
 )

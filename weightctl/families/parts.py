@@ -42,8 +42,9 @@ LRU_BLOCKS = ("block", "block")
 _SHARED: frozenset[Extent] = frozenset(
     {
         "queries", "keys", "plain_keys", "values", "key_values", "inner", "expert_inner",
-        "shared_inner", "vocabulary", "convolved", "each_head", "ssm_channels", "ssm_group_states",
-        "ssm_heads", "ssm_inner", "layer_vocabulary", "layer_inputs", "lru_channels", "lru_blocks",
+        "shared_inner", "vocabulary", "convolved", "each_head", "ssm_channels",
+        "ssm_gated_channels", "ssm_group_states", "ssm_heads", "ssm_inner", "layer_vocabulary",
+        "layer_inputs", "lru_channels", "lru_blocks",
     }
 )  # fmt: skip
 # The config fields with the sizes of extents whose names differ from the field's.

@@ -28,14 +28,14 @@ __all__ = [
 # The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
 # head may have another size than its keys.
 _OF_QUERIES = (
-    "queries", "plain_keys", "values", "each_head", "ssm_channels", "ssm_heads", "lru_channels",
-    "lru_blocks",
+    "queries", "plain_keys", "values", "each_head", "ssm_channels", "ssm_gated_channels",
+    "ssm_heads", "lru_channels", "lru_blocks",
 )  # fmt: skip
 _OF_KEYS = ("keys", "key_values", "ssm_group_states", "ssm_groups")
 OF_HEADS: frozenset[Extent] = frozenset({*_OF_QUERIES, *_OF_KEYS})
 # Those of the heads of a state space model and the groups that they are in.
 OF_STATES: frozenset[Extent] = frozenset(
-    {"ssm_channels", "ssm_heads", "ssm_group_states", "ssm_groups"}
+    {"ssm_channels", "ssm_gated_channels", "ssm_heads", "ssm_group_states", "ssm_groups"}
 )
 # Those of the blocks of a linear recurrent unit.
 OF_BLOCKS: frozenset[Extent] = frozenset({"lru_channels", "lru_blocks"})
@@ -127,6 +127,8 @@ def _size_of_head(extent: Extent, heads: Heads) -> int:
         return 1
     if extent == "plain_keys":
         return heads.plain
+    if extent == "ssm_gated_channels":  # the gates and the values of a head
+        return 2 * heads.size
     return heads.value if extent in _OF_VALUES else heads.size
 
 

@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
+from weightctl.nn.cuts import cut_parts, own_range, own_segment, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import HeadNorm, RMSNorm
@@ -55,7 +55,8 @@ class Attention(Divisible):
     default `head_dim ** -0.5`. With `norm_epsilon`, queries and keys get an RMSNorm over each head,
     with `norm_offset` as its offset, or over all heads together with `norms_whole`; with
     `norms_last` that of each head is after RoPE; without `norms_weighted` the norms have no
-    weights; with `norms_apart` they are LayerNorms in which each head has weights of its own.
+    weights; with `norms_apart` they are LayerNorms in which each head has weights of its own, or
+    RMSNorms without `norms_centered`.
     `clamp` bounds queries, keys and values. With `alibi`, each head adds the distance to a key
     times its slope to the scores; `alibi` is the largest exponent of the slopes. With an
     `inner_norm`, its epsilon, what the heads return gets an RMSNorm over all of them. With `sinks`,
@@ -94,6 +95,7 @@ class Attention(Divisible):
         gated: bool = False,
         norms_weighted: bool = True,
         norms_apart: bool = False,
+        norms_centered: bool = True,
         chunk: int | None = None,
         inner_norm: float | None = None,
         fused: bool = False,
@@ -135,7 +137,7 @@ class Attention(Divisible):
         width, shared = heads * self.head_dim, self.kv_heads * self.head_dim
         values = self.kv_heads * self.value_dim
         self.sizes: tuple[int, ...] = (width, shared, values)
-        self.fused = fused
+        self.fused, self.keys_in_qkv = fused, (width, width + shared)
         if fused:
             self.qkv = projection(features, sum(self.sizes), bias=bias)
         else:
@@ -152,6 +154,7 @@ class Attention(Divisible):
                 weight=norms_weighted,
                 is_whole=norms_whole,
                 is_apart=norms_apart,
+                is_centered=norms_centered,
                 dtype=dtype,
                 device=device,
             )
@@ -252,7 +255,11 @@ class Attention(Divisible):
     def _norm_heads(self, q: Value, k: Value) -> tuple[Value, Value]:
         """Return queries and keys, of which each head is normed."""
         if isinstance(self.q_norm, HeadNorm) and isinstance(self.k_norm, HeadNorm):
-            own = own_range(self.k.outputs)
+            if self.fused:
+                first, last = self.keys_in_qkv
+                own = own_segment(self.qkv.outputs, first, last)
+            else:
+                own = own_range(self.k.outputs)
             keys = None if own is None else (own[0] // self.head_dim, own[1] // self.head_dim)
             return self.q_norm(q, self._own_heads()), self.k_norm(k, keys)
         return self.q_norm(q), self.k_norm(k)
@@ -368,12 +375,13 @@ def _make_norm(
     weight: bool,
     is_whole: bool,
     is_apart: bool,
+    is_centered: bool,
     dtype: DTypeLike,
     device: DeviceRef,
 ) -> RMSNorm | HeadNorm:
     """Return the norm of queries or keys, of so many heads of a size."""
     if is_apart:
-        return HeadNorm(heads, size, eps, dtype=dtype, device=device)
+        return HeadNorm(heads, size, eps, centered=is_centered, dtype=dtype, device=device)
     features = heads * size if is_whole else size
     return RMSNorm(features, eps, offset=offset, weight=weight, dtype=dtype, device=device)
 

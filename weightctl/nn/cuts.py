@@ -32,6 +32,7 @@ __all__ = [
     "cut_along",
     "cut_parts",
     "own_range",
+    "own_segment",
     "replicate_weights",
     "segment_sizes",
     "share_parts",
@@ -163,6 +164,22 @@ def segment_sizes(side: CutAxis, sizes: Sequence[int]) -> tuple[int, ...]:
         found.append(sum(max(count, 0) for count in met))
         start = stop
     return tuple(found)
+
+
+def own_segment(side: CutAxis, start: int, stop: int) -> Range | None:
+    """Return which elements of a segment a shard has, from the start of the segment on.
+
+    The segment is the range from `start` to `stop` of the axis. None for a whole weight.
+    """
+    ranges = next((cut.ranges for cut in side.weight.part or () if cut.axis == side.axis), None)
+    if ranges is None:
+        return None
+    inside = [
+        (max(first, start), min(last, stop))
+        for first, last in ranges
+        if first < stop and last > start
+    ]
+    return inside[0][0] - start, inside[-1][1] - start
 
 
 def own_range(side: CutAxis) -> Range | None:

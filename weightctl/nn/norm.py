@@ -100,7 +100,7 @@ class HeadNorm(Module):
     """A LayerNorm of queries or keys, in which each of the `heads` has weights of its own.
 
     `(x - mean(x)) / sqrt(variance(x) + eps) * weight` over the `size` elements of each head, which
-    has a row of the weight.
+    has a row of the weight. It is an RMSNorm, which does not subtract the mean, unless `centered`.
     """
 
     def __init__(
@@ -109,10 +109,12 @@ class HeadNorm(Module):
         size: int,
         eps: float,
         *,
+        centered: bool = True,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
     ) -> None:
         self.eps = eps
+        self.centered = centered
         self.weight = Weight("weight", dtype, (heads, size), device)
 
     def __call__(self, x: Value, own: Range | None = None) -> Value:
@@ -120,7 +122,12 @@ class HeadNorm(Module):
         require_value(self, x)
         weight = weight_as(self.weight, x.dtype)
         weight = weight if own is None else weight[own[0] : own[1]]
-        return ops.layer_norm(x, None, None, self.eps) * ops.unsqueeze(weight, 1)
+        if self.centered:
+            normal = ops.layer_norm(x, None, None, self.eps)
+        else:
+            ones = ops.constant([1.0] * int(x.shape[-1]), x.dtype, x.device)
+            normal = ops.rms_norm(x, ones, self.eps)
+        return normal * ops.unsqueeze(weight, 1)
 
 
 def _size(layer: str, features: Any) -> int:

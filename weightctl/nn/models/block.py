@@ -28,16 +28,22 @@ if TYPE_CHECKING:
 __all__ = ["Block", "make_mlp", "make_norm"]
 
 
-def make_norm(config: DecoderConfig, dtype: DType) -> RMSNorm | LayerNorm:
-    """Return a norm over the hidden size, of the kind that the config states."""
+def make_norm(
+    config: DecoderConfig, dtype: DType, offset: float | None = None
+) -> RMSNorm | LayerNorm:
+    """Return a norm over the hidden size, of the kind and with the offset that the config states.
+
+    `offset` is another one.
+    """
+    offset = config.norm_offset if offset is None else offset
     if config.norm == "rms":
-        return RMSNorm(config.hidden, config.norm_epsilon, offset=config.norm_offset, dtype=dtype)
+        return RMSNorm(config.hidden, config.norm_epsilon, offset=offset, dtype=dtype)
     return LayerNorm(
         config.hidden,
         config.norm_epsilon,
         weight=config.norm_weight,
         bias=config.norm_bias,
-        offset=config.norm_offset,
+        offset=offset,
         dtype=dtype,
     )
 
@@ -68,7 +74,7 @@ class Block(Module):
             self.attention_norm = make_norm(config, dtype)
         self._add_mixers(config, layer, dtype)
         if config.post_norms:
-            self.post_attention_norm = make_norm(config, dtype)
+            self.post_attention_norm = make_norm(config, dtype, config.post_attention_offset)
         self.has_mlp = at_layer(config, "mlp_layers", layer)
         if not self.has_mlp:
             return
@@ -76,7 +82,7 @@ class Block(Module):
             self.mlp_norm = make_norm(config, dtype)
         self.mlp = make_mlp(config, layer, dtype)
         if config.post_norms:
-            self.post_mlp_norm = make_norm(config, dtype)
+            self.post_mlp_norm = make_norm(config, dtype, config.post_mlp_offset)
 
     def _add_mixers(self, config: DecoderConfig, layer: int, dtype: DType) -> None:
         """Add the parts that combine positions, whose outputs are added."""

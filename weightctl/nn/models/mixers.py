@@ -12,6 +12,7 @@ from weightctl.nn.positions import Temperature
 from weightctl.nn.recurrent.convolution import ShortConvolution
 from weightctl.nn.recurrent.delta_net import GatedDeltaNet, KimiDeltaAttention
 from weightctl.nn.recurrent.linear_unit import RealGatedRecurrence
+from weightctl.nn.recurrent.paired_mamba import PairedMamba
 from weightctl.nn.recurrent.state_space import Mamba, Mamba2, SegmentScales
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
         norms_whole=config.qk_norm == "whole",
         norms_last=config.qk_norm_after_rope or config.qk_norm == "unit",
         norms_weighted=config.qk_norm != "unit",
-        norms_apart=config.qk_norm == "apart",
+        norms_apart=config.qk_norm in {"apart", "apart_rms"},
+        norms_centered=config.qk_norm == "apart",
         clamp=config.query_clamp,
         alibi=config.alibi_bias if config.position == "alibi" else None,
         sinks=config.has_sinks(layer),
@@ -106,7 +108,7 @@ def _size_indexer(config: DecoderConfig) -> IndexerSizes | None:
     )
 
 
-def make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
+def make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2 | PairedMamba:
     """Return the state space model of a layer."""
     if config.ssm_version == 1:
         return Mamba(
@@ -119,6 +121,17 @@ def make_state_space(config: DecoderConfig, dtype: DType) -> Mamba | Mamba2:
             kernel_bias=config.ssm_kernel_bias,
             norm_epsilon=config.ssm_inner_epsilon if config.ssm_inner_norms else None,
             norms_weighted=config.ssm_inner_norms == "weighted",
+            dtype=dtype,
+        )
+    if config.ssm_version == "plamo2":
+        return PairedMamba(
+            config.hidden,
+            config.ssm_heads,
+            config.ssm_inner // config.ssm_heads,
+            states=config.ssm_state,
+            rank=config.ssm_rank,
+            kernel=config.ssm_length,
+            norm_epsilon=config.norm_epsilon,
             dtype=dtype,
         )
     return Mamba2(
