@@ -23,12 +23,19 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.mtp_tensors import MtpTensors
     from weightctl.plan.plan import Plan
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["OptionalPart", "describe_without_mtp", "leave_out_mtp"]
+__all__ = [
+    "OptionalPart",
+    "describe_without_mtp",
+    "forget_mtp",
+    "leave_out_mtp",
+    "refuse_unused_mtp",
+]
 
 
 class OptionalPart(Enum):
@@ -45,6 +52,25 @@ def describe_without_mtp(found: MtpTensors) -> str:
         f"left out because of --without mtp: {pluralize(found.layers, 'layer')} for multi-token "
         f"prediction (MTP), {pluralize(len(found.names), 'tensor')}"
     )
+
+
+def forget_mtp(checkpoint: RecognizedModel, found: MtpTensors) -> RecognizedModel:
+    """Return a model without the tensors for MTP that its family does not use."""
+    unexpected, beside = (
+        [name for name in names if name not in found.names]
+        for names in (checkpoint.unexpected, checkpoint.beside)
+    )
+    return replace(checkpoint, unexpected=unexpected, beside=beside)
+
+
+def refuse_unused_mtp(checkpoint: RecognizedModel, found: MtpTensors) -> RecognizedModel:
+    """Return a model in which tensors for MTP that its family does not use are unexpected.
+
+    The other naming convention has no place for them.
+    """
+    unused = [name for name in checkpoint.beside if name in found.names]
+    rest = [name for name in checkpoint.beside if name not in found.names]
+    return replace(checkpoint, unexpected=[*checkpoint.unexpected, *unused], beside=rest)
 
 
 def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:

@@ -22,7 +22,13 @@ from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
-from weightctl.translate.optional_parts import OptionalPart, describe_without_mtp, leave_out_mtp
+from weightctl.translate.optional_parts import (
+    OptionalPart,
+    describe_without_mtp,
+    forget_mtp,
+    leave_out_mtp,
+    refuse_unused_mtp,
+)
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.weights.tree import header_of
 
@@ -258,8 +264,9 @@ def _translate_model(
     mtp = find_mtp(header_of(weights), checkpoint.document)
     is_without_mtp = OptionalPart.MTP in without
     if is_without_mtp:
-        rest = [name for name in checkpoint.unexpected if name not in mtp.names]
-        checkpoint = replace(without_mtp_layers(checkpoint), unexpected=rest)
+        checkpoint = forget_mtp(without_mtp_layers(checkpoint), mtp)
+    elif convention != checkpoint.convention:
+        checkpoint = refuse_unused_mtp(checkpoint, mtp)
     left_out = [name for name in checkpoint.unexpected if not select_names([name], (), exclude)]
     of_no_use = set(left_out)
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
