@@ -65,9 +65,13 @@ _KEPT = re.compile(
 )
 
 # Embeddings and output projections, which low-bit formats for inference engines do not quantize,
-# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
+# and what vLLM has only unquantized: the projections of layers for MTP in `deepseek_mtp.py`, the
+# factors of an indexer's heads in `deepseek_v2.py`, and the compressors and hyper-connections of
+# DeepSeek-V4.
 _LOOKED_UP = re.compile(
-    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
+    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|"
+    r"(^|\.)(shared|output|classifier|score)\.weight$|"
+    r"indexer\.weights_proj\.|compressor\.w(kv|gate)\.|compressor[._]ape\b|(^|[._])hc_",
     re.IGNORECASE,
 )
 
