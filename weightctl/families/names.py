@@ -65,13 +65,9 @@ _KEPT = re.compile(
 )
 
 # Embeddings and output projections, which low-bit formats for inference engines do not quantize,
-# and what vLLM has only unquantized: the projections of layers for MTP in `deepseek_mtp.py`, the
-# factors of an indexer's heads in `deepseek_v2.py`, and the compressors and hyper-connections of
-# DeepSeek-V4.
+# and the projections of layers for MTP, which vLLM's `deepseek_mtp.py` has only unquantized.
 _LOOKED_UP = re.compile(
-    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|"
-    r"(^|\.)(shared|output|classifier|score)\.weight$|"
-    r"indexer\.weights_proj\.|compressor\.w(kv|gate)\.|compressor[._]ape\b|(^|[._])hc_",
+    r"embed|shared_head|eh_proj|^mtp\.fc\.|\bwte\b|word_emb|lm_head|(^|\.)(shared|output|classifier|score)\.weight$",
     re.IGNORECASE,
 )
 
@@ -80,6 +76,12 @@ _LOOKED_UP = re.compile(
 _OF_TOWERS = re.compile(
     r"(^|\.)(vision_tower|vision_model|vision_encoder|visual|audio_tower|audio_model|embed_vision|"
     r"embed_audio|multi_modal_projector|vision_language_adapter|patch_merger|connector)\."
+)
+
+# What vLLM and SGLang have only unquantized: the factors of an indexer's heads, and the compressors
+# and hyper-connections of DeepSeek-V4 (vLLM's `deepseek_v2.py` and `deepseek_v4`).
+_UNQUANTIZED = re.compile(
+    r"indexer\.weights_proj\.|compressor\.w(kv|gate)\.|compressor[._]ape\b|(^|[._])hc_"
 )
 
 # Matrices of a layer that inference engines join into one, by Hugging Face's names.
@@ -153,6 +155,7 @@ def is_projection(info: TensorInfo) -> bool:
         and role(name) not in {"token_embd", "output"}
         and not _has_kept_name(plain := _NUMBERS.sub("", name))
         and not _is_looked_up(plain)
+        and not _is_unquantized(plain)
     )
 
 
@@ -165,3 +168,8 @@ def _has_kept_name(plain: str) -> bool:
 @lru_cache(maxsize=4096)
 def _is_looked_up(plain: str) -> bool:
     return _LOOKED_UP.search(plain) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_unquantized(plain: str) -> bool:
+    return _UNQUANTIZED.search(plain) is not None
