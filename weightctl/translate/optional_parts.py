@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "OptionalPart",
     "describe_without_mtp",
-    "forget_mtp",
     "leave_out_mtp",
-    "refuse_unused_mtp",
+    "place_mtp",
 ]
 
 
@@ -54,23 +53,23 @@ def describe_without_mtp(found: MtpTensors) -> str:
     )
 
 
-def forget_mtp(checkpoint: RecognizedModel, found: MtpTensors) -> RecognizedModel:
-    """Return a model without the tensors for MTP that its family does not use."""
-    unexpected, beside = (
-        [name for name in names if name not in found.names]
-        for names in (checkpoint.unexpected, checkpoint.beside)
-    )
-    return replace(checkpoint, unexpected=unexpected, beside=beside)
+def place_mtp(
+    checkpoint: RecognizedModel, found: MtpTensors, convention: str, *, is_left_out: bool
+) -> RecognizedModel:
+    """Return a model whose tensors for MTP are left out, or have a place in a naming convention.
 
-
-def refuse_unused_mtp(checkpoint: RecognizedModel, found: MtpTensors) -> RecognizedModel:
-    """Return a model in which tensors for MTP that its family does not use are unexpected.
-
-    The other naming convention has no place for them.
+    Those that the family does not use have none in another convention: they become unexpected.
     """
     unused = [name for name in checkpoint.beside if name in found.names]
-    rest = [name for name in checkpoint.beside if name not in found.names]
-    return replace(checkpoint, unexpected=[*checkpoint.unexpected, *unused], beside=rest)
+    beside = [name for name in checkpoint.beside if name not in found.names]
+    if is_left_out:
+        from weightctl.families.mtp import without_mtp_layers
+
+        rest = [name for name in checkpoint.unexpected if name not in found.names]
+        return replace(without_mtp_layers(checkpoint), unexpected=rest, beside=beside)
+    if convention == checkpoint.convention:
+        return checkpoint
+    return replace(checkpoint, unexpected=[*checkpoint.unexpected, *unused], beside=beside)
 
 
 def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:
