@@ -30,8 +30,9 @@ USUAL = (
     "stablelm",
 )  # fmt: skip
 # Falcon-H1's factors are in the weights of a GGUF file, so that other tensors come back. The draws
-# of Granite 4 without state space models are those of Granite 4 with them.
-NOT_DRAWN = {"falcon_h1", "granite4"}
+# of Granite 4 without state space models are those of Granite 4 with them. transformers saves some
+# tensors of DeepSeek-V4 under other names than those of the published checkpoints, which come back.
+NOT_DRAWN = {"deepseek_v4", "falcon_h1", "granite4"}
 SEEDS = 4
 # In GGUF they are exponentials, or have something added that is not 1, which float32 rounds.
 ROUNDED, MOST_ROUNDING = ("A_log", "post_mixer_norm.weight", "post_mlp_norm.weight"), 2e-7

@@ -123,11 +123,16 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         if not family.in_llama_cpp:
             continue  # its keys are weightctl's own
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
-        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5 and GLM-5; the constants of older
-        # releases of gguf lack them.
+        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5 and DeepSeek-V4; the constants
+        # of older releases of gguf lack them.
         newer = {
             "ARCH.hidden_activation", "ARCH.attention.value_scale",
-            "ARCH.attention.recurrent_layers",
+            "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
+            *(f"ARCH.hyper_connection.{key}"
+              for key in ("count", "epsilon", "sinkhorn_iterations")),
+            *(f"ARCH.attention.{key}"
+              for key in ("compress_ratios", "compress_rope_freq_base", "output_group_count",
+                          "output_lora_rank")),
             *(f"ARCH.attention.indexer.{key}"
               for key in ("head_count", "key_length", "top_k", "types")),
         }  # fmt: skip

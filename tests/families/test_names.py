@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weightctl.dtype import ENCODINGS
-from weightctl.families.names import is_matrix_weight, layer, role
+from weightctl.families.names import is_matrix_weight, is_projection, layer, role
 from weightctl.weights.info import TensorInfo
 
 
@@ -68,3 +68,22 @@ def test_the_small_matrices_of_recurrent_models_stay(part: str) -> None:
 @pytest.mark.parametrize("part", ["key", "receptance", "value", "output"])
 def test_the_large_ones_do_not(part: str) -> None:
     assert is_quantized(f"blk.0.time_mix_{part}.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("layers.1.attn.wq_a.weight", True),
+        ("layers.1.attn.indexer.wq_b.weight", True),
+        ("layers.1.attn.indexer.weights_proj.weight", False),
+        ("model.layers.1.self_attn.indexer.weights_proj.weight", False),
+        ("layers.1.attn.compressor.wkv.weight", False),
+        ("layers.1.attn.indexer.compressor.wgate.weight", False),
+        ("layers.1.attn.compressor.ape", False),
+        ("blk.1.hc_attn_fn.weight", False),
+        ("hc_head.hc_fn", False),
+        ("layers.1.ffn.gate.weight", False),
+    ],
+)
+def test_engines_have_some_matrices_only_unquantized(name: str, expected: bool) -> None:
+    assert is_projection(TensorInfo(name, (64, 128), ENCODINGS["F32"])) is expected

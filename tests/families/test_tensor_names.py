@@ -42,8 +42,8 @@ RWKV_NAMES = {
     "_lora.lora.0.weight": "1.weight", "_lora.lora.2.weight": "2.weight",
     "_lora.lora.2.bias": "0.weight",
 }  # fmt: skip
-# Those that gguf has no architecture for are weightctl's own.
-OWN = {"recurrent_gemma"}
+# Those that gguf has no architecture for: weightctl's own, and one that only newer releases have.
+OWN = {"deepseek_v4", "recurrent_gemma"}
 
 
 # Small sizes, and others of which any two differ that a shape could confuse.

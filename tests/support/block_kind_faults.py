@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compressed_faults import COMPRESSED_KINDS
 from faults import of
 from mixer_faults import MIXER_KINDS
 from part_faults import (
@@ -364,4 +365,5 @@ KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "learned positions": ("gpt2", _LEARNED),
     **MIXER_KINDS,
     **STATE_SPACE_KINDS,
+    **COMPRESSED_KINDS,
 }

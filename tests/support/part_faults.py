@@ -50,6 +50,7 @@ def change_part(part: str, cause: str | None, change: Callable[[Array], Array]) 
 _OF_MODEL = {
     "decoder_bias.weight", "embedding.weight", "encoder_bias.weight",
     "layer_inputs.embedding.weight", "layer_inputs.norm.weight", "position_embedding.weight",
+    "stream_output.projection.weight",
     "token_type_embedding.weight",
 }  # fmt: skip
 

@@ -244,7 +244,7 @@ FAMILY = Family(
     blocks={"rope_interleaved": True, "router": "sqrtsoftplus", "router_correction": True},
     keeps_window=True,
     unloaded=_find_unlike,
-    differs="with YaRN it computes slightly different logits",
+    differs="if the scores of two compressed keys are equal, it may select the other one",
     names=(
         line("embedding", hugging_face="embed"),
         *LAYER_LINES,

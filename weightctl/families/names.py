@@ -80,6 +80,12 @@ _OF_TOWERS = re.compile(
     r"embed_audio|multi_modal_projector|vision_language_adapter|patch_merger|connector)\."
 )
 
+# What vLLM and SGLang have only unquantized: the factors of an indexer's heads, and the compressors
+# and hyper-connections of DeepSeek-V4 (vLLM's `deepseek_v2.py` and `deepseek_v4`).
+_UNQUANTIZED = re.compile(
+    r"indexer\.weights_proj\.|compressor\.w(kv|gate)\.|compressor[._]ape\b|(^|[._])hc_"
+)
+
 # Matrices of a layer that inference engines join into one, by Hugging Face's names.
 _JOINED = {
     module: joined
@@ -151,6 +157,7 @@ def is_projection(info: TensorInfo) -> bool:
         and role(name) not in {"token_embd", "output"}
         and not _has_kept_name(plain := _NUMBERS.sub("", name))
         and not _is_looked_up(plain)
+        and not _is_unquantized(plain)
     )
 
 
@@ -163,3 +170,8 @@ def _has_kept_name(plain: str) -> bool:
 @lru_cache(maxsize=4096)
 def _is_looked_up(plain: str) -> bool:
     return _LOOKED_UP.search(plain) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_unquantized(plain: str) -> bool:
+    return _UNQUANTIZED.search(plain) is not None

@@ -23,12 +23,18 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.mtp_tensors import MtpTensors
     from weightctl.plan.plan import Plan
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["OptionalPart", "describe_without_mtp", "leave_out_mtp"]
+__all__ = [
+    "OptionalPart",
+    "describe_without_mtp",
+    "leave_out_mtp",
+    "place_mtp",
+]
 
 
 class OptionalPart(Enum):
@@ -45,6 +51,25 @@ def describe_without_mtp(found: MtpTensors) -> str:
         f"left out because of --without mtp: {pluralize(found.layers, 'layer')} for multi-token "
         f"prediction (MTP), {pluralize(len(found.names), 'tensor')}"
     )
+
+
+def place_mtp(
+    checkpoint: RecognizedModel, found: MtpTensors, convention: str, *, is_left_out: bool
+) -> RecognizedModel:
+    """Return a model whose tensors for MTP are left out, or have a place in a naming convention.
+
+    Those that the family does not use have none in another convention: they become unexpected.
+    """
+    unused = [name for name in checkpoint.beside if name in found.names]
+    beside = [name for name in checkpoint.beside if name not in found.names]
+    if is_left_out:
+        from weightctl.families.mtp import without_mtp_layers
+
+        rest = [name for name in checkpoint.unexpected if name not in found.names]
+        return replace(without_mtp_layers(checkpoint), unexpected=rest, beside=beside)
+    if convention == checkpoint.convention:
+        return checkpoint
+    return replace(checkpoint, unexpected=[*checkpoint.unexpected, *unused], beside=beside)
 
 
 def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:

@@ -23,7 +23,12 @@ from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
-from weightctl.translate.optional_parts import OptionalPart, describe_without_mtp, leave_out_mtp
+from weightctl.translate.optional_parts import (
+    OptionalPart,
+    describe_without_mtp,
+    leave_out_mtp,
+    place_mtp,
+)
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.weights.tree import header_of
 
@@ -255,15 +260,12 @@ def _translate_model(
     part: ModelPart,
     mmproj: Checkpoint | None,
 ) -> tuple[Plan, list[str], frozenset[str]]:
-    from weightctl.families.mtp import without_mtp_layers
     from weightctl.translate.models import translate
 
     checkpoint = _recognize_model(weights)
     mtp = find_mtp(header_of(weights), checkpoint.document)
     is_without_mtp = OptionalPart.MTP in without
-    if is_without_mtp:
-        rest = [name for name in checkpoint.unexpected if name not in mtp.names]
-        checkpoint = replace(without_mtp_layers(checkpoint), unexpected=rest)
+    checkpoint = place_mtp(checkpoint, mtp, convention, is_left_out=is_without_mtp)
     left_out = [name for name in checkpoint.unexpected if not select_names([name], (), exclude)]
     of_no_use = set(left_out)
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]

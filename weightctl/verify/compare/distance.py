@@ -117,8 +117,9 @@ class PairSide(NamedTuple):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether float32 values are stored without loss."""
-        return not self.is_apart and is_exact(_F32, self.encoding)
+        """Whether values are stored without loss: float32 values, or the integers of a table."""
+        kind = self.encoding
+        return not self.is_apart and (not kind.is_real or is_exact(_F32, kind))
 
     def through(self, numbers: F32) -> F32 | None:
         """Encode and decode float32 values, [n]; n is a multiple of the block size.
