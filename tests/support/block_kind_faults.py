@@ -337,7 +337,10 @@ _STREAMS = {
 _LATENT_EXPERTS = {
     "projection of the sum zero": zero_part("mlp.latent_out.weight"),
     "rows of the projection rolled": change_part("mlp.latent_in.weight", "rolled", _rolled_far),
+    "projection of the sum negated": negate_part("mlp.latent_out.weight"),
     "experts used": change_key("expert_used_count", lambda count: count - 1),
+    "scale of the shares": change_key("expert_weights_scale", times(2)),
+    "correction zero": zero_part("mlp.correction.weight"),
 }
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {

@@ -222,8 +222,8 @@ def _draw(model: Any, tokens: list[int]) -> None:
             else:
                 parameter.copy_(0.2 * noise)
         for name, buffer in model.named_buffers():
-            if not buffer.is_floating_point():  # the experts of each token, or of no model
-                _draw_table(buffer, model.config)
+            if not buffer.is_floating_point():
+                _draw_table(name, buffer, model.config)
             elif name in model.state_dict():  # what is added to the scores of experts
                 noise = 0.2 * torch.randn_like(buffer)
                 buffer.copy_(1 + noise if name.endswith("layer_scalar") else noise)
@@ -237,9 +237,9 @@ def _draw(model: Any, tokens: list[int]) -> None:
             _amplify(model, head, times, is_tied=is_tied)
 
 
-def _draw_table(table: Any, config: Any) -> None:
-    """Fill a table with the numbers of different experts for each token."""
-    if table.dim() == 2:
+def _draw_table(name: str, table: Any, config: Any) -> None:
+    """Fill a table with the numbers of different experts for each token, if it is one."""
+    if name.endswith("tid2eid"):
         order = torch.rand(len(table), config.n_routed_experts).argsort(-1)
         table.copy_(order[:, : table.shape[1]])
 
