@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,15 +65,22 @@ class _DaskWorkers:
         self._command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler,
                          "--no-nanny", "--nthreads=1", "--no-dashboard"]  # fmt: skip
         self._processes = [self._start() for _ in range(2)]
+        self._is_over = Event()
+        # Also when no test asks for workers: otherwise a run whose workers are all gone never ends.
+        self._replacing = Thread(target=self._replace, daemon=True)
+        self._replacing.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
 
+    def _replace(self) -> None:
+        while not self._is_over.wait(0.2):
+            for place, process in enumerate(self._processes):
+                if process.poll() is not None:
+                    self._processes[place] = self._start()
+
     def list_running(self) -> list[int]:
-        """Return the ids of the workers that the scheduler knows, and start those that miss."""
-        self._processes = [
-            process if process.poll() is None else self._start() for process in self._processes
-        ]
+        """Return the ids of the workers that the scheduler knows."""
         # A worker that has just ended cannot be asked.
         with suppress(OSError):
             known = {*self._client.run(os.getpid).values()}
@@ -80,6 +88,8 @@ class _DaskWorkers:
         return []
 
     def end(self) -> None:
+        self._is_over.set()
+        self._replacing.join()
         for process in self._processes:
             process.kill()
             process.wait()
