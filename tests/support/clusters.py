@@ -42,7 +42,8 @@ def _start_dask() -> Generator[Cluster, None, None]:
     from distributed import Client, LocalCluster
 
     with (
-        LocalCluster(n_workers=0, dashboard_address=None) as cluster,
+        # Port 0: another process of the tests may have a cluster too, and the usual port.
+        LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         workers = _DaskWorkers(cluster.scheduler_address, client)
