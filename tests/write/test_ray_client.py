@@ -57,26 +57,32 @@ def head(
         "--port=0", f"--ray-client-server-port={port}", "--num-cpus=2",
         "--include-dashboard=false", "--disable-usage-stats",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-c", *begin], env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    written = home / "started.log"
+    with written.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", *begin], env=own, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
-        wait_for(port, process)
+        wait_for(port, process, written)
         yield Head(port, own)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when a port is open."""
+def wait_for(port: int, process: subprocess.Popen[bytes], written: Path) -> None:
+    """Return when a cluster has started whole.
+
+    Its client port opens before its node runs, and clients of that moment are refused.
+    """
     for _ in range(300):
-        assert process.poll() is None, process.communicate()[0].decode()
+        assert process.poll() is None, written.read_text()
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
+            if "Ray runtime started" in written.read_text():
+                return
         time.sleep(0.5)
-    raise AssertionError("the client server of Ray has not started")
+    raise AssertionError(f"the client server of Ray has not started: {written.read_text()}")
 
 
 def run(head: Head, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -53,8 +53,11 @@ def start(address: str) -> RayExecutor:
         try:
             found.init(place, log_to_driver=False, logging_level="error")
         except (OSError, ImportError, RuntimeError, ValueError) as error:
+            reason = str(error).strip()
+            if "Traceback" in reason:  # of the server; it ends in the reason
+                reason = reason.splitlines()[-1]
             raise ConversionError(
-                f"the Ray cluster {place or ''} cannot be reached: {error}".replace("  ", " "),
+                f"the Ray cluster {place or ''} cannot be reached: {reason}".replace("  ", " "),
                 hint="check the address, which `ray start --head` prints when it starts; a cluster "
                 f"that asks for a token needs a copy of its {_AUTH_FILE} on this machine",
             ) from error
