@@ -9,8 +9,10 @@ from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
 from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
+from weightctl.graph.ops.create import CONSTANT
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
+from weightctl.graph.ops.value_checks import DelayedCheck, delaying_checks, raise_first
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -25,29 +27,46 @@ __all__ = ["run"]
 
 
 def run(
-    plan: Schedule, weights: BoundWeights, inputs: Sequence[Tensor], sizes: Mapping[str, int]
+    plan: Schedule,
+    weights: BoundWeights,
+    inputs: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    constants: dict[int, Tensor],
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
 
-    Raises `EngineError` if an operation fails or its results differ from the graph's types.
+    `constants` are the constants on their devices by the number of the operation; those that are
+    missing are added. Raises `EngineError` if an operation fails or its results differ from the
+    graph's types.
     """
     import torch
 
-    with torch.inference_mode():
-        running = _Running(plan, weights, sizes)
+    with torch.inference_mode(), delaying_checks() as checks:
+        running = _Running(plan, weights, sizes, constants, checks)
         running.begin(inputs)
         del inputs
         number = 0
         while number < len(plan.operations):
             number = running.carry_out(number)
-        return running.outputs()
+        outputs = running.outputs()
+        raise_first(checks)
+        return outputs
 
 
 class _Running:
     """A run in progress: the live values by slot, and the weights kept for the next operation."""
 
-    def __init__(self, plan: Schedule, weights: BoundWeights, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        weights: BoundWeights,
+        sizes: Mapping[str, int],
+        constants: dict[int, Tensor],
+        checks: list[DelayedCheck],
+    ) -> None:
         self._plan = plan
+        self._constants = constants
+        self._checks = checks
         self._weights = weights
         self._values: dict[int, Tensor] = {}
         # Weights by their base forms: those kept from the last operation, those of the current one.
@@ -84,6 +103,21 @@ class _Running:
                 form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
             }
             self._loaded = {}
+        results = self._compute(number, given)
+        self._refuse(operation, given, results, self._sizes_of(operation.call))
+        self._values.update(zip(operation.outputs, results, strict=True))
+        if not given:
+            self._borrowed |= {_memory(tensor) for tensor in results}
+        for slot in operation.frees:
+            self._values.pop(slot, None)
+        return number + 1
+
+    def _compute(self, number: int, given: Sequence[Tensor | EncodedMatrix]) -> Sequence[Tensor]:
+        """Return the results of an operation; a constant is copied to its device only once."""
+        if number in self._constants:
+            return (self._constants[number],)
+        operation = self._plan.operations[number]
+        first = len(self._checks)
         try:
             sizes = self._sizes_of(operation.call)
             attributes = operation.attributes
@@ -95,14 +129,13 @@ class _Running:
             found = lower(*given, **attributes)
         except Exception as error:
             raise self._failure(operation, given, error) from error
+        for place in range(first, len(self._checks)):
+            is_wrong, error = self._checks[place]
+            self._checks[place] = DelayedCheck(is_wrong, self._failure(operation, given, error))
+        if operation.op is CONSTANT:
+            self._constants[number] = found
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
-        self._refuse(operation, given, results, sizes)
-        self._values.update(zip(operation.outputs, results, strict=True))
-        if not given:
-            self._borrowed |= {_memory(tensor) for tensor in results}
-        for slot in operation.frees:
-            self._values.pop(slot, None)
-        return number + 1
+        return results
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""

@@ -17,6 +17,8 @@ from weightctl.text.sizes import parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from torch import Tensor
+
     from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
@@ -93,6 +95,7 @@ class LoadedGraph:
         bases = dict.fromkeys(form.base for form in reads)
         found = bind(graph.name, bases, weights_registry)
         self._weights = BoundWeights(found, reads if resident else (), memory)
+        self._constants: dict[int, Tensor] = {}
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
@@ -106,7 +109,7 @@ class LoadedGraph:
             # Each element is checked like a separate argument.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
-        results = run(self._schedule, self._weights, tensors, sizes)
+        results = run(self._schedule, self._weights, tensors, sizes, self._constants)
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]

@@ -1,4 +1,4 @@
-"""Conversion to torch's dtypes and devices, decoding of blocks, and checks of row numbers."""
+"""Conversion to torch's dtypes and devices, and decoding of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
 
-__all__ = ["decode_blocks", "dtype_of", "require_inside", "torch_device", "torch_dtype"]
+__all__ = ["decode_blocks", "dtype_of", "torch_device", "torch_dtype"]
 
 
 @cache
@@ -84,16 +84,3 @@ def decode_blocks(
         rows = blocks.cpu().contiguous().reshape(-1, width).numpy()
         transcode(rows, source, dtype.encoding, out=memory.reshape(len(rows), -1).numpy())
     return numbers
-
-
-def require_inside(indices: Tensor, count: int) -> None:
-    """Raise `EngineError` if an index is outside of `count` rows."""
-    if not indices.numel():
-        return
-    lowest, highest = (int(bound) for bound in indices.aminmax())
-    if lowest < 0 or highest >= count:
-        outside = highest if highest >= count else lowest
-        raise EngineError(
-            f"row {outside} does not exist",
-            hint=f"the table has rows 0 to {count - 1}" if count else "the table has no rows",
-        )
