@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
@@ -9,6 +10,7 @@ from weightctl.engine.arrays import make_result_buffer
 from weightctl.engine.binding import BoundWeights, bind
 from weightctl.engine.devices import devices_of, require_devices, require_placed
 from weightctl.engine.inputs import prepare_inputs
+from weightctl.engine.precision import exact_products
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
 from weightctl.errors import EngineError
@@ -86,7 +88,9 @@ class LoadedGraph:
                 f"graph `{graph.name}` has no outputs",
                 hint="define them with `graph.output(value)`",
             )
-        require_placed(graph.name, _devices(graph), devices)
+        used = set(_devices(graph))
+        require_placed(graph.name, used, devices)
+        self._uses_gpu = any(device.kind != "cpu" for device in used)
         self.name = graph.name
         self.input_types: tuple[TensorType, ...] = tuple(value.type for value in graph.inputs)
         self.output_types: tuple[TensorType, ...] = tuple(value.type for value in graph.outputs)
@@ -109,7 +113,8 @@ class LoadedGraph:
             # Each element is checked like a separate argument.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
-        results = run(self._schedule, self._weights, tensors, sizes, self._constants)
+        with exact_products() if self._uses_gpu else nullcontext():
+            results = run(self._schedule, self._weights, tensors, sizes, self._constants)
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]
