@@ -14,7 +14,7 @@ from engine_graphs import F32, numbers
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType
 from weightctl.engine import InferenceSession
-from weightctl.engine.precision import exact_products
+from weightctl.engine.devices import exact_products
 from weightctl.graph import Graph, TensorType
 
 MATMUL: Any = torch.backends.cuda.matmul
@@ -45,7 +45,7 @@ def test_the_settings_are_restored_after_an_error() -> None:
 def test_a_process_may_have_used_the_older_settings() -> None:
     program = (
         "import torch\n"
-        "from weightctl.engine.precision import exact_products\n"
+        "from weightctl.engine.devices import exact_products\n"
         "torch.backends.cuda.matmul.allow_tf32 = True\n"
         "with exact_products():\n"
         "    pass\n"

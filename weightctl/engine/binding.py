@@ -17,6 +17,7 @@ from weightctl.engine.forms import (
     is_kept_as_stored,
     make_tensor,
     mismatch,
+    place_of_stored,
 )
 from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
 from weightctl.engine.stored import InFiles, InMemory, slice_weight, to_stored_weight
@@ -198,9 +199,16 @@ class BoundWeights:
             place = self._found[forms[0].base]
             held = InMemory(place.info, place.raw())
             same: dict[object, Tensor] = {}
+            moved: dict[object, StoredWeight] = {}
             for form in forms:
-                if is_kept_as_stored(place.info, form) or is_encoded_matrix(place.info, form):
+                if is_encoded_matrix(place.info, form):
                     self._found[form.base] = held
+                    continue
+                if is_kept_as_stored(place.info, form):
+                    where = place_of_stored(place.info, form)
+                    if where not in moved:
+                        moved[where] = InMemory(place.info, held.raw().to(where))
+                    self._found[form.base] = moved[where]
                     continue
                 # Only the values are kept: the bytes that they were decoded from are freed.
                 upright = form._replace(is_transposed=False)

@@ -130,8 +130,9 @@ class _Running:
         except Exception as error:
             raise self._failure(operation, given, error) from error
         for place in range(first, len(self._checks)):
-            is_wrong, error = self._checks[place]
-            self._checks[place] = DelayedCheck(is_wrong, self._failure(operation, given, error))
+            check = self._checks[place]
+            failure = self._failure(operation, given, check.error)
+            self._checks[place] = DelayedCheck(check.is_wrong, failure)
         if operation.op is CONSTANT:
             self._constants[number] = found
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.device import CPU
 from weightctl.engine.arrays import make_result_buffer
 from weightctl.engine.binding import BoundWeights, bind
-from weightctl.engine.devices import devices_of, require_devices, require_placed
+from weightctl.engine.devices import devices_of, exact_products, require_devices, require_placed
 from weightctl.engine.inputs import prepare_inputs
-from weightctl.engine.precision import exact_products
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
 from weightctl.errors import EngineError

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType, Encoding
 from weightctl.errors import EngineError
+from weightctl.graph.ops.device_blocks import decode_there, decodes_on
 
 if TYPE_CHECKING:
     import torch
@@ -64,10 +65,11 @@ def decode_blocks(
     dtype: DType,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Decode uint8[..., bytes per row] to values [..., elements per row], on the CPU.
+    """Decode uint8[..., bytes per row] to values [..., elements per row].
 
-    `out` is memory for the result: a contiguous tensor on the CPU with the same number of bytes, of
-    any shape and dtype. Raises `EncodingError` if a row does not consist of whole blocks, and
+    Blocks on a GPU are decoded there if it can decode their encoding, otherwise on the CPU. `out`
+    is memory for a result on the CPU: a contiguous tensor with the same number of bytes, of any
+    shape and dtype. Raises `EncodingError` if a row does not consist of whole blocks, and
     `EngineError` if torch has no tensors of the dtype.
     """
     import torch
@@ -75,6 +77,8 @@ def decode_blocks(
     from weightctl.codecs import transcode
 
     source = encoding if isinstance(encoding, Encoding) else encoding.encoding
+    if out is None and decodes_on(blocks.device.type, source):
+        return decode_there(blocks, source, torch_dtype(dtype))
     *leading, width = blocks.shape
     shape = (*leading, source.elements_of(width))
     made = torch.empty(shape, dtype=torch_dtype(dtype)) if out is None else out

@@ -149,7 +149,7 @@ def lower_embedding(
     """Return a copy of the rows; raises `EngineError` if an id is not a row of the table."""
     from torch.nn import functional
 
-    # Blocks stay on the CPU; the decoded values go to the device.
+    # Blocks that the device cannot decode are on the CPU; the decoded values go to the device.
     ids = ids.to(weight.device)
     rows = functional.embedding(clamp_rows(ids, weight.shape[0]).long(), weight)
     if encoding is None or dtype is None or device is None:
