@@ -183,10 +183,10 @@ def _is_short(encoding: Encoding, form: WeightForm) -> bool:
 
 
 def place_of_stored(info: TensorInfo, form: WeightForm) -> device:
-    """Return the torch device on which the bytes of a resident weight are kept as stored."""
+    """Return the torch device to which the bytes of a weight are copied as they are stored."""
     encoding = interpret_info(info, form).encoding
-    kind = form.device.kind
-    is_there = form.blocks is not None or _is_short(encoding, form) or decodes_on(kind, encoding)
+    is_plain = encoding.dtype not in {None, DType.float4_e2m1fn} or form.blocks is not None
+    is_there = is_plain or decodes_on(form.device.kind, encoding)
     return torch_device(form.device if is_there else CPU)
 
 

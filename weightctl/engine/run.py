@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.engine.binding import BoundWeights
+    from weightctl.engine.bound_weights import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
 __all__ = ["run"]
@@ -46,9 +46,12 @@ def run(
         running.begin(inputs)
         del inputs
         number = 0
-        while number < len(plan.operations):
-            number = running.carry_out(number)
-        outputs = running.outputs()
+        try:
+            while number < len(plan.operations):
+                number = running.carry_out(number)
+            outputs = running.outputs()
+        finally:
+            weights.stop_reading()
         raise_first(checks)
         return outputs
 
@@ -90,8 +93,6 @@ class _Running:
         operation = self._plan.operations[number]
         if (region := self._find_empty(operation)) is not None:
             return self._skip(region, operation.call)
-        if operation.forms:
-            self._expect_after(number)
         try:
             given = self._gather_inputs(operation)
         except WeightctlError:
@@ -103,6 +104,7 @@ class _Running:
                 form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
             }
             self._loaded = {}
+            self._expect_after(number)
         results = self._compute(number, given)
         self._refuse(operation, given, results, self._sizes_of(operation.call))
         self._values.update(zip(operation.outputs, results, strict=True))
@@ -203,9 +205,8 @@ class _Running:
                 continue
             number += 1
             if forms := operation.forms:
-                for form in forms:
-                    if form not in keeps and operation.table is None:
-                        self._weights.expect(form)
+                is_table = operation.table is not None
+                self._weights.expect([] if is_table else [f for f in forms if f not in keeps])
                 return
 
     def _find_empty(self, operation: Operation) -> EmptyRegion | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
 from weightctl.engine.arrays import make_result_buffer
-from weightctl.engine.binding import BoundWeights, bind
+from weightctl.engine.binding import bind
+from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.devices import devices_of, exact_products, require_devices, require_placed
 from weightctl.engine.inputs import prepare_inputs
 from weightctl.engine.run import run
