@@ -11,6 +11,7 @@ import cluster
 import forward
 import generation
 import pytest
+import streaming
 from cluster import Inputs
 
 BENCH = Path(__file__).parent
@@ -157,6 +158,16 @@ def test_the_generation_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert re.findall(r"^(\w+), against (\S+):", printed, re.MULTILINE) == [
         ("float32", "transformers"), ("Q4_K", "llama.cpp")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "memory"), [("20MB", "10MB"), pytest.param("2GB", "1GB", marks=pytest.mark.long)]
+)
+def test_a_second_run_reads_at_most_half(
+    size: str, memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not streaming.main(["--size", size, "--memory", memory])
+    assert "(target 0.5)" in capsys.readouterr().out
 
 
 def test_the_crossing_bench_runs(tmp_path: Path) -> None:

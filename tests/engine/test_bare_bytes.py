@@ -12,7 +12,7 @@ from engine_graphs import F32, loaded, numbers, ran
 from runs import graph_of
 from weightctl import DType, QuantizationEncoding
 from weightctl.device import CPU
-from weightctl.engine.binding import BoundWeights
+from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.stored import to_stored_weight
 from weightctl.errors import EngineError

@@ -42,7 +42,7 @@ def of_run(name: str, factory: pytest.TempPathFactory, *groups: str) -> list[dic
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each process has found where nobody waits."""
-    groups = ("together", "failing", "after_all", "killed")
+    groups = ("together", "in_order", "other_order", "failing", "after_all", "killed")
     return of_run("joined", tmp_path_factory, *groups)
 
 
@@ -89,6 +89,30 @@ def test_numbers_of_16_bits_are_added_up_in_32(outputs: list[dict[str, Any]]) ->
     assert found(outputs, "allreduce_bfloat16") == [[total.tolist()]] * 2
 
 
+def test_floats_of_several_processes_are_added_in_32_bits(outputs: list[dict[str, Any]]) -> None:
+    ranks = [np.float32(scale) * numbers(5, rank=rank) for rank in range(2) for scale in (1, 1e4)]
+    exact = np.sum(ranks, axis=0, dtype=np.float64)
+    first, second = found(outputs, "allreduce_many")
+    assert first == second
+    assert len(first) == 2
+    np.testing.assert_allclose(first[0], exact, rtol=1e-6, atol=1e-3)
+
+
+def test_sums_may_be_those_of_one_process_with_all_ranks(outputs: list[dict[str, Any]]) -> None:
+    ranks = [np.float32(scale) * numbers(5, rank=rank) for rank in range(2) for scale in (1, 1e4)]
+    exact = np.sum(ranks, axis=0, dtype=np.float64).astype(np.float32)
+    assert found(outputs, "in_order") == [[exact.tolist()] * 2] * 2
+
+
+def test_integers_are_added_as_they_are(outputs: list[dict[str, Any]]) -> None:
+    assert found(outputs, "allreduce_int16") == [[[1, 3, 5]]] * 2
+
+
+def test_processes_must_add_in_the_same_way(outputs: list[dict[str, Any]]) -> None:
+    for error in errors(outputs, "other_order"):
+        assert "sends a different shape or dtype, or is at a different step" in error
+
+
 def test_sizes_may_be_known_only_when_it_runs(outputs: list[dict[str, Any]]) -> None:
     first, second = each_rank(3, 2)
     assert found(outputs, "allreduce_unknown_sizes") == [[(first + second).tolist()]] * 2
@@ -120,10 +144,12 @@ def test_a_process_may_have_several_ranks(outputs: list[dict[str, Any]]) -> None
     total = np.sum(each, axis=0, dtype=np.float64).astype(np.float32)
     joined = np.concatenate(each)
     parts = np.split(total, [3, 4, 5], axis=1)
-    assert found(outputs, "two_ranks_each") == [
-        [array.tolist() for array in (total, total, joined, joined, *parts[first : first + 2])]
-        for first in (0, 2)
-    ]
+    for outputs_of_one, first in zip(found(outputs, "two_ranks_each"), (0, 2), strict=True):
+        assert outputs_of_one[2:4] == [joined.tolist()] * 2
+        for made, expected in zip(outputs_of_one[:2], [total] * 2, strict=True):
+            np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
+        for made, expected in zip(outputs_of_one[4:], parts[first : first + 2], strict=True):
+            np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_only_one_process_uses_all_compute(outputs: list[dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from blocks import in_blocks
 from engine_graphs import CPU, F32, loaded, numbers, ran
 from weightctl import DType, QuantizationEncoding
 from weightctl.engine import products
-from weightctl.engine.binding import BoundWeights
+from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.stored import InMemory, to_stored_weight
 from weightctl.errors import EngineError

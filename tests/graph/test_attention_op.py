@@ -25,6 +25,7 @@ def reference(
     value: Array,
     mask: Array | None = None,
     *,
+    sinks: Array | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -52,8 +53,11 @@ def reference(
                 score += float(mask[b, h, s, k])
             scores[k] = score
         if scores.max() > -INF:
-            shares = np.exp(scores - scores.max())
-            result[b, h, s] = shares / shares.sum() @ value[b, h // group].astype(float)
+            extra = -INF if sinks is None else float(sinks[h])
+            largest = max(scores.max(), extra)
+            shares = np.exp(scores - largest)
+            total = shares.sum() + np.exp(extra - largest)
+            result[b, h, s] = shares / total @ value[b, h // group].astype(float)
     return result
 
 
@@ -184,12 +188,96 @@ def test_attention_is_torchs_own_bit_for_bit_where_torch_has_it() -> None:
     np.testing.assert_array_equal(found, expected.numpy())
 
 
+SINKS = np.array([0.5, -3.0, 200.0, -np.inf], np.float32)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("mask", ["none", "pairs", "hidden"])
+def test_a_sink_takes_a_share_of_the_softmax_and_adds_nothing(
+    mask: str, window: int | None, softcap: float | None
+) -> None:
+    options: dict[str, Any] = {"causal": True, "window": window, "softcap": softcap}
+    chosen = MASKS[mask]
+    arrays = made() if chosen is None else (*made(), chosen)
+    found = run(
+        lambda *values: ops.attention(*values[:-1], sinks=values[-1], **options), *arrays, SINKS
+    )
+    expected = reference(*arrays, sinks=SINKS, **options)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_sinks_and_scores_of_any_size_do_not_overflow() -> None:
+    query, key, value = made()
+    for sinks in (np.full(4, 3e38, np.float32), np.full(4, -3e38, np.float32)):
+        found = run(lambda *v: ops.attention(*v[:3], sinks=v[3]), query * 1e4, key, value, sinks)
+        np.testing.assert_allclose(
+            found, reference(query * 1e4, key, value, sinks=sinks), atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_sinks_may_be_float32_beside_small_floats(kind: Any) -> None:
+    query, key, value = (array.astype(kind) for array in made())
+    found = run(lambda *v: ops.attention(*v[:3], sinks=v[3]), query, key, np.abs(value), SINKS)
+    exact = reference(query, key, np.abs(value), sinks=SINKS)
+    np.testing.assert_allclose(
+        found.astype(float), exact, rtol=float(ml_dtypes.finfo(kind).eps), atol=1e-7
+    )
+
+
+@pytest.mark.parametrize(
+    "sinks", [np.zeros(2, np.float32), np.zeros((4, 1), np.float32), np.arange(4)]
+)
+def test_sinks_are_a_score_for_each_query_head(sinks: Array) -> None:
+    with pytest.raises(GraphError, match="cannot be used with 4 query heads"):
+        run(lambda *values: ops.attention(*values[:3], sinks=values[3]), *made(), sinks)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_windows_and_sinks_need_no_mask_of_all_pairs(
+    has_sinks: bool, causal: bool, monkeypatch: Any
+) -> None:
+    seq, window = 1500, 20
+    arrays = [*made(seq=seq, keys=seq, kv_heads=1), *([SINKS] if has_sinks else [])]
+    tensors = [torch.from_numpy(each) for each in arrays]
+    sizes: list[int] = []
+    make = attention._make_mask
+
+    def watch(*given: Any, **options: Any) -> Any:
+        mask = make(*given, **options)
+        sizes.append(mask.numel())
+        return mask
+
+    monkeypatch.setattr(attention, "_make_mask", watch)
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": None, "scale": None}
+    found = attention.lower_attention(*tensors, **options, has_sinks=has_sinks)
+    assert sum(sizes) < seq * seq / (2 if causal else 1)
+    # A query deep inside sees its window, whose first key is that of the part before.
+    start = 700
+    last = start + 1 if causal else seq
+    part = [arrays[0][:, :, start : start + 1], *(each[:, :, :last] for each in arrays[1:3])]
+    seen = np.arange(last) > start - window
+    sinks = SINKS if has_sinks else None
+    np.testing.assert_allclose(
+        found.numpy()[:, :, start : start + 1], reference(*part, seen, sinks=sinks), atol=2e-6
+    )
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 30])
 @pytest.mark.parametrize("keys", [3, 9, 12])
 @pytest.mark.parametrize("mask", ["", "rows", "columns", "heads"])
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (2.0, False), (None, True)])
+@pytest.mark.parametrize("causal", [False, True])
 def test_queries_in_parts_give_the_same(
-    window: int | None, keys: int, mask: str, softcap: float | None, monkeypatch: Any
+    window: int | None,
+    keys: int,
+    mask: str,
+    softcap: float | None,
+    has_sinks: bool,
+    causal: bool,
+    monkeypatch: Any,
 ) -> None:
     random = np.random.default_rng(keys)
     masks = {
@@ -198,9 +286,9 @@ def test_queries_in_parts_give_the_same(
         "heads": random.standard_normal((4, 9, keys)).astype(np.float32),
     }
     inputs = [*made(seq=9, keys=keys), *([masks[mask]] if mask else [])]
-    options: dict[str, Any] = {"causal": True, "window": window, "softcap": softcap}
-    expected = reference(*inputs, **options)
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
+    expected = reference(*inputs, **options, sinks=SINKS if has_sinks else None)
     monkeypatch.setattr(attention, "_MOST_SCORES", 2 * keys)
-    tensors = [torch.from_numpy(each) for each in inputs]
-    found = attention.lower_attention(*tensors, **options, scale=None)
+    tensors = [torch.from_numpy(each) for each in [*inputs, *([SINKS] if has_sinks else [])]]
+    found = attention.lower_attention(*tensors, **options, scale=None, has_sinks=has_sinks)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -70,6 +70,17 @@ def allreduce_bfloat16(here: Process) -> Any:
     return ran(lambda x: ops.allreduce(x, ranks=2), x)
 
 
+def allreduce_many(here: Process) -> Any:
+    """Return sums of four numbers, two of them in each process, whose sizes differ."""
+    x = [numbers(5, rank=here.rank) * np.float32(scale) for scale in (1, 1e4)]
+    return ran(lambda values: ops.allreduce(values, ranks=4), *x)
+
+
+def allreduce_int16(here: Process) -> Any:
+    x = np.arange(3, dtype=np.int16) + np.int16(here.rank)
+    return ran(lambda x: ops.allreduce(x, ranks=2), x)
+
+
 def allreduce_unknown_sizes(here: Process) -> Any:
     x = numbers(3, 2, rank=here.rank)
     return ran(lambda x: ops.allreduce(x, ranks=2), x, shapes=[("n", 2)])
@@ -166,7 +177,8 @@ def joining_twice(_: Process) -> Any:
 
 
 TOGETHER = [
-    place, allreduce, allreduce_bfloat16, allreduce_unknown_sizes, allreduce_nothing,
+    place, allreduce, allreduce_bfloat16, allreduce_many, allreduce_int16,
+    allreduce_unknown_sizes, allreduce_nothing,
     allgather_uneven, allgather_first_axis, reduce_scatter_uneven, two_ranks_each,
     what_one_process_alone_needs, other_sizes, other_dtypes, other_steps, the_graph_of_another_rank,
     the_part_of_another_rank, the_sum_of_another_rank, the_whole_of_another_rank,
@@ -205,6 +217,17 @@ def not_coming() -> Any:
         return place(here)
 
 
+def in_order() -> Any:
+    with processes(in_order=True) as here:
+        return allreduce_many(here)
+
+
+def other_order() -> Any:
+    rank = int(os.environ["RANK"])
+    with processes(in_order=bool(rank)) as here:
+        return allreduce(here)
+
+
 def after_all() -> Any:
     with processes() as here:
         return allreduce(here)
@@ -221,7 +244,8 @@ def killed() -> Any:
 
 
 GROUPS = {
-    each.__name__: each for each in (together, failing, too_late, not_coming, after_all, killed)
+    each.__name__: each
+    for each in (together, in_order, other_order, failing, too_late, not_coming, after_all, killed)
 }
 RECORDS: dict[str, Any] = {}
 

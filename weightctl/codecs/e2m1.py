@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["MXFP4", "NVFP4"]
+__all__ = ["E2M1_VALUES", "MXFP4", "NVFP4", "half_powers", "half_scales"]
 
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 # ggml's `kvalues_mxfp4`, as integers: a code of -0 gives 0, not -0.
-_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)
+E2M1_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)
 # Values that are processed at a time.
 _AREA = 1 << 15
 
@@ -56,14 +56,14 @@ def _find_nearest(x: F32, scale: F32) -> U8:
 
 def _restore(q: U8, scale: F32, out: F32) -> None:
     """Fill `out`, shape (..., 2 * n), with the values of bytes (..., n) at scales (...)."""
-    np.multiply(np.take(_VALUES, unpack_pairs(q)), scale[..., None], out=out, dtype=np.float32)
+    np.multiply(np.take(E2M1_VALUES, unpack_pairs(q)), scale[..., None], out=out, dtype=np.float32)
 
 
 def _encode_mx(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
     """Fill blocks of MXFP4; as in ggml's `quantize_mxfp4`, `importance` has no effect."""
     exponent = _choose_exponents(np.maximum(x.max(axis=2), -x.min(axis=2)))
     block["exponent"] = exponent
-    block["q"] = pack_pairs(_find_nearest(x, _half_powers(exponent)))
+    block["q"] = pack_pairs(_find_nearest(x, half_powers(exponent)))
 
 
 def _choose_exponents(peak: F32) -> U8:
@@ -73,13 +73,13 @@ def _choose_exponents(peak: F32) -> U8:
     return np.clip(np.floor(logarithm) + np.float32(127 - 2), 0, 255).astype(np.uint8)
 
 
-def _half_powers(exponent: U8) -> F32:
+def half_powers(exponent: U8) -> F32:
     """Return half of the values of E8M0 exponents; as in ggml, 255 is not NaN."""
     return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128)
 
 
 def _decode_mx(block: NDArray[np.void], out: F32) -> None:
-    _restore(block["q"], _half_powers(block["exponent"]), out)
+    _restore(block["q"], half_powers(block["exponent"]), out)
 
 
 def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:  # noqa: ARG001
@@ -88,7 +88,7 @@ def _encode_nv(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
     peak: F32 = np.maximum(sub_blocks.max(axis=3), -sub_blocks.min(axis=3))
     scales = _round_scales(peak / np.float32(6))
     block["scales"] = scales
-    block["q"] = pack_pairs(_find_nearest(sub_blocks, _half_scales(scales)))
+    block["q"] = pack_pairs(_find_nearest(sub_blocks, half_scales(scales)))
 
 
 def _round_scales(values: F32) -> U8:
@@ -106,7 +106,7 @@ def _round_scales(values: F32) -> U8:
     return stored.astype(np.uint8)
 
 
-def _half_scales(scales: U8) -> F32:
+def half_scales(scales: U8) -> F32:
     """Return half of the values of unsigned E4M3; the top bit is ignored, and 0x7F is 0."""
     exponent = (scales >> np.uint8(3) & np.uint8(15)).astype(np.int32)
     mantissa = (scales & np.uint8(7)).astype(np.float32)
@@ -117,7 +117,7 @@ def _half_scales(scales: U8) -> F32:
 
 
 def _decode_nv(block: NDArray[np.void], out: F32) -> None:
-    _restore(block["q"], _half_scales(block["scales"]), out.reshape(*block.shape, 4, 16))
+    _restore(block["q"], half_scales(block["scales"]), out.reshape(*block.shape, 4, 16))
 
 
 # ggml's `block_mxfp4`.

@@ -1,4 +1,4 @@
-"""The weights of a graph: looked up in a checkpoint's tree or in a mapping, and loaded from it."""
+"""The weights of a graph, looked up in a checkpoint's tree or in a mapping."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from weightctl.engine.forms import (
     BindingProblem,
     WeightForm,
     interpret_info,
-    is_kept_as_stored,
-    make_tensor,
     mismatch,
 )
-from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
-from weightctl.engine.stored import InFiles, InMemory, slice_weight, to_stored_weight
+from weightctl.engine.stored import slice_weight, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.weights.buffer import Buffer
 from weightctl.weights.data import WeightData
@@ -37,7 +34,7 @@ from weightctl.weights.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable
 
     from torch import Tensor
 
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["BoundWeights", "bind"]
+__all__ = ["bind"]
 
 # The number of missing names for which similar names are suggested, and the number of names that
 # are compared: the comparison is slow.
@@ -98,116 +95,6 @@ def _find_allocated(entry: object, form: WeightForm) -> _Allocated | None:
 def _as_asked(node: Checkpoint) -> WeightData:
     """Return a node's data, converted as `allocate` requested; nothing is read yet."""
     return allocations_of(node).take(node.name, find_stored_name(node))
-
-
-class BoundWeights:
-    """The weights of a graph, each with the place where its bytes are stored.
-
-    `found` has the places by base forms. A weight is read on each use and not kept. The weights of
-    `resident` are read once, in the constructor: values are kept on their device in the form in
-    which the graph reads them. Blocks, and matrices that products decode, are kept as stored. Of
-    other weights, up to `memory` bytes are kept as stored after their first use.
-    """
-
-    def __init__(
-        self,
-        found: Mapping[WeightForm, StoredWeight],
-        resident: Sequence[WeightForm] = (),
-        memory: int = 0,
-    ) -> None:
-        self._found = dict(found)
-        self._ready: dict[WeightForm, Tensor] = {}
-        self._sources = list({
-            id(place.source): place.source for place in found.values() if place.source is not None
-        }.values())  # fmt: skip
-        self._room = memory
-        self._held: dict[Hashable, StoredWeight] = {}
-        self._read_all(resident)
-
-    def ready(self, form: WeightForm) -> Tensor | None:
-        """Return a resident weight as the graph reads it; None if it is not kept as values."""
-        return self._ready.get(form)
-
-    def tensor(self, form: WeightForm) -> Tensor:
-        """Return a weight in the requested form, read now."""
-        return make_tensor(self._keep(form.base), form)
-
-    def matrix(self, form: WeightForm) -> EncodedMatrix | None:
-        """Return a weight that is decoded within a product; None for other weights."""
-        if not is_encoded_matrix(self._found[form.base].info, form):
-            return None
-        return EncodedMatrix(self._keep(form.base), form)
-
-    def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the rows of a weight that `numbers` selects, and the index of each number in them.
-
-        Only these rows are read. Returns None if single rows cannot be read: if the weight is in
-        memory or transposed, if it is stored with another number of rows (blocks stored as plain
-        bytes may be), if a row does not start on a byte, or if a number is out of range.
-        """
-        place, (count, *row) = self._found[form.base], form.shape
-        if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
-            return None
-        if form.is_transposed:
-            return None
-        stored_count, *stored_row = place.info.shape
-        if stored_count != count or not place.info.encoding.fits(stored_row):
-            return None
-        import torch
-
-        # torch has no annotations for `unique`.
-        wanted, among = cast("Any", torch).unique(numbers, return_inverse=True)
-        chosen: list[int] = wanted.tolist()
-        if not all(0 <= number < count for number in chosen):
-            return None
-        return make_tensor(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
-
-    def is_borrowed(self, form: WeightForm) -> bool:
-        """Whether the result of `tensor` shares memory that other code uses."""
-        return form in self._ready or self._found[form.base].is_borrowed
-
-    def expect(self, form: WeightForm) -> None:
-        """Announce that a weight is needed soon."""
-        if not self._ready:
-            self._found[form].expect()
-
-    def _keep(self, base: WeightForm) -> StoredWeight:
-        """Return where a weight is stored, after reading it into memory if there is room."""
-        place = self._found[base]
-        if not isinstance(place, InFiles) or place.is_borrowed:
-            return place
-        held = self._held.get(place.key)
-        if held is None and place.info.nbytes <= self._room:
-            self._room -= place.info.nbytes
-            held = self._held[place.key] = InMemory(place.info, place.raw())
-        if held is None:
-            return place
-        self._found[base] = held
-        return held
-
-    def refuse_change(self) -> None:
-        """Raise `FormatError` if a file has been written to since it was opened."""
-        for source in self._sources:
-            source.refuse_change()
-
-    def _read_all(self, reads: Sequence[WeightForm]) -> None:
-        together: dict[object, list[WeightForm]] = {}
-        for form in reads:
-            together.setdefault(self._found[form.base].key, []).append(form)
-        for forms in together.values():
-            place = self._found[forms[0].base]
-            held = InMemory(place.info, place.raw())
-            same: dict[object, Tensor] = {}
-            for form in forms:
-                if is_kept_as_stored(place.info, form) or is_encoded_matrix(place.info, form):
-                    self._found[form.base] = held
-                    continue
-                # Only the values are kept: the bytes that they were decoded from are freed.
-                upright = form._replace(is_transposed=False)
-                kind = upright._replace(name="", weight=0, whole=None, second_names=())
-                if kind not in same:
-                    same[kind] = make_tensor(held, upright)
-                self._ready[form] = same[kind].T if form.is_transposed else same[kind]
 
 
 def bind(

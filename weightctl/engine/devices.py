@@ -1,15 +1,16 @@
-"""Checks that devices exist on this machine and belong to a session."""
+"""Devices of a session: checks that they exist, and the precision of products on GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import cast
+from typing import Any, cast
 
 from weightctl.device import CPU, DeviceRef
 from weightctl.errors import EngineError
 
-__all__ = ["devices_of", "require_devices", "require_placed"]
+__all__ = ["devices_of", "exact_products", "require_devices", "require_placed"]
 
 _ON_THE_CPU = "InferenceSession() runs on the CPU"
 
@@ -86,3 +87,32 @@ def require_placed(
             f"{' and '.join(sorted(map(str, has)))}",
             hint=f"pass the devices to the session: InferenceSession(devices=[{wanted}])",
         )
+
+
+@contextmanager
+def exact_products() -> Generator[None]:
+    """Let torch compute products on GPUs as on the CPU, within this context.
+
+    By default, torch rounds the parts of a sum of float16 or bfloat16 to that type, and rounds
+    operands of convolutions to TF32, which has 10 bits. A graph says in which dtype it computes, so
+    the engine allows neither. The settings are those of the whole process, and are restored.
+    """
+    import torch
+
+    # torch has no annotations for some of the settings. Up to 2.8 it has only the older ones, and
+    # from 2.9 on it refuses the older ones for TF32 if the newer ones have been used.
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    settings: list[tuple[Any, str, bool | str]] = [
+        (matmul, "allow_bf16_reduced_precision_reduction", False),
+        (matmul, "allow_fp16_reduced_precision_reduction", False),
+    ]
+    if hasattr(matmul, "fp32_precision"):
+        settings += [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
+    else:
+        settings += [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    with ExitStack() as restored:
+        for owner, name, value in settings:
+            restored.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield

@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import EngineError
+from weightctl.graph.ops.device_blocks import decodes_on
 from weightctl.graph.ops.lowering import decode_blocks, torch_device, torch_dtype
 from weightctl.graph.ops.unary import lower_cast
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding, QuantizationEncoding
@@ -28,6 +30,7 @@ __all__ = [
     "is_kept_as_stored",
     "make_tensor",
     "mismatch",
+    "place_of_stored",
 ]
 
 
@@ -163,8 +166,28 @@ def _converts(encoding: Encoding, dtype: DType) -> bool:
 
 
 def is_kept_as_stored(info: TensorInfo, form: WeightForm) -> bool:
-    """Whether a resident weight is kept in its stored encoding, as blocks are."""
-    return interpret_info(info, form).encoding.dtype is None
+    """Whether a resident weight is kept in its stored encoding, as blocks are.
+
+    A GPU also keeps values of 8 bits as they are: it converts them where they are used.
+    """
+    encoding = interpret_info(info, form).encoding
+    return encoding.dtype is None or (form.device.kind != "cpu" and _is_short(encoding, form))
+
+
+def _is_short(encoding: Encoding, form: WeightForm) -> bool:
+    """Whether values are floats of a byte each, and are read in a wider dtype."""
+    stored = encoding.dtype
+    if stored is None or stored is DType.float4_e2m1fn or not stored.is_float:
+        return False
+    return encoding.size == 1 and (form.read_as or form.dtype) is not stored
+
+
+def place_of_stored(info: TensorInfo, form: WeightForm) -> device:
+    """Return the torch device to which the bytes of a weight are copied as they are stored."""
+    encoding = interpret_info(info, form).encoding
+    is_plain = encoding.dtype not in {None, DType.float4_e2m1fn} or form.blocks is not None
+    is_there = is_plain or decodes_on(form.device.kind, encoding)
+    return torch_device(form.device if is_there else CPU)
 
 
 def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
@@ -176,20 +199,22 @@ def make_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
 
 
 def _decode_tensor(stored: StoredWeight, form: WeightForm) -> Tensor:
-    device, dtype = torch_device(form.device), torch_dtype(form.dtype)
+    place, dtype = torch_device(form.device), torch_dtype(form.dtype)
     raw, encoding = stored.raw(), interpret_info(stored.info, form).encoding
     if form.blocks is not None:
-        return _in_rows(raw, form.blocks.encoding, form.shape).to(device)
+        return _in_rows(raw, form.blocks.encoding, form.shape).to(place)
     if encoding.dtype is None or encoding.dtype is DType.float4_e2m1fn:
-        # Decode on the CPU, then copy the values to the device.
         rows = raw[None] if encoding.dtype else _in_rows(raw, encoding, form.shape)
+        if decodes_on(form.device.kind, encoding):
+            # Blocks are smaller than values: copy them to the device, and decode them there.
+            rows = rows.to(place)
         numbers = decode_blocks(rows, encoding, form.dtype)
     else:
         numbers = raw.view(torch_dtype(encoding.dtype))
     numbers = numbers.reshape(form.shape)
     if numbers.dtype.itemsize > dtype.itemsize:
         numbers = numbers.to(dtype)
-    return numbers.to(device).to(dtype)
+    return numbers.to(place).to(dtype)
 
 
 def _align_tensor(tensor: Tensor, align: int) -> Tensor:

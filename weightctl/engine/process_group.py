@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.device import CPU, DeviceRef
 from weightctl.engine.devices import require_devices
 from weightctl.errors import EngineError
-from weightctl.graph.ops.exchange import explain
+from weightctl.graph.ops.exchange import explain, summing_in_order
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
@@ -48,12 +48,17 @@ class _Started:
 
 
 @contextmanager
-def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Generator[Process]:
+def processes(
+    device: DeviceRef | None = None, *, timeout: float = 600.0, in_order: bool = False
+) -> Generator[Process]:
     """Join the processes that torchrun has started, until the end of the `with`.
 
     By default each process uses its own GPU if the machine has enough, and the CPU otherwise. No
     process waits longer than `timeout` seconds for another; if one fails or leaves early, the
-    others raise `EngineError` at the next collective operation. Raises `EngineError` if torchrun
+    others raise `EngineError` at the next collective operation. Sums over ranks are computed by
+    gloo on the CPU and by NCCL on GPUs, in float32 and in an order of their own; with `in_order`,
+    every process gets all values and adds them in the order of ranks, which takes longer, and gives
+    the result of one process with all ranks. Raises `EngineError` if torchrun
     did not start this process, if the process is already in a group, if the device does not exist,
     if there are more processes than GPUs to give each one its own, or if other processes do not
     join.
@@ -64,7 +69,8 @@ def processes(device: DeviceRef | None = None, *, timeout: float = 600.0) -> Gen
     _claim_gpu(started, own)
     _join(started, own, timeout)
     try:
-        yield Process(started.rank, started.count, own)
+        with summing_in_order(in_order):
+            yield Process(started.rank, started.count, own)
     except BaseException:
         # Raise the original error, not a failure to leave a group whose other processes are gone.
         with suppress(RuntimeError):

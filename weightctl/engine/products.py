@@ -56,7 +56,8 @@ class EncodedMatrix:
         made = torch.empty((len(rows), outputs), dtype=torch_dtype(self._dtype))
         if made.numel():
             encoding = interpret_info(self._stored.info, self._form).encoding
-            blocks = self._stored.raw().reshape(outputs, -1)
+            # A registry may have the bytes on a GPU.
+            blocks = self._stored.raw().cpu().reshape(outputs, -1)
             kernel = row_multiplier(encoding.name)
             if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
                 _multiply_rows(kernel, rows.contiguous(), blocks, made)

@@ -9,8 +9,10 @@ from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
 from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
+from weightctl.graph.ops.create import CONSTANT
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
+from weightctl.graph.ops.value_checks import DelayedCheck, delaying_checks, raise_first
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -18,36 +20,56 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.engine.binding import BoundWeights
+    from weightctl.engine.bound_weights import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
 __all__ = ["run"]
 
 
 def run(
-    plan: Schedule, weights: BoundWeights, inputs: Sequence[Tensor], sizes: Mapping[str, int]
+    plan: Schedule,
+    weights: BoundWeights,
+    inputs: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    constants: dict[int, Tensor],
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
 
-    Raises `EngineError` if an operation fails or its results differ from the graph's types.
+    `constants` are the constants on their devices by the number of the operation; those that are
+    missing are added. Raises `EngineError` if an operation fails or its results differ from the
+    graph's types.
     """
     import torch
 
-    with torch.inference_mode():
-        running = _Running(plan, weights, sizes)
+    with torch.inference_mode(), delaying_checks() as checks:
+        running = _Running(plan, weights, sizes, constants, checks)
         running.begin(inputs)
         del inputs
         number = 0
-        while number < len(plan.operations):
-            number = running.carry_out(number)
-        return running.outputs()
+        try:
+            while number < len(plan.operations):
+                number = running.carry_out(number)
+            outputs = running.outputs()
+        finally:
+            weights.stop_reading()
+        raise_first(checks)
+        return outputs
 
 
 class _Running:
     """A run in progress: the live values by slot, and the weights kept for the next operation."""
 
-    def __init__(self, plan: Schedule, weights: BoundWeights, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        weights: BoundWeights,
+        sizes: Mapping[str, int],
+        constants: dict[int, Tensor],
+        checks: list[DelayedCheck],
+    ) -> None:
         self._plan = plan
+        self._constants = constants
+        self._checks = checks
         self._weights = weights
         self._values: dict[int, Tensor] = {}
         # Weights by their base forms: those kept from the last operation, those of the current one.
@@ -71,8 +93,6 @@ class _Running:
         operation = self._plan.operations[number]
         if (region := self._find_empty(operation)) is not None:
             return self._skip(region, operation.call)
-        if operation.forms:
-            self._expect_after(number)
         try:
             given = self._gather_inputs(operation)
         except WeightctlError:
@@ -84,6 +104,22 @@ class _Running:
                 form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
             }
             self._loaded = {}
+            self._expect_after(number)
+        results = self._compute(number, given)
+        self._refuse(operation, given, results, self._sizes_of(operation.call))
+        self._values.update(zip(operation.outputs, results, strict=True))
+        if not given:
+            self._borrowed |= {_memory(tensor) for tensor in results}
+        for slot in operation.frees:
+            self._values.pop(slot, None)
+        return number + 1
+
+    def _compute(self, number: int, given: Sequence[Tensor | EncodedMatrix]) -> Sequence[Tensor]:
+        """Return the results of an operation; a constant is copied to its device only once."""
+        if number in self._constants:
+            return (self._constants[number],)
+        operation = self._plan.operations[number]
+        first = len(self._checks)
         try:
             sizes = self._sizes_of(operation.call)
             attributes = operation.attributes
@@ -95,14 +131,14 @@ class _Running:
             found = lower(*given, **attributes)
         except Exception as error:
             raise self._failure(operation, given, error) from error
+        for place in range(first, len(self._checks)):
+            check = self._checks[place]
+            failure = self._failure(operation, given, check.error)
+            self._checks[place] = DelayedCheck(check.is_wrong, failure)
+        if operation.op is CONSTANT:
+            self._constants[number] = found
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
-        self._refuse(operation, given, results, sizes)
-        self._values.update(zip(operation.outputs, results, strict=True))
-        if not given:
-            self._borrowed |= {_memory(tensor) for tensor in results}
-        for slot in operation.frees:
-            self._values.pop(slot, None)
-        return number + 1
+        return results
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""
@@ -169,9 +205,8 @@ class _Running:
                 continue
             number += 1
             if forms := operation.forms:
-                for form in forms:
-                    if form not in keeps and operation.table is None:
-                        self._weights.expect(form)
+                is_table = operation.table is not None
+                self._weights.expect([] if is_table else [f for f in forms if f not in keeps])
                 return
 
     def _find_empty(self, operation: Operation) -> EmptyRegion | None:

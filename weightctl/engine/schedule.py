@@ -11,6 +11,7 @@ from weightctl.engine.inputs import has_names, name_of, resolve_attributes, simp
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
 from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS
+from weightctl.graph.ops.device_blocks import decodes_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -207,8 +208,9 @@ def _form(node: GraphNode, prefix: str) -> WeightForm:
     kind = node.outputs[0].type
     encoding, weight = attributes["encoding"], id(attributes["weight"])
     whole = _whole(attributes["cut_from"], prefix)
-    # Blocks stay on the CPU; their decoded values go to the device.
-    device = kind.device if encoding is None else CPU
+    # Blocks that a device cannot decode stay on the CPU; their decoded values go to the device.
+    is_there = encoding is None or decodes_on(kind.device.kind, encoding.encoding)
+    device = kind.device if is_there else CPU
     align = attributes["align"]
     before = prefix if attributes["is_placeholder"] else ""
     others = tuple(before + each for each in attributes["second_names"])

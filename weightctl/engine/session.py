@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
 from weightctl.engine.arrays import make_result_buffer
-from weightctl.engine.binding import BoundWeights, bind
-from weightctl.engine.devices import devices_of, require_devices, require_placed
+from weightctl.engine.binding import bind
+from weightctl.engine.bound_weights import BoundWeights
+from weightctl.engine.devices import devices_of, exact_products, require_devices, require_placed
 from weightctl.engine.inputs import prepare_inputs
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
@@ -16,6 +18,8 @@ from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from torch import Tensor
 
     from weightctl.device import DeviceRef
     from weightctl.graph.graph import Graph
@@ -84,7 +88,9 @@ class LoadedGraph:
                 f"graph `{graph.name}` has no outputs",
                 hint="define them with `graph.output(value)`",
             )
-        require_placed(graph.name, _devices(graph), devices)
+        used = set(_devices(graph))
+        require_placed(graph.name, used, devices)
+        self._uses_gpu = any(device.kind != "cpu" for device in used)
         self.name = graph.name
         self.input_types: tuple[TensorType, ...] = tuple(value.type for value in graph.inputs)
         self.output_types: tuple[TensorType, ...] = tuple(value.type for value in graph.outputs)
@@ -93,6 +99,7 @@ class LoadedGraph:
         bases = dict.fromkeys(form.base for form in reads)
         found = bind(graph.name, bases, weights_registry)
         self._weights = BoundWeights(found, reads if resident else (), memory)
+        self._constants: dict[int, Tensor] = {}
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
@@ -106,7 +113,8 @@ class LoadedGraph:
             # Each element is checked like a separate argument.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
-        results = run(self._schedule, self._weights, tensors, sizes)
+        with exact_products() if self._uses_gpu else nullcontext():
+            results = run(self._schedule, self._weights, tensors, sizes, self._constants)
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]

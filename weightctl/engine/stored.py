@@ -80,11 +80,11 @@ class InFiles:
         """False: the bytes are read into new memory."""
         return False
 
-    def raw(self) -> Tensor:
-        """Read the bytes into new memory and return them."""
+    def raw(self, *, pinned: bool = False) -> Tensor:
+        """Read the bytes into new memory and return them; `pinned` is for copies to a GPU."""
         import torch
 
-        made = torch.empty(self.info.nbytes, dtype=torch.uint8)
+        made = torch.empty(self.info.nbytes, dtype=torch.uint8, pin_memory=pinned)
         if self.info.nbytes:
             self._read(0, bytes_of(made))
         return made
@@ -155,9 +155,11 @@ class InMapping(InFiles):
         """Whether other code has the mapping."""
         return self._buffer.is_shared
 
-    def raw(self) -> Tensor:
+    def raw(self, *, pinned: bool = False) -> Tensor:
         """Return the bytes: the mapped ones if other code has the mapping, or read again."""
-        return _flat(tensor_of(self._buffer)) if self._buffer.is_shared else super().raw()
+        if self._buffer.is_shared:
+            return _flat(tensor_of(self._buffer))
+        return super().raw(pinned=pinned)
 
 
 def to_stored_weight(given: object, name: str) -> StoredWeight:
@@ -244,11 +246,11 @@ class _FileSlice(InFiles):
         """Whether other code has the memory of the tensor."""
         return self._place.is_borrowed
 
-    def raw(self) -> Tensor:
+    def raw(self, *, pinned: bool = False) -> Tensor:
         """Return the part's bytes, read from the file unless other code has the tensor's memory."""
         if self.is_borrowed:
             return _cut(self._place.raw(), self._whole, self._part)
-        return super().raw()
+        return super().raw(pinned=pinned)
 
     def expect(self) -> None:
         """Ask the operating system to read the part ahead if it has few byte ranges."""

@@ -205,17 +205,14 @@ class Attention(Divisible):
         mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
         if self.chunk is not None:
             mask = _mask_chunks(x.shape[1], x.device, self.chunk)
-        window = self.window
-        if self.has_sinks:
-            k, v, mask = self.sinks(k, v, x.shape[1], window, self._own_heads())
-            window = None
         y = ops.attention(
             q,
             k,
             v,
             mask,
+            sinks=self.sinks(self._own_heads()) if self.has_sinks else None,
             causal=self.causal,
-            window=window,
+            window=self.window,
             softcap=self.softcap,
             scale=self.scale,
         )

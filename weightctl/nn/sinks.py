@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
@@ -11,7 +10,6 @@ from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.positions import list_all_positions, list_positions
-from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -28,27 +26,9 @@ class Sinks(Module):
     def __init__(self, heads: int, *, device: DeviceRef = CPU) -> None:
         self.weight = Weight("weight", DType.float32, (heads,), device)
 
-    def __call__(
-        self, keys: Value, values: Value, positions: Dim, window: int | None, own: Range | None
-    ) -> tuple[Value, Value, Value]:
-        """Return keys and values with one of zeros before them, and what is added to the scores.
-
-        The keys are [batch, kv_heads, keys, head_dim], and the queries have the last `positions` of
-        their positions; `own` are the heads of a shard.
-        """
-        scores = weight_as(self.weight, keys.dtype)
-        scores = scores if own is None else scores[own[0] : own[1]]
-        heads = scores.shape[0]
-        seen = mask_positions(positions, keys.device, window)
-        hidden = ops.where(seen, 0.0, -inf).cast(keys.dtype)
-        mask = ops.concat(
-            [
-                ops.broadcast_to(scores.reshape((heads, 1, 1)), (heads, positions, 1)),
-                ops.broadcast_to(hidden, (heads, *hidden.shape)),
-            ],
-            axis=-1,
-        )
-        return _with_zeros(keys), _with_zeros(values), mask
+    def __call__(self, own: Range | None = None) -> Value:
+        """Return the scores, [heads]; `own` are the heads of a shard."""
+        return self.weight if own is None else self.weight[own[0] : own[1]]
 
 
 def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None) -> Value:
@@ -57,8 +37,3 @@ def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None)
     back = places - ops.unsqueeze(list_all_positions(positions, device), 0)
     seen = back >= 0
     return seen if window is None else ops.logical_and(seen, back < window)
-
-
-def _with_zeros(x: Value) -> Value:
-    """Return keys or values with one of zeros before all others."""
-    return ops.concat([x[:, :, :1] * 0.0, x], axis=2)

@@ -22,13 +22,17 @@ from weightctl.shape import Shape
 if TYPE_CHECKING:
     from torch import Tensor, device
 
+    from weightctl.dim import Dim
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
 __all__ = ["ATTENTION", "ROPE", "attention", "rope"]
 
-# The number of pairs of a query and a key whose mask is in memory at a time.
+# The number of pairs of a query and a key whose mask is in memory at a time, the number of heads
+# whose scores of so many pairs are, and the number of queries at which windows are cut at least.
 _MOST_SCORES = 1 << 21
+_SCORED_HEADS = 8
+_FEWEST_ROWS = 256
 
 
 def attention(
@@ -37,6 +41,7 @@ def attention(
     value: ValueLike,
     mask: ValueLike | None = None,
     *,
+    sinks: ValueLike | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
@@ -49,23 +54,34 @@ def attention(
     keys]: either bool, True where a key is visible, or values to add to the scores. The last query
     has the position of the last key: with `causal`, a query sees no later keys; with a `window`, it
     sees no keys that are `window` or more positions earlier. `softcap` c replaces a score s by c *
-    tanh(s / c), before the mask. `scale` is 1 / sqrt(dim) by default. The softmax is computed in
-    float32. The result is zero for a query that sees no key.
+    tanh(s / c), before the mask. `scale` is 1 / sqrt(dim) by default. `sinks`, [heads], of the
+    dtype of `query` or float32, are scores that take part in the softmax of each query and belong
+    to no key; neither `scale`, `softcap` nor `mask` changes them. The softmax is computed in
+    float32. The result is zero for a query that sees no key. Source of sinks: Xiao et al.,
+    "Efficient Streaming Language Models with Attention Sinks" (2023), as gpt-oss has them.
     """
-    given = (query, key, value) if mask is None else (query, key, value, mask)
-    return apply("attention", *given, causal=causal, window=window, softcap=softcap, scale=scale)
+    given = [each for each in (query, key, value, mask, sinks) if each is not None]
+    return apply(
+        "attention",
+        *given,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        has_sinks=sinks is not None,
+    )
 
 
 def infer_attention(
     query: TensorType,
     key: TensorType,
     value: TensorType,
-    mask: TensorType | None = None,
-    *,
+    *others: TensorType,
     causal: bool,
     window: int | None,
     softcap: float | None,
     scale: float | None,
+    has_sinks: bool = False,
 ) -> TensorType:
     """Return the type of the result, whose last dimension is that of `value`."""
     del causal
@@ -94,8 +110,10 @@ def infer_attention(
         )
     if scale is not None and not isfinite(scale):
         raise GraphError(f"the scale {scale} is not finite", hint="use None for 1 / sqrt(dim)")
-    if mask is not None:
-        _require_mask(mask, query.dtype, Shape([batch, heads, seq, keys]))
+    if has_sinks:
+        _require_sinks(others[-1], query.dtype, heads)
+    if len(others) > has_sinks:
+        _require_mask(others[0], query.dtype, Shape([batch, heads, seq, keys]))
     return replace(query, shape=Shape([batch, heads, seq, value_dim]))
 
 
@@ -110,50 +128,76 @@ def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
     require_broadcast("the mask", mask.shape, scores)
 
 
+def _require_sinks(sinks: TensorType, dtype: DType, heads: Dim) -> None:
+    """Raise `GraphError` unless the sinks are a score for each head."""
+    if sinks.shape != (heads,) or sinks.dtype not in {DType.float32, dtype}:
+        raise GraphError(
+            f"sinks {sinks} cannot be used with {heads} query heads of dtype {dtype.value}",
+            hint="use one score for each query head, of dtype float32 or of that of the query",
+        )
+
+
 def lower_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None = None,
-    *,
+    *others: Tensor,
     causal: bool,
     window: int | None,
     softcap: float | None,
     scale: float | None,
+    has_sinks: bool = False,
 ) -> Tensor:
-    """Return the result; without `softcap`, torch's own kernels compute it."""
+    """Return the result; without `softcap` and sinks, torch's own kernels compute it."""
     from torch.nn import functional
 
+    sinks = others[-1] if has_sinks else None
+    mask = others[0] if len(others) > has_sinks else None
     seq, keys = query.shape[2], key.shape[2]
     # A single query, at the last key, sees all keys; so does a window over all keys.
     causal = causal and seq > 1
     window = None if window is None or window >= keys else window
     # torch masks scores with -inf before it scales them, which is wrong for a scale of 0 or less.
-    is_plain = window is None and mask is None and softcap is None and (scale is None or scale > 0)
-    if causal and is_plain and seq == keys:
+    has_scores = softcap is not None or sinks is not None
+    is_plain = window is None and mask is None and not has_scores and (scale is None or scale > 0)
+    if is_plain and (not causal or seq == keys):
         return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+            query, key, value, is_causal=causal, scale=scale, enable_gqa=True
         )
     if mask is not None and mask.dim() < 2:
         mask = mask.reshape(1, -1)
-    attend = partial(_attend, causal=causal, window=window, softcap=softcap, scale=scale)
-    rows = max(1, _MOST_SCORES // max(1, keys))
-    if seq <= rows or not causal:
-        return attend(query, key, value, mask)
+    attend = partial(
+        _attend, sinks=sinks, causal=causal, window=window, softcap=softcap, scale=scale
+    )
+    rows = _count_rows(query, keys, window, has_scores=has_scores)
+    if seq <= rows:
+        return attend(query, key, value, mask, keys - seq)
     # A part of the queries at a time, with the keys that they see: the mask of all positions would
     # take the square of their number.
     made = query.new_empty((*query.shape[:3], value.shape[3]))
     for start in range(0, seq, rows):
         stop = min(start + rows, seq)
-        last = max(0, keys - seq + stop)
+        last = max(0, keys - seq + stop) if causal else keys
         first = 0 if window is None else max(0, keys - seq + start - window + 1)
         made[:, :, start:stop] = attend(
             query[:, :, start:stop],
             key[:, :, first:last],
             value[:, :, first:last],
             _part_of_mask(mask, start, stop, first, last),
+            keys - seq + start - first,
         )
     return made
+
+
+def _count_rows(query: Tensor, keys: int, window: int | None, *, has_scores: bool) -> int:
+    """Return the number of queries whose mask, or whose scores, are in memory at a time."""
+    most = _MOST_SCORES
+    if has_scores:
+        most = most * _SCORED_HEADS // max(1, query.shape[0] * query.shape[1])
+    if window is None:
+        return max(1, most // max(1, keys))
+    rows = max(window, _FEWEST_ROWS)
+    return max(1, min(rows, most // max(1, min(keys, rows + window))))
 
 
 def _part_of_mask(
@@ -172,29 +216,36 @@ def _attend(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
+    position: int,
     *,
+    sinks: Tensor | None,
     causal: bool,
     window: int | None,
     softcap: float | None,
     scale: float | None,
 ) -> Tensor:
-    """Return attention with a mask of all queries and keys."""
+    """Return attention with a mask of all queries and keys; `position` is that of the first query.
+
+    Positions are counted from the first key.
+    """
     import torch
     from torch.nn import functional
 
     seq, keys = query.shape[2], key.shape[2]
-    unseen_rows = mask is not None or seq > keys
-    seen = _make_mask(seq, keys, query.device, causal=causal, window=window)
+    if not keys:
+        return query.new_zeros((*query.shape[:3], value.shape[3]))
+    unseen_rows = mask is not None or position < 0
+    seen = _make_mask(position, seq, keys, query.device, causal=causal, window=window)
     if mask is None:
         mask = seen
     elif seen is not None:
         mask = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
-    if softcap is None:
+    if softcap is None and sinks is None:
         result = functional.scaled_dot_product_attention(
             query, key, value, mask, scale=scale, enable_gqa=True
         )
     else:
-        result = _attend_with_softcap(query, key, value, mask, softcap, scale)
+        result = _attend_with_scores(query, key, value, mask, sinks, softcap, scale)
     if mask is None or not unseen_rows:
         return result
     some = (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1, keepdim=True)
@@ -205,44 +256,55 @@ ATTENTION = Op("attention", infer_attention, lower_attention)
 
 
 def _make_mask(
-    seq: int, keys: int, place: device, *, causal: bool, window: int | None
+    position: int, seq: int, keys: int, place: device, *, causal: bool, window: int | None
 ) -> Tensor | None:
     """Return bool[seq, keys], True where a key is visible; None if all keys are."""
     import torch
 
     if not causal and window is None:
         return None
-    positions = torch.arange(keys - seq, keys, device=place)[:, None]
+    positions = torch.arange(position, position + seq, device=place)[:, None]
     columns = torch.arange(keys, device=place)
     seen = columns <= positions if causal else torch.ones_like(positions, dtype=torch.bool)
     return seen if window is None else seen & (columns > positions - window)
 
 
-def _attend_with_softcap(  # noqa: PLR0917  # those of `lower`
+def _attend_with_scores(  # noqa: PLR0917  # those of `lower`
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    softcap: float,
+    sinks: Tensor | None,
+    softcap: float | None,
     scale: float | None,
 ) -> Tensor:
-    """Return attention with a softcap, for which torch has no kernel, in at least float32."""
+    """Return attention with a softcap or sinks, which torch's kernels lack, in at least float32."""
     import torch
 
     kind = torch.promote_types(query.dtype, torch.float32)
     batch, heads, seq, dim = query.shape
     kv_heads, keys = key.shape[1:3]
-    grouped = query.to(kind).reshape(batch, kv_heads, heads // kv_heads, seq, dim)
-    scores = grouped @ key.to(kind)[:, :, None].mT
-    scores = scores.reshape(batch, heads, seq, keys) * (dim**-0.5 if scale is None else scale)
-    scores = torch.tanh(scores / softcap) * softcap
+    # The query heads of a KV head are one matrix, so that its keys are not copied for each.
+    rows = heads // kv_heads * seq
+    grouped = query.to(kind).reshape(batch, kv_heads, rows, dim)
+    scores = (grouped @ key.to(kind).mT).reshape(batch, heads, seq, keys)
+    scores *= dim**-0.5 if scale is None else scale
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores.masked_fill_(~mask, -torch.inf)
     elif mask is not None:
-        scores = scores + mask
-    shares = scores.softmax(-1).reshape(batch, kv_heads, heads // kv_heads, seq, keys)
-    result = shares @ value.to(kind)[:, :, None]
-    return result.reshape(batch, heads, seq, value.shape[3]).to(query.dtype)
+        scores += mask
+    largest = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        sinks = sinks.to(kind)[:, None, None]
+        largest = torch.maximum(largest, sinks)
+    shares = scores.sub_(largest).exp_()
+    total = shares.sum(-1, keepdim=True)
+    if sinks is not None:
+        total += torch.exp(sinks - largest)
+    result = shares.reshape(batch, kv_heads, rows, keys) @ value.to(kind)
+    return (result.reshape(batch, heads, seq, value.shape[3]) / total).to(query.dtype)
 
 
 def rope(x: ValueLike, cos: ValueLike, sin: ValueLike, *, interleaved: bool = False) -> Value:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.errors import EngineError, GraphError
+from weightctl.errors import GraphError
 from weightctl.graph.ops.create import constant
 from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import (
@@ -21,6 +21,7 @@ from weightctl.graph.ops.rules import (
     require_number,
     require_same_dtype,
 )
+from weightctl.graph.ops.value_checks import is_on_gpu, refuse_where
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.value import Value, apply
 from weightctl.shape import Dim
@@ -120,14 +121,27 @@ def lower_arithmetic(left: Tensor, right: Tensor, *, function: str) -> Tensor:
     """Return a copy."""
     import torch
 
-    if function == "pow" and not right.is_floating_point() and bool((right < 0).any()):
-        raise EngineError(
-            "a negative power of integers would give fractions",
-            hint="cast the operands to a float dtype in the graph",
-        )
+    if not right.is_floating_point():
+        right = _require_divisor(right, function)
     compute: Any = getattr(torch, ARITHMETIC_FUNCTIONS[function])
     result: Tensor = compute(left, right)
     return result
+
+
+def _require_divisor(right: Tensor, function: str) -> Tensor:
+    """Return integers by which others can be divided, or which can be powers.
+
+    Raises `EngineError` if there are others: on a GPU at the end of the run, because torch would
+    give wrong numbers without an error.
+    """
+    if function in {"floordiv", "mod"}:
+        is_zero = right == 0
+        refuse_where(is_zero, "integers are divided by 0", "check that no divisor is 0")
+        return right.masked_fill(is_zero, 1) if is_on_gpu(right) else right
+    if function == "pow":
+        hint = "cast the operands to a float dtype in the graph"
+        refuse_where(right < 0, "a negative power of integers would give fractions", hint)
+    return right
 
 
 ARITHMETIC = Op("arithmetic", infer_arithmetic, lower_arithmetic)

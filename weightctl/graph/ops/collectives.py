@@ -11,7 +11,7 @@ from weightctl.graph.ops.exchange import (
     find_first_rank,
     gather_tensors,
     require_ranks,
-    sum_in_order,
+    sum_ranks,
 )
 from weightctl.graph.ops.lowering import torch_device
 from weightctl.graph.ops.rules import Op, require_number, require_same_dtype, resolve_axis
@@ -44,8 +44,10 @@ def allreduce(
 
     With more `ranks` than values, the other ranks are in other processes, with the same number in
     each; the processes must have joined a process group. A graph with `first` is the graph of the
-    process whose first rank is `first`, and does not run in another. Values are added in the order
-    of ranks, so the result is reproducible. Raises `GraphError` unless dtypes and shapes are equal.
+    process whose first rank is `first`, and does not run in another. Values of one process are
+    added in the order of ranks. Floats of several processes are added in float32, in the order that
+    the backend of the process group chooses, unless `processes` has `in_order`. Raises `GraphError`
+    unless dtypes and shapes are equal.
     """
     with refusing("allreduce", values=values):
         given = tuple(values)
@@ -63,9 +65,7 @@ def infer_allreduce(
 
 def lower_allreduce(*values: Tensor, ranks: int | None, first: int | None) -> tuple[Tensor, ...]:
     """Return the sum on each device."""
-    shape = values[0].shape
-    count = count_ranks(values, ranks)
-    total = sum_in_order(gather_tensors("allreduce", values, count, [shape] * count, first=first))
+    total = sum_ranks("allreduce", values, count_ranks(values, ranks), first=first)
     return tuple(total.to(value.device) for value in values)
 
 
@@ -209,9 +209,7 @@ def lower_reduce_scatter(
     count = count_ranks(values, ranks)
     own = find_first_rank(len(values), count)
     shape = values[0].shape
-    total = sum_in_order(
-        gather_tensors("reduce_scatter", values, count, [shape] * count, first=first)
-    )
+    total = sum_ranks("reduce_scatter", values, count, first=first)
     along = sizes or [stop - start for start, stop in shares(shape[axis], count)]
     parts = torch.split(total, list(along), dim=axis)
     return tuple(part.to(value.device) for part, value in zip(parts[own:], values, strict=False))

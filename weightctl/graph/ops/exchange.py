@@ -5,6 +5,8 @@ Every process has the same number of ranks; the ranks of the first process come 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from re import sub
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +15,7 @@ from zlib import crc32
 from weightctl.errors import EngineError, GraphError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from torch import Tensor
 
@@ -25,12 +27,25 @@ __all__ = [
     "find_first_rank",
     "gather_tensors",
     "require_ranks",
-    "sum_in_order",
+    "sum_ranks",
+    "summing_in_order",
 ]
 
 _RUN_BY = (
     "start the program with torchrun, and run graphs inside `with weightctl.engine.processes()`"
 )
+
+_in_order: ContextVar[bool] = ContextVar("sums_in_order", default=False)
+
+
+@contextmanager
+def summing_in_order(in_order: bool) -> Generator[None]:
+    """Choose how values of several processes are added within this context: see `sum_ranks`."""
+    token = _in_order.set(in_order)
+    try:
+        yield
+    finally:
+        _in_order.reset(token)
 
 
 def count_ranks(here: Sequence[object], ranks: int | None) -> int:
@@ -109,23 +124,66 @@ def gather_tensors(
     sizes = [prod(shape) * width for shape in shapes]
     starts = range(0, ranks, len(here))
     most = max(sum(sizes[start : start + len(here)]) for start in starts)
-    refusal = _find_misfit(here, shapes[own:], own, first)
+    _agree(_describe(op, lead, shapes), len(starts), _find_misfit(here, shapes[own:], own, first))
+    raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in here]
+    joined = torch.cat([each.to(lead.device) for each in raw])
     sent = torch.zeros(most, dtype=torch.uint8, device=lead.device)
-    if refusal is None:
-        raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in here]
-        joined = torch.cat([each.to(lead.device) for each in raw])
-        sent[: len(joined)] = joined
-    dtype = str(lead.dtype).removeprefix("torch.")
-    described = f"{op} of {dtype} {[list(shape) for shape in shapes]}"
+    sent[: len(joined)] = joined
     found: list[Tensor] = []
-    received = _exchange(sent, len(starts), described, refusal)
-    for start, together in zip(starts, received, strict=True):
+    for start, together in zip(starts, _gather(sent, len(starts)), strict=True):
         position = 0
         for rank in range(start, start + len(here)):
             numbers = together[position : position + sizes[rank]].view(lead.dtype)
             found.append(numbers.reshape(tuple(shapes[rank])))
             position += sizes[rank]
     return found
+
+
+def _describe(op: str, lead: Tensor, shapes: Sequence[Sequence[int]]) -> str:
+    dtype = str(lead.dtype).removeprefix("torch.")
+    return f"{op} of {dtype} {[list(shape) for shape in shapes]}"
+
+
+def sum_ranks(op: str, here: Sequence[Tensor], ranks: int, *, first: int | None = None) -> Tensor:
+    """Return the sum of the tensors of all ranks, on the device of the first one here.
+
+    Tensors of one process are added in the order of ranks in a wider dtype. Floats of at most 32
+    bits from several processes are then added in float32 by the backend of the process group, which
+    chooses the order. Within `summing_in_order(True)`, all ranks are added in order: the result is
+    that of one process with all ranks. The other arguments and the errors are those of
+    `gather_tensors`.
+    """
+    shapes = [here[0].shape] * ranks
+    wide = _WIDER.get(str(here[0].dtype).removeprefix("torch."))
+    if len(here) == ranks or wide is None or _in_order.get():
+        name = f"{op} in order" if _in_order.get() else op
+        return _add(gather_tensors(name, here, ranks, shapes, first=first)).to(here[0].dtype)
+    import torch
+    from torch import distributed
+
+    own = find_first_rank(len(here), ranks)
+    misfit = _find_misfit(here, shapes[own:], own, first)
+    _agree(_describe(op, here[0], shapes), ranks // len(here), misfit)
+    total = (_add(here) if len(here) > 1 else here[0]).to(torch.float32, copy=True).contiguous()
+    # torch has no annotations for it.
+    _wait(lambda: cast("Any", distributed).all_reduce(total), ranks // len(here))
+    return total.to(here[0].dtype)
+
+
+# The dtypes in which floats are added.
+_WIDER = {"float32": "float64", "float16": "float32", "bfloat16": "float32"}
+
+
+def _add(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum, added in the order of ranks, in a wider dtype."""
+    import torch
+
+    first, *others = tensors
+    wide = _WIDER.get(str(first.dtype).removeprefix("torch."))
+    total = first if wide is None else first.to(getattr(torch, wide))
+    for tensor in others:
+        total = total + tensor.to(total.device)
+    return total
 
 
 def _find_misfit(
@@ -146,63 +204,53 @@ def _find_misfit(
     return None
 
 
-def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum, added in the order of ranks in a wider dtype and rounded once."""
+def _agree(described: str, count: int, refusal: EngineError | None) -> None:
+    """Raise `EngineError` in all processes unless each has the same description and no `refusal`.
+
+    torch aborts the program if a process sends another size than expected, so this is compared
+    before. The comparison is on the CPU: no process waits for a device.
+    """
     import torch
 
-    wider = {torch.float32: torch.float64}
-    wider |= dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
-    first, *others = tensors
-    total = first.to(wider.get(first.dtype, first.dtype))
-    for tensor in others:
-        total = total + tensor.to(total.device)
-    return total.to(first.dtype)
+    kind = crc32(described.encode())
+    own = torch.tensor([refusal is None, kind])
+    for process, note in enumerate(_gather(own, count)):
+        if refusal is not None:
+            raise refusal
+        if not int(note[0]):
+            raise EngineError(
+                f"process {process} of {count} stopped with an error",
+                hint="see the error of that process",
+            )
+        if int(note[1]) != kind:
+            raise EngineError(
+                f"process {process} of {count} sends a different shape or dtype, or is at a "
+                f"different step; this process: {described}",
+                hint="give every process the same inputs and the same graph; only the rank "
+                "numbers may differ",
+            )
 
 
-def _exchange(
-    sent: Tensor, count: int, described: str, refusal: EngineError | None
-) -> list[Tensor]:
-    """Return the bytes that each process sent, in the order of processes.
-
-    `described` is what every process must send; its checksum is compared first. A `refusal` is
-    raised only after the other processes know of it, so that none of them waits.
-    """
+def _gather(sent: Tensor, count: int) -> list[Tensor]:
+    """Return what each process sent, in the order of processes; all have the same size."""
     import torch
     from torch import distributed
 
+    received = [torch.empty_like(sent) for _ in range(count)]
     # torch has no annotations for the lists.
-    gather = cast("Any", distributed).all_gather
+    _wait(lambda: cast("Any", distributed).all_gather(received, sent), count)
+    return received
+
+
+def _wait(exchange: Callable[[], object], count: int) -> None:
+    """Exchange tensors; raises `EngineError` if a process does not answer."""
     try:
-        # torch aborts the program if a process sends another size than expected, so compare first.
-        kind = crc32(described.encode())
-        own = torch.tensor([refusal is None, kind], device=sent.device)
-        notes = [torch.empty_like(own) for _ in range(count)]
-        gather(notes, own)
-        for process, note in enumerate(notes):
-            if refusal is not None:
-                raise refusal
-            if not int(note[0]):
-                raise EngineError(
-                    f"process {process} of {count} stopped with an error",
-                    hint="see the error of that process",
-                )
-            if int(note[1]) != kind:
-                raise EngineError(
-                    f"process {process} of {count} sends a different shape or dtype, or is at a "
-                    f"different step; this process: {described}",
-                    hint="give every process the same inputs and the same graph; only the rank "
-                    "numbers may differ",
-                )
-        received = [torch.empty_like(sent) for _ in range(count)]
-        gather(received, sent)
+        exchange()
     except RuntimeError as error:
-        if isinstance(error, EngineError):
-            raise
         raise EngineError(
             f"not all of the {count} processes answered ({explain(error)})",
             hint="check whether a process failed; its own error gives the reason",
         ) from error
-    return received
 
 
 def explain(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Conversion to torch's dtypes and devices, decoding of blocks, and checks of row numbers."""
+"""Conversion to torch's dtypes and devices, and decoding of blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType, Encoding
 from weightctl.errors import EngineError
+from weightctl.graph.ops.device_blocks import decode_there, decodes_on
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
 
-__all__ = ["decode_blocks", "dtype_of", "require_inside", "torch_device", "torch_dtype"]
+__all__ = ["decode_blocks", "dtype_of", "torch_device", "torch_dtype"]
 
 
 @cache
@@ -64,10 +65,11 @@ def decode_blocks(
     dtype: DType,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Decode uint8[..., bytes per row] to values [..., elements per row], on the CPU.
+    """Decode uint8[..., bytes per row] to values [..., elements per row].
 
-    `out` is memory for the result: a contiguous tensor on the CPU with the same number of bytes, of
-    any shape and dtype. Raises `EncodingError` if a row does not consist of whole blocks, and
+    Blocks on a GPU are decoded there if it can decode their encoding, otherwise on the CPU. `out`
+    is memory for a result on the CPU: a contiguous tensor with the same number of bytes, of any
+    shape and dtype. Raises `EncodingError` if a row does not consist of whole blocks, and
     `EngineError` if torch has no tensors of the dtype.
     """
     import torch
@@ -75,6 +77,8 @@ def decode_blocks(
     from weightctl.codecs import transcode
 
     source = encoding if isinstance(encoding, Encoding) else encoding.encoding
+    if out is None and decodes_on(blocks.device.type, source):
+        return decode_there(blocks, source, torch_dtype(dtype))
     *leading, width = blocks.shape
     shape = (*leading, source.elements_of(width))
     made = torch.empty(shape, dtype=torch_dtype(dtype)) if out is None else out
@@ -84,16 +88,3 @@ def decode_blocks(
         rows = blocks.cpu().contiguous().reshape(-1, width).numpy()
         transcode(rows, source, dtype.encoding, out=memory.reshape(len(rows), -1).numpy())
     return numbers
-
-
-def require_inside(indices: Tensor, count: int) -> None:
-    """Raise `EngineError` if an index is outside of `count` rows."""
-    if not indices.numel():
-        return
-    lowest, highest = (int(bound) for bound in indices.aminmax())
-    if lowest < 0 or highest >= count:
-        outside = highest if highest >= count else lowest
-        raise EngineError(
-            f"row {outside} does not exist",
-            hint=f"the table has rows 0 to {count - 1}" if count else "the table has no rows",
-        )

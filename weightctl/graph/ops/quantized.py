@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
-from weightctl.graph.ops.lowering import decode_blocks, require_inside, torch_device
+from weightctl.graph.ops.lowering import decode_blocks, torch_device
 from weightctl.graph.ops.rules import Op, require_integer
+from weightctl.graph.ops.value_checks import clamp_rows
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply
@@ -148,10 +149,9 @@ def lower_embedding(
     """Return a copy of the rows; raises `EngineError` if an id is not a row of the table."""
     from torch.nn import functional
 
-    # Blocks stay on the CPU; the decoded values go to the device.
+    # Blocks that the device cannot decode are on the CPU; the decoded values go to the device.
     ids = ids.to(weight.device)
-    require_inside(ids, weight.shape[0])
-    rows = functional.embedding(ids.long(), weight)
+    rows = functional.embedding(clamp_rows(ids, weight.shape[0]).long(), weight)
     if encoding is None or dtype is None or device is None:
         return rows
     return decode_blocks(rows, encoding, dtype).to(torch_device(device))

@@ -16,7 +16,7 @@ from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import list_positions, refuse_cache, with_past
 from weightctl.nn.precision import weight_as
-from weightctl.nn.sinks import Sinks
+from weightctl.nn.sinks import Sinks, mask_positions
 from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
@@ -221,28 +221,34 @@ class CompressedAttention(Divisible):
         q = _rotate_last(ops.rms_norm(q, None, self.eps), rotated, cos, sin)
         key = ops.unsqueeze(self.kv_norm(self.kv(x)), 1)
         key = with_past(_rotate_last(key, rotated, cos, sin))
-        keys, _, mask = self.sinks(key, key, positions, self.sizes.window, None)
         if self.ratio:
-            refuse_cache(self)  # it would need the inputs of a group that is not complete
-            made = self.compressor(x)
-            visible = self._choose(x, latent, cos, sin, made)
-            count = made.shape[2]
-            added = ops.where(visible, 0.0, -inf).cast(mask.dtype)
-            keys = ops.concat([keys, made], 2)
-            mask = ops.concat(
-                [
-                    ops.broadcast_to(mask, (batch, *mask.shape)),
-                    ops.broadcast_to(added, (batch, heads, positions, count)),
-                ],
-                -1,
+            keys, mask = self._add_compressed(x, latent, cos, sin, key)
+            y = ops.attention(q, keys, keys, mask, sinks=self.sinks())
+        else:
+            y = ops.attention(
+                q, key, key, sinks=self.sinks(), causal=True, window=self.sizes.window
             )
-        y = ops.attention(q, keys, keys, mask)
         y = _rotate_last(y, rotated, cos, -sin).transpose(1, 2)
         return self.o_b(self.o_a(y.reshape((batch, positions, heads * size))))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies that give every shard all weights."""
         return replicate_weights(devices, *all_weights(self))
+
+    def _add_compressed(
+        self, x: Value, latent: Value, cos: Value, sin: Value, key: Value
+    ) -> tuple[Value, Value]:
+        """Return the keys of tokens and the compressed ones, and a mask of those a query sees."""
+        refuse_cache(self)  # it would need the inputs of a group that is not complete
+        batch, positions, _ = x.shape
+        made = self.compressor(x)
+        masks = (
+            mask_positions(positions, x.device, self.sizes.window),
+            self._choose(x, latent, cos, sin, made),
+        )
+        shape = (batch, 1, positions)
+        seen = [ops.broadcast_to(each, (*shape, each.shape[-1])) for each in masks]
+        return ops.concat([key, made], 2), ops.concat(seen, -1)
 
     def _choose(self, x: Value, latent: Value, cos: Value, sin: Value, made: Value) -> Value:
         """Return which compressed keys each query sees: those whose tokens it also could see."""

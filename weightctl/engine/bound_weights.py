@@ -1,0 +1,163 @@
+"""The weights of a loaded graph: read when they are used, before that, or once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from weightctl.device import CPU
+from weightctl.engine.forms import is_kept_as_stored, make_tensor, place_of_stored
+from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
+from weightctl.engine.read_ahead import ReadAhead, reads_ahead
+from weightctl.engine.stored import InFiles, InMemory
+from weightctl.graph.ops.lowering import torch_device
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    import torch
+    from torch import Tensor
+
+    from weightctl.engine.forms import WeightForm
+    from weightctl.engine.stored import StoredWeight
+
+__all__ = ["BoundWeights"]
+
+
+class BoundWeights:
+    """The weights of a graph, each with the place where its bytes are stored.
+
+    `found` has the places by base forms. A weight is read on each use and not kept. The weights of
+    `resident` are read once, in the constructor: values are kept on their device in the form in
+    which the graph reads them. Blocks, and matrices that products decode, are kept as stored. Of
+    other weights, up to `memory` bytes are kept as stored after their first use.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[WeightForm, StoredWeight],
+        resident: Sequence[WeightForm] = (),
+        memory: int = 0,
+    ) -> None:
+        self._found = dict(found)
+        self._ready: dict[WeightForm, Tensor] = {}
+        self._sources = list({
+            id(place.source): place.source for place in found.values() if place.source is not None
+        }.values())  # fmt: skip
+        self._room = memory
+        self._held: dict[Hashable, StoredWeight] = {}
+        self._ahead = ReadAhead()
+        self._read_all(resident)
+
+    def ready(self, form: WeightForm) -> Tensor | None:
+        """Return a resident weight as the graph reads it; None if it is not kept as values."""
+        return self._ready.get(form)
+
+    def tensor(self, form: WeightForm) -> Tensor:
+        """Return a weight in the requested form, read now or in advance."""
+        return make_tensor(self._take(form.base), form)
+
+    def matrix(self, form: WeightForm) -> EncodedMatrix | None:
+        """Return a weight that is decoded within a product; None for other weights."""
+        if not is_encoded_matrix(self._found[form.base].info, form):
+            return None
+        return EncodedMatrix(self._take(form.base), form)
+
+    def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the rows of a weight that `numbers` selects, and the index of each number in them.
+
+        Only these rows are read. Returns None if single rows cannot be read: if the weight is in
+        memory or transposed, if it is stored with another number of rows (blocks stored as plain
+        bytes may be), if a row does not start on a byte, or if a number is out of range.
+        """
+        place, (count, *row) = self._found[form.base], form.shape
+        if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
+            return None
+        if form.is_transposed:
+            return None
+        stored_count, *stored_row = place.info.shape
+        if stored_count != count or not place.info.encoding.fits(stored_row):
+            return None
+        import torch
+
+        # torch has no annotations for `unique`.
+        wanted, among = cast("Any", torch).unique(numbers, return_inverse=True)
+        chosen: list[int] = wanted.tolist()
+        if not all(0 <= number < count for number in chosen):
+            return None
+        return make_tensor(place.rows(chosen), form._replace(shape=(len(chosen), *row))), among
+
+    def is_borrowed(self, form: WeightForm) -> bool:
+        """Whether the result of `tensor` shares memory that other code uses."""
+        return form in self._ready or self._found[form.base].is_borrowed
+
+    def expect(self, forms: Sequence[WeightForm]) -> None:
+        """Announce the weights of the next operation that uses weights.
+
+        Those for a GPU are read on a thread, and the operating system is asked to read those for
+        the CPU: a thread did not make runs on the CPU faster.
+        """
+        reads: dict[InFiles, torch.device] = {}
+        for form in forms:
+            place = self._found[form.base]
+            if not isinstance(place, InFiles) or place.is_borrowed or form in self._ready:
+                continue
+            if reads_ahead(form.device):
+                reads[place] = self._place_of(place, form)
+            else:
+                place.expect()
+        self._ahead.start(reads)
+
+    def stop_reading(self) -> None:
+        """Drop the weights that were read in advance and not used."""
+        self._ahead.stop()
+
+    def _take(self, base: WeightForm) -> StoredWeight:
+        """Return a weight that was read in advance, or the place where it is stored."""
+        place = self._found[base]
+        if not isinstance(place, InFiles) or place.is_borrowed:
+            return place
+        held = self._held.get(place.key)
+        if held is None:
+            held = self._ahead.take(place, self._place_of(place, base))
+            if place.info.nbytes > self._room:
+                return held
+            self._room -= place.info.nbytes
+            held = self._held[place.key] = InMemory(place.info, held.raw())
+        self._found[base] = held
+        return held
+
+    def _place_of(self, place: InFiles, form: WeightForm) -> torch.device:
+        """Return the device to which a weight is read: the CPU if it is kept for further runs."""
+        is_kept = place.info.nbytes <= self._room
+        return torch_device(CPU) if is_kept else place_of_stored(place.info, form)
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` if a file has been written to since it was opened."""
+        for source in self._sources:
+            source.refuse_change()
+
+    def _read_all(self, reads: Sequence[WeightForm]) -> None:
+        together: dict[object, list[WeightForm]] = {}
+        for form in reads:
+            together.setdefault(self._found[form.base].key, []).append(form)
+        for forms in together.values():
+            place = self._found[forms[0].base]
+            held = InMemory(place.info, place.raw())
+            same: dict[object, Tensor] = {}
+            moved: dict[object, StoredWeight] = {}
+            for form in forms:
+                if is_encoded_matrix(place.info, form):
+                    self._found[form.base] = held
+                    continue
+                if is_kept_as_stored(place.info, form):
+                    where = place_of_stored(place.info, form)
+                    if where not in moved:
+                        moved[where] = InMemory(place.info, held.raw().to(where))
+                    self._found[form.base] = moved[where]
+                    continue
+                # Only the values are kept: the bytes that they were decoded from are freed.
+                upright = form._replace(is_transposed=False)
+                kind = upright._replace(name="", weight=0, whole=None, second_names=())
+                if kind not in same:
+                    same[kind] = make_tensor(held, upright)
+                self._ready[form] = same[kind].T if form.is_transposed else same[kind]
