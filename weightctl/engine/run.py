@@ -21,20 +21,28 @@ if TYPE_CHECKING:
     from weightctl.engine.binding import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
-__all__ = ["run"]
+    # Takes the name of a weight that is a right operand of a product, and the left operand.
+    ProductObserver = Callable[[str, Tensor], None]
+
+__all__ = ["ProductObserver", "run"]
 
 
 def run(
-    plan: Schedule, weights: BoundWeights, inputs: Sequence[Tensor], sizes: Mapping[str, int]
+    plan: Schedule,
+    weights: BoundWeights,
+    inputs: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    observe: ProductObserver | None = None,
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
 
-    Raises `EngineError` if an operation fails or its results differ from the graph's types.
+    `observe` is called after each product of a value with a weight. Raises `EngineError` if an
+    operation fails or its results differ from the graph's types.
     """
     import torch
 
     with torch.inference_mode():
-        running = _Running(plan, weights, sizes)
+        running = _Running(plan, weights, sizes, observe)
         running.begin(inputs)
         del inputs
         number = 0
@@ -46,8 +54,15 @@ def run(
 class _Running:
     """A run in progress: the live values by slot, and the weights kept for the next operation."""
 
-    def __init__(self, plan: Schedule, weights: BoundWeights, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        plan: Schedule,
+        weights: BoundWeights,
+        sizes: Mapping[str, int],
+        observe: ProductObserver | None,
+    ) -> None:
         self._plan = plan
+        self._observe = observe
         self._weights = weights
         self._values: dict[int, Tensor] = {}
         # Weights by their base forms: those kept from the last operation, those of the current one.
@@ -97,12 +112,21 @@ class _Running:
             raise self._failure(operation, given, error) from error
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
         self._refuse(operation, given, results, sizes)
+        self._show(operation, given)
         self._values.update(zip(operation.outputs, results, strict=True))
         if not given:
             self._borrowed |= {_memory(tensor) for tensor in results}
         for slot in operation.frees:
             self._values.pop(slot, None)
         return number + 1
+
+    def _show(self, operation: Operation, given: Sequence[Tensor | EncodedMatrix]) -> None:
+        """Call the observer if the operation is a product of a value with a weight."""
+        if self._observe is None or operation.op is not MATMUL:
+            return
+        left, right = given[0], operation.inputs[1]
+        if isinstance(right, WeightForm) and not isinstance(left, EncodedMatrix):
+            self._observe(right.name, left)
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.device import DeviceRef
+    from weightctl.engine.run import ProductObserver
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.weights.buffer import Buffer
@@ -44,6 +45,7 @@ class InferenceSession:
         *,
         resident: bool = False,
         memory: int | str = 0,
+        observe: ProductObserver | None = None,
     ) -> LoadedGraph:
         """Return the graph with its weights, ready to run.
 
@@ -55,13 +57,21 @@ class InferenceSession:
         the needed rows of an embedding table are read. With `resident`, weights are read once, now,
         and kept: values on their device, blocks as they are stored. With `memory`, a number of
         bytes or a size such as "4GB", weights are kept as stored after the first run, as far as
-        they fit, so that further runs read less. Raises `EngineError` that names all weights which
-        are missing or do not fit, and if the graph is placed on a device that the session does not
-        have, and `WeightctlError` if `memory` is not a size.
+        they fit, so that further runs read less. `observe` is called after each product
+        with a weight, with the weight's name and the left operand. Raises `EngineError` that names
+        all weights which are missing or do not fit, and if the graph is placed on a device that the
+        session does not have, and `WeightctlError` if `memory` is not a size.
         """
         _require_graph(graph)
         room = parse_size(memory) if isinstance(memory, str) else memory
-        return LoadedGraph(graph, self.devices, weights_registry, resident=resident, memory=room)
+        return LoadedGraph(
+            graph,
+            self.devices,
+            weights_registry,
+            resident=resident,
+            memory=room,
+            observe=observe,
+        )
 
     def __repr__(self) -> str:
         return f"InferenceSession(devices=[{', '.join(map(str, self.devices))}])"
@@ -78,6 +88,7 @@ class LoadedGraph:
         *,
         resident: bool,
         memory: int,
+        observe: ProductObserver | None = None,
     ) -> None:
         if not graph.outputs:
             raise EngineError(
@@ -93,6 +104,7 @@ class LoadedGraph:
         bases = dict.fromkeys(form.base for form in reads)
         found = bind(graph.name, bases, weights_registry)
         self._weights = BoundWeights(found, reads if resident else (), memory)
+        self._observe = observe
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
@@ -106,7 +118,7 @@ class LoadedGraph:
             # Each element is checked like a separate argument.
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
-        results = run(self._schedule, self._weights, tensors, sizes)
+        results = run(self._schedule, self._weights, tensors, sizes, self._observe)
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]
