@@ -40,11 +40,9 @@ app = typer.Typer(add_completion=False)
             exit_codes("the importance matrix was written"),
             examples(
                 [
-                    "weightctl imatrix model/ -o model.imatrix.gguf --chunks 8",
-                    "weightctl convert model/ model-q4.gguf --quant Q4_K_M --imatrix "
-                    "model.imatrix.gguf",
-                    "weightctl imatrix model/ -o notes.gguf --text-file notes.txt --context 64",
-                    "weightctl imatrix -o both.dat --merge model.imatrix.gguf --merge notes.gguf",
+                    "weightctl imatrix model/ -o imatrix.gguf --chunks 8",
+                    "weightctl imatrix model/ -o notes.gguf --text-file notes.txt --chunks 4",
+                    "weightctl imatrix -o both.gguf --merge imatrix.gguf --merge notes.gguf",
                 ]
             ),
         ]
