@@ -88,7 +88,7 @@ class RunState:
     def _write(self, descriptor: int, chunk: int, x: F32) -> None:
         if x.shape[1:] != self.shape:
             raise ValueError(f"the layer changes the shape {self.shape} to {x.shape[1:]}")
-        raw = memoryview(np.ascontiguousarray(x, np.float32)).cast("B")
+        raw = np.ascontiguousarray(x, np.float32).reshape(-1).view(np.uint8).data
         offset = chunk * self._chunk_bytes
         try:
             while raw:
@@ -100,7 +100,7 @@ class RunState:
     def get(self, chunk: int, count: int) -> F32:
         """Return the input of the current layer, [count, ...]."""
         made = np.empty((count, *self.shape), np.float32)
-        raw, offset = memoryview(made).cast("B"), chunk * self._chunk_bytes
+        raw, offset = made.reshape(-1).view(np.uint8).data, chunk * self._chunk_bytes
         while raw:
             taken = os.preadv(self._read_from, [raw], offset)
             if not taken:
