@@ -120,13 +120,14 @@ def make_imatrix(
     tokenizer, `ArchitectureError` if it cannot be built, `ConversionError` if the text is too
     short, and `FormatError` if a file is damaged.
     """
-    target = os.path.realpath(os.fspath(out))
-    _refuse_output(target, os.fspath(out), force=force)
+    shown: str = os.fspath(out)
+    target = os.path.realpath(shown)
+    _refuse_output(target, shown, force=force)
     _refuse_numbers(context, chunks)
     merged = [read_sums(path, context) for path in merge]
     if model is None:
         sums = ImportanceSums(context)
-        made = MeasuredImportance(path=os.fspath(out), context=context)
+        made = MeasuredImportance(path=shown, context=context)
     else:
         texts = read_texts(text_files)
         subject = Subject(model, format_name)
@@ -141,7 +142,7 @@ def make_imatrix(
         source_of(recognized.tree).refuse_change()
         sums = ImportanceSums(context, entries, tuple(text.name for text in texts))
         made = MeasuredImportance(
-            path=os.fspath(out),
+            path=shown,
             context=context,
             chunks=len(ids),
             tokens=ids.size,
