@@ -55,6 +55,7 @@ LAYERS = (
     ("translate", "sharding"),
     ("write",),
     ("verify",),
+    ("calibrate",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -35,6 +35,7 @@ BEFORE = {
     "ls": ["model", "model.gguf", "checkpoint.pt"],
     "diff": ["model", "copy", "model.gguf"],
     "convert": ["model", "recipe.toml"],
+    "imatrix": ["model", "notes.txt"],
     "shard": ["model", "rules.toml"],
     "verify": ["model", "model-q8.gguf"],
 }
@@ -142,6 +143,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "show": "MODEL TENSOR [SLICE]",
         "diff": "MODEL OTHER",
         "convert": "MODEL [OUT]",
+        "imatrix": "[MODEL]",
         "shard": "MODEL [OUT]",
         "verify": "MODEL",
         "tasks": "MODEL [OUT]",

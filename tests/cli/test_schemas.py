@@ -76,6 +76,10 @@ ASKED = {
         "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj* --names keep",
     ),
+    "imatrix": (
+        "tiny-llama -o imatrix.gguf --context 64 --chunks 2",
+        "-o imatrix.dat --merge imatrix.gguf --context 64",
+    ),
     "shard": (
         "tiny-llama --tp auto",
         "tiny-llama halves --tp 2 --dry-run",

@@ -48,6 +48,7 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "training.pt": _copies("training.pt"),
     "checkpoint.pt": _copies("training.pt"),
     "downloaded.pt": _copies("attack.pt"),
+    "notes.txt": _copies("tiny-llama/held-out.txt"),
     "recipe.toml": _copies("recipe.toml"),
     "plan.toml": _copies("shard.toml"),
     "rules.toml": _copies("shard.toml"),

@@ -1,4 +1,8 @@
-"""Products with weights that are stored in another encoding: they are decoded a part at a time."""
+"""Products with weights.
+
+Weights that are stored in another encoding are decoded a part at a time. Left operands can be
+observed: their squares are summed by column.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
 from weightctl.kernels import row_multiplier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from weightctl.engine.forms import WeightForm
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from weightctl.kernels import RowMultiplier
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["EncodedMatrix", "is_encoded_matrix", "multiply"]
+__all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix", "multiply"]
 
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
@@ -83,6 +89,31 @@ class EncodedMatrix:
             stop = min(start + len(tile), outputs)
             _run_in_threads(decode, start, stop, part)
             torch.mm(rows, tile[: stop - start].T, out=made[:, start:stop])
+
+
+class SquaresObserver:
+    """Sums the squares of the left operands of products with the weights `wanted`.
+
+    `add` is called with the name of the weight, the sums by column, float64[columns], and the
+    number of rows.
+    """
+
+    def __init__(
+        self, wanted: Container[str], add: Callable[[str, NDArray[np.float64], int], None]
+    ) -> None:
+        self._wanted = wanted
+        self._add = add
+        # Several weights in a row often read the same values, such as queries, keys and values.
+        self._last: tuple[Tensor, NDArray[np.float64]] | None = None
+
+    def __call__(self, name: str, left: Tensor) -> None:
+        """Add a left operand, shape (..., columns)."""
+        if name not in self._wanted:
+            return
+        rows = left.reshape(-1, left.shape[-1])
+        if self._last is None or self._last[0] is not left:
+            self._last = left, rows.float().square().sum(0).double().cpu().numpy()
+        self._add(name, self._last[1], len(rows))
 
 
 def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from weightctl.engine.bound_weights import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
-__all__ = ["run"]
+    # Takes the name of a weight that is a right operand of a product, and the left operand.
+    ProductObserver = Callable[[str, Tensor], None]
+
+__all__ = ["ProductObserver", "run"]
 
 
 def run(
@@ -32,17 +35,18 @@ def run(
     inputs: Sequence[Tensor],
     sizes: Mapping[str, int],
     constants: dict[int, Tensor],
+    observe: ProductObserver | None = None,
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
 
     `constants` are the constants on their devices by the number of the operation; those that are
-    missing are added. Raises `EngineError` if an operation fails or its results differ from the
-    graph's types.
+    missing are added. `observe` is called after each product of a value with a weight. Raises
+    `EngineError` if an operation fails or its results differ from the graph's types.
     """
     import torch
 
     with torch.inference_mode(), delaying_checks() as checks:
-        running = _Running(plan, weights, sizes, constants, checks)
+        running = _Running(plan, weights, sizes, constants, checks, observe)
         running.begin(inputs)
         del inputs
         number = 0
@@ -66,10 +70,12 @@ class _Running:
         sizes: Mapping[str, int],
         constants: dict[int, Tensor],
         checks: list[DelayedCheck],
+        observe: ProductObserver | None,
     ) -> None:
         self._plan = plan
         self._constants = constants
         self._checks = checks
+        self._observe = observe
         self._weights = weights
         self._values: dict[int, Tensor] = {}
         # Weights by their base forms: those kept from the last operation, those of the current one.
@@ -107,6 +113,7 @@ class _Running:
             self._expect_after(number)
         results = self._compute(number, given)
         self._refuse(operation, given, results, self._sizes_of(operation.call))
+        self._show(operation, given)
         self._values.update(zip(operation.outputs, results, strict=True))
         if not given:
             self._borrowed |= {_memory(tensor) for tensor in results}
@@ -139,6 +146,14 @@ class _Running:
             self._constants[number] = found
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
         return results
+
+    def _show(self, operation: Operation, given: Sequence[Tensor | EncodedMatrix]) -> None:
+        """Call the observer if the operation is a product of a value with a weight."""
+        if self._observe is None or operation.op is not MATMUL:
+            return
+        left, right = given[0], operation.inputs[1]
+        if isinstance(right, WeightForm) and not isinstance(left, EncodedMatrix):
+            self._observe(right.name, left)
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.device import DeviceRef
+    from weightctl.engine.run import ProductObserver
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.weights.buffer import Buffer
@@ -48,6 +49,7 @@ class InferenceSession:
         *,
         resident: bool = False,
         memory: int | str = 0,
+        observe: ProductObserver | None = None,
     ) -> LoadedGraph:
         """Return the graph with its weights, ready to run.
 
@@ -59,13 +61,21 @@ class InferenceSession:
         the needed rows of an embedding table are read. With `resident`, weights are read once, now,
         and kept: values on their device, blocks as they are stored. With `memory`, a number of
         bytes or a size such as "4GB", weights are kept as stored after the first run, as far as
-        they fit, so that further runs read less. Raises `EngineError` that names all weights which
-        are missing or do not fit, and if the graph is placed on a device that the session does not
-        have, and `WeightctlError` if `memory` is not a size.
+        they fit, so that further runs read less. `observe` is called after each product
+        with a weight, with the weight's name and the left operand. Raises `EngineError` that names
+        all weights which are missing or do not fit, and if the graph is placed on a device that the
+        session does not have, and `WeightctlError` if `memory` is not a size.
         """
         _require_graph(graph)
         room = parse_size(memory) if isinstance(memory, str) else memory
-        return LoadedGraph(graph, self.devices, weights_registry, resident=resident, memory=room)
+        return LoadedGraph(
+            graph,
+            self.devices,
+            weights_registry,
+            resident=resident,
+            memory=room,
+            observe=observe,
+        )
 
     def __repr__(self) -> str:
         return f"InferenceSession(devices=[{', '.join(map(str, self.devices))}])"
@@ -82,6 +92,7 @@ class LoadedGraph:
         *,
         resident: bool,
         memory: int,
+        observe: ProductObserver | None = None,
     ) -> None:
         if not graph.outputs:
             raise EngineError(
@@ -100,6 +111,7 @@ class LoadedGraph:
         found = bind(graph.name, bases, weights_registry)
         self._weights = BoundWeights(found, reads if resident else (), memory)
         self._constants: dict[int, Tensor] = {}
+        self._observe = observe
 
     def execute(self, *inputs: Any) -> list[Buffer]:
         """Run the graph on inputs and return its outputs.
@@ -114,7 +126,9 @@ class LoadedGraph:
             inputs = tuple(cast("Iterable[Any]", inputs[0]))
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
         with exact_products() if self._uses_gpu else nullcontext():
-            results = run(self._schedule, self._weights, tensors, sizes, self._constants)
+            results = run(
+                self._schedule, self._weights, tensors, sizes, self._constants, self._observe
+            )
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()
         devices = [kind.device for kind in self.output_types]

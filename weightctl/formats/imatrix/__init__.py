@@ -17,12 +17,12 @@ from weightctl.storage.location import parse_location
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.imatrix.entry import ColumnValues
+    from weightctl.formats.imatrix.entry import ColumnValues, Recorded
     from weightctl.storage.base import Reader
 
-__all__ = ["Importance", "read_importance"]
+__all__ = ["Importance", "read_entries", "read_importance"]
 
-_HINT = "create an importance matrix with llama-imatrix from a model and a text"
+_HINT = "create an importance matrix with `weightctl imatrix` or llama-imatrix"
 
 
 class Importance(NamedTuple):
@@ -44,6 +44,17 @@ def read_importance(path: str) -> Importance:
 
     Raises `FormatError` if it is invalid; values are checked only when they are read.
     """
+    about = read_entries(path)
+    path = parse_location(path).name
+    return Importance(path, {entry.name: entry for entry in about.entries},
+                      about.dataset, about.chunks)  # fmt: skip
+
+
+def read_entries(path: str) -> Recorded:
+    """Read the header of an importance matrix, and return its entries as they are stored.
+
+    Raises `FormatError` as `read_importance` does.
+    """
     from weightctl.formats.imatrix import dat, gguf  # few conversions have an importance matrix
 
     if is_directory(path):
@@ -63,13 +74,10 @@ def read_importance(path: str) -> Importance:
     path = parse_location(path).name
     file = open_reader(path)
     if gguf.sniff(file):
-        about = gguf.read(path)
-    elif dat.sniff(file):
-        about = dat.read(file)
-    else:
-        raise FormatError(path, None, f"not an importance matrix: {_otherwise(file)}", hint=_HINT)
-    return Importance(path, {entry.name: entry for entry in about.entries},
-                      about.dataset, about.chunks)  # fmt: skip
+        return gguf.read(path)
+    if dat.sniff(file):
+        return dat.read(file)
+    raise FormatError(path, None, f"not an importance matrix: {_otherwise(file)}", hint=_HINT)
 
 
 def _otherwise(file: Reader) -> str:

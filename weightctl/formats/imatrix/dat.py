@@ -76,13 +76,14 @@ def read(file: Reader) -> Recorded:
         entries[entry.name] = entry
     found = tuple(entries.values())
     if cursor.offset == file.size:
-        return Recorded(found)
+        return Recorded(found, counts_chunks=True)
     chunks = max(cursor.integer("the number of chunks"), 0)
     if cursor.offset == file.size:
-        return Recorded(found, chunks=chunks)
+        return Recorded(found, chunks=chunks, counts_chunks=True)
     raw = cursor.text("the name of the text", least=0, most=_LONGEST_TEXT)
     # The name is a path, which can contain any bytes.
-    return Recorded(found, str(raw, "utf-8", "surrogateescape").partition("\0")[0], chunks)
+    name = str(raw, "utf-8", "surrogateescape").partition("\0")[0]
+    return Recorded(found, name, chunks, (name,) if name else (), counts_chunks=True)
 
 
 def _entry(cursor: _Cursor) -> ImportanceEntry:

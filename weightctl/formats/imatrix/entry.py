@@ -82,12 +82,15 @@ class ImportanceEntry(NamedTuple):
 class Recorded(NamedTuple):
     """The entries of a file, the name of the text, and the number of its chunks.
 
-    The name is empty and the number 0 if they are unknown.
+    The name is empty and the number 0 if they are unknown. `datasets` are the names of all texts.
+    `counts_chunks` is set if counts are numbers of chunks, and not of tokens.
     """
 
     entries: Sequence[ImportanceEntry]
     dataset: str = ""
     chunks: int = 0
+    datasets: Sequence[str] = ()
+    counts_chunks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

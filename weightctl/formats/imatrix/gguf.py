@@ -36,7 +36,7 @@ def read(path: str) -> Recorded:
     source = FileSource(header, files)
     names = {name.removesuffix(_SUMS): None for name in header.tensors if name.endswith(_SUMS)}
     if not names:
-        raise FormatError(path, None, _nothing(header), hint="create one with llama-imatrix")
+        raise FormatError(path, None, _nothing(header), hint="create one with `weightctl imatrix`")
     for name in header.tensors:
         if name.endswith(_COUNTS) and name.removesuffix(_COUNTS) not in names:
             raise _error(
@@ -44,14 +44,16 @@ def read(path: str) -> Recorded:
             )
     entries = [entry for name in names if (entry := _entry(source, name)) is not None]
     if not entries:
-        raise FormatError(path, None, _nothing(header), hint="create one with llama-imatrix")
+        raise FormatError(path, None, _nothing(header), hint="create one with `weightctl imatrix`")
     datasets = header.metadata.get("imatrix.datasets")
     chunks = header.metadata.get("imatrix.chunk_count")
     has_dataset = datasets is not None and datasets.type == "array[string]" and datasets.content
+    names_of_texts = tuple(datasets.content) if datasets is not None and has_dataset else ()
     return Recorded(
         entries,
-        datasets.content[0] if datasets is not None and has_dataset else "",
+        names_of_texts[0] if names_of_texts else "",
         chunks.content if chunks is not None and chunks.type == "u32" else 0,
+        names_of_texts,
     )
 
 

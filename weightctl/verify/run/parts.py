@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding
+    from weightctl.engine.run import ProductObserver
+    from weightctl.engine.session import LoadedGraph
     from weightctl.errors import WeightctlError
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.formats.sharded.gathered import GatheredSource
@@ -206,13 +208,8 @@ class Running:
 
         The number of windows is a multiple of the number of windows in `beside`.
         """
-        network = self._choose_network(replaced)
-        with (
-            self._hold_replaced(replaced),
-            _build(network, name_layer(number), self._types) as graph,
-        ):
-            first, *others = graph.inputs
-            graph.output(network.through(network.layers[number], first, tuple(others)))
+        with self._hold_replaced(replaced):
+            graph = self._through(self._choose_network(replaced), number)
         given = [
             _repeat(each, kind, len(x)) for each, kind in zip(beside, self._types[1:], strict=True)
         ]
@@ -227,6 +224,30 @@ class Running:
         with self._hold_replaced(replaced):
             graph = self._end(self._choose_network(replaced))
         return self._run(graph, [x], replaced)[0].to_numpy()
+
+    def load_layer(
+        self, number: int, *, memory: int = 0, observe: ProductObserver | None = None
+    ) -> LoadedGraph:
+        """Return a layer that runs on many inputs: `x`, then the inputs that all layers share.
+
+        `memory` and `observe` are those of `InferenceSession.load`.
+        """
+        graph = self._through(self._network, number)
+        registry = self._registry(graph, _NOTHING)
+        return self._session.load(graph, registry, memory=memory, observe=observe)
+
+    def load_output(
+        self, *, memory: int = 0, observe: ProductObserver | None = None
+    ) -> LoadedGraph:
+        """Return the part after the layers, which runs on many inputs `x`, as `load_layer` does."""
+        graph = self._end(self._network)
+        registry = self._registry(graph, _NOTHING)
+        return self._session.load(graph, registry, memory=memory, observe=observe)
+
+    @property
+    def shares_by_window(self) -> bool:
+        """Whether an input that all layers share depends on the tokens."""
+        return any(str(kind.shape[0]) == _BATCH for kind in self._types[1:])
 
     def weights_of(self, part: str) -> list[str]:
         """Return the names, in weightctl's modules, of the weights that a part needs.
@@ -249,12 +270,21 @@ class Running:
             graph.output(x, *beside)
         return graph
 
+    def _through(self, network: Network, number: int) -> Graph:
+        with _build(network, name_layer(number), self._types) as graph:
+            first, *others = graph.inputs
+            graph.output(network.through(network.layers[number], first, tuple(others)))
+        return graph
+
     def _end(self, network: Network) -> Graph:
         with _build(network, OUTPUT, self._types[:1]) as graph:
             graph.output(network.end(graph.inputs[0]))
         return graph
 
     def _run(self, graph: Graph, given: Sequence[Any], replaced: Replaced) -> list[Buffer]:
+        return self._session.load(graph, self._registry(graph, replaced)).execute(*given)
+
+    def _registry(self, graph: Graph, replaced: Replaced) -> dict[str, Any]:
         registry: dict[str, Any] = {}
         for name, weight in graph.weights_by_name.items():
             if name in replaced:
@@ -263,7 +293,7 @@ class Running:
                 registry[name] = self._ranks.part(weight)
             else:
                 registry[name] = self.checkpoint.weights[name]
-        return self._session.load(graph, registry).execute(*given)
+        return registry
 
     def _stand_in(self, name: str, given: ReadableTensor | F32) -> Checkpoint | F32:
         if isinstance(given, np.ndarray):

@@ -1,0 +1,83 @@
+"""Which weights of a model get an entry in an importance matrix, and under which names.
+
+As in llama-imatrix, these are the matrices of the layers that the hidden state is multiplied with,
+and optionally the output. Source: llama.cpp, tools/imatrix/imatrix.cpp.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.families.tiled_heads import Columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.family import TensorNames
+
+__all__ = ["MeasuredWeight", "list_absorbed", "list_measured_weights"]
+
+_OUTPUT = "output.weight"
+# llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention
+# with latent vectors in place of keys and values.
+_ABSORBED = (".attn_k_b.weight", ".attn_v_b.weight")
+
+
+class MeasuredWeight(NamedTuple):
+    """The place of a weight in an importance matrix.
+
+    `tensor` is the name of its tensor in GGUF, which consists of `matrices`, and `matrix` is the
+    number of the weight among them. `order` has the column of our module for each column in GGUF;
+    None if they are in the same order.
+    """
+
+    tensor: str
+    matrix: int
+    matrices: int
+    order: Sequence[int] | None = None
+
+
+def list_measured_weights(
+    model: RecognizedModel, *, has_output: bool = False
+) -> dict[str, MeasuredWeight]:
+    """Return the place of each measured weight, by the names of the weights in our modules.
+
+    Of several weights that are parts of one tensor, and so read the same values, only the first has
+    a place.
+    """
+    of_tensor: Mapping[str, dict[int, TensorNames]] = defaultdict(dict)
+    for tensor, names in _list_named(model, has_output=has_output):
+        if not tensor.endswith(_ABSORBED):
+            of_tensor[tensor].setdefault(names.expert, names)
+    return {
+        names.module: MeasuredWeight(tensor, number, max(experts) + 1, _order(names, model))
+        for tensor, experts in of_tensor.items()
+        for number, names in experts.items()
+    }
+
+
+def list_absorbed(model: RecognizedModel) -> list[str]:
+    """Return the tensors of latent attention that are not measured."""
+    named = (tensor for tensor, _ in _list_named(model) if tensor.endswith(_ABSORBED))
+    return list(dict.fromkeys(named))
+
+
+def _list_named(
+    model: RecognizedModel, *, has_output: bool = False
+) -> Iterator[tuple[str, TensorNames]]:
+    for names in model.family.tensors(model.config):
+        is_of_model = names.module == _OUTPUT and has_output
+        is_of_layer = names.line.is_of_layers and names.layer < model.config.layers
+        if names.kind != "weight" or not (is_of_layer or is_of_model):
+            continue
+        # A GGUF file may have other fused tensors than weightctl writes.
+        is_gguf = model.convention == "gguf"
+        tensor = model.stored.get(names.module) if is_gguf else names.gguf
+        if tensor is not None:
+            yield tensor, names
+
+
+def _order(names: TensorNames, model: RecognizedModel) -> Sequence[int] | None:
+    return names.change.order(model.config) if isinstance(names.change, Columns) else None

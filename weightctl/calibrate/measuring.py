@@ -1,0 +1,301 @@
+"""Measures an importance matrix: all chunks pass through one layer after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weightctl.calibrate.chunks import (
+    LEAST_CONTEXT,
+    cut_chunks,
+    read_texts,
+    require_tokenizer,
+)
+from weightctl.calibrate.collector import SumsCollector
+from weightctl.calibrate.measured_weights import list_absorbed, list_measured_weights
+from weightctl.calibrate.state import hold_state
+from weightctl.device import CPU
+from weightctl.errors import ConversionError, OutputError
+from weightctl.formats.imatrix.sums import ImportanceSums, read_sums, write_dat, write_gguf
+from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.storage.location import is_remote
+from weightctl.system.phases import begin_phase
+from weightctl.text.wording import join_names, pluralize
+from weightctl.verify.request import Subject
+from weightctl.verify.run.parts import Running
+from weightctl.weights.tree import header_of, source_of
+from weightctl.write.partial import write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from weightctl.calibrate.state import RunState
+    from weightctl.device import DeviceRef
+    from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.formats.imatrix.sums import ColumnSums
+    from weightctl.weights.buffer import Buffer
+
+    Advance = Callable[[str, float], object]
+
+__all__ = ["MeasuredImportance", "SeldomExperts", "make_imatrix"]
+
+# The positions that pass through a layer at a time. More of them need more memory, and fewer make
+# the products slower.
+_POSITIONS = 2048
+# The weights of a layer that are kept in memory if they come over a network, in bytes.
+_KEPT = 2**30
+# An expert that was reached by less than this share of an even distribution is seldom reached.
+_SELDOM = 0.1
+_MOST_NAMED = 3
+# The positions whose logits are computed at a time.
+_LOGITS = 128
+_DAT = ".dat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeldomExperts:
+    """A tensor some of whose experts were reached by few tokens.
+
+    `unreached` experts were not reached at all, and `seldom` ones by less than a tenth of the
+    tokens that each would get if all got equally many.
+    """
+
+    tensor: str
+    experts: int
+    unreached: int
+    seldom: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredImportance:
+    """An importance matrix that was written to `path`.
+
+    `chunks` and `tokens` are those of this run, without those of merged files. `resumed` is the
+    number of layers that an earlier, stopped run had done.
+    """
+
+    path: str
+    context: int
+    format: str = "gguf"
+    chunks: int = 0
+    tokens: int = 0
+    tensors: int = 0
+    datasets: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    resumed: int = 0
+    seldom: tuple[SeldomExperts, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def make_imatrix(
+    model: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    text_files: Sequence[str] = (),
+    chunks: int | None = None,
+    context: int = 512,
+    merge: Sequence[str] = (),
+    process_output: bool = False,
+    device: DeviceRef = CPU,
+    force: bool = False,
+    format_name: str | None = None,
+    advance: Advance | None = None,
+) -> MeasuredImportance:
+    """Run a model on texts, and write the sums of what its weights are multiplied with.
+
+    The output is in GGUF, or with the suffix `.dat` in the older format. `merge` are importance
+    matrices whose sums are added; without a model, only these are added. `chunks` is the largest
+    number of chunks, each of `context` tokens. With `process_output`, the output matrix is measured
+    too. `advance` is called with the current stage and the fraction done.
+
+    If the run is stopped, the same call continues it after the last complete layer. Raises
+    `OutputError` if the output exists and `force` is not set, `TokenizerError` if the model has no
+    tokenizer, `ArchitectureError` if it cannot be built, `ConversionError` if the text is too
+    short, and `FormatError` if a file is damaged.
+    """
+    shown: str = os.fspath(out)
+    target = os.path.realpath(shown)
+    _refuse_output(target, shown, force=force)
+    _refuse_numbers(context, chunks)
+    merged = [read_sums(path, context) for path in merge]
+    if model is None:
+        sums = ImportanceSums(context)
+        made = MeasuredImportance(path=shown, context=context)
+    else:
+        texts = read_texts(text_files)
+        subject = Subject(model, format_name)
+        recognized = _recognize(subject)
+        encoder = require_tokenizer(subject.encoder, recognized.where)
+        ids = cut_chunks(encoder, texts, context, chunks)
+        passing = _Passing(Running(recognized, device), ids, process_output, advance)
+        identity = _identify(recognized, ids, device, process_output=process_output)
+        with hold_state(target, identity) as (state, was_other):
+            resumed = state.layer
+            entries = passing.run(state)
+        source_of(recognized.tree).refuse_change()
+        sums = ImportanceSums(context, entries, tuple(text.name for text in texts))
+        made = MeasuredImportance(
+            path=shown,
+            context=context,
+            chunks=len(ids),
+            tokens=ids.size,
+            resumed=resumed,
+            seldom=tuple(_list_seldom(sums)),
+            notes=(*_notes(recognized, resumed, was_other=was_other),),
+        )
+    for path, other in zip(merge, merged, strict=True):
+        sums.add(other, path)
+    if not sums.entries:
+        raise ConversionError(
+            "there is nothing to write", hint="name a model, or files with --merge (merge)"
+        )
+    is_dat = target.endswith(_DAT)
+    content = write_dat(sums) if is_dat else write_gguf(sums)
+    write_files({target: content}, force=force)
+    return replace(
+        made,
+        format="dat" if is_dat else "gguf",
+        tensors=len(sums.entries),
+        datasets=sums.datasets,
+        merged=tuple(merge),
+    )
+
+
+def _refuse_output(target: str, shown: str, *, force: bool) -> None:
+    """Raise `OutputError` if the output must not be written."""
+    if is_remote(shown):
+        raise OutputError(f"{shown} is a URL", hint="write to a local file")
+    if os.path.isdir(target):
+        raise OutputError(f"{shown} is a directory", hint="use the path of a file")
+    if os.path.lexists(target) and not force:
+        raise OutputError(f"{shown} exists", hint="to replace it, use --force (force=True)")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise OutputError(f"the directory of {shown} does not exist", hint="create it first")
+
+
+def _refuse_numbers(context: int, chunks: int | None) -> None:
+    if context < LEAST_CONTEXT:
+        raise ConversionError(
+            f"a chunk of {pluralize(context, 'token')} is too short",
+            hint=f"use --context {LEAST_CONTEXT} (context) or more",
+        )
+    if chunks is not None and chunks < 1:
+        raise ConversionError(f"the number of chunks is {chunks}", hint="use 1 or more")
+
+
+def _recognize(subject: Subject) -> RecognizedModel:
+    if subject.checkpoint is None:
+        if subject.refusal is not None:
+            raise subject.refusal
+        raise ConversionError(f"{subject.path} is not a model")
+    return subject.checkpoint
+
+
+def _identify(
+    model: RecognizedModel, ids: NDArray[np.int64], device: DeviceRef, *, process_output: bool
+) -> str:
+    """Return the hexadecimal identity of a run; only a run with the same can continue it."""
+    from weightctl import __version__
+
+    source = repr(fingerprint_source(source_of(model.tree)))
+    about = [__version__, source, str(device), process_output, ids.shape, repr(model.config)]
+    found = hashlib.sha256(json.dumps(about, default=repr).encode("utf-8", "surrogatepass"))
+    found.update(ids.tobytes())
+    return found.hexdigest()
+
+
+class _Passing:
+    """Chunks that pass through one layer of a model after the other, with the weights read once."""
+
+    def __init__(
+        self,
+        running: Running,
+        ids: NDArray[np.int64],
+        process_output: bool,
+        advance: Advance | None,
+    ) -> None:
+        self._running = running
+        self._ids = ids
+        self._advance = advance
+        model = running.checkpoint
+        self._has_output = process_output and running.has_logits
+        measured = list_measured_weights(model, has_output=self._has_output)
+        self._collector = SumsCollector(measured)
+        self._step = max(1, _POSITIONS // ids.shape[1])
+        self._memory = _KEPT if any(map(is_remote, header_of(model.tree).files)) else 0
+        self._beside: tuple[Buffer, ...] | None = None
+
+    def run(self, state: RunState) -> dict[str, ColumnSums]:
+        """Run all layers that the state does not have yet, and return the sums of all layers."""
+        layers = self._running.layers
+        if not state.layer:
+            self._begin(state)
+        for number in range(state.layer, layers):
+            self._say(f"layer {number + 1} of {layers}", number / layers)
+            observe = self._collector.observe
+            loaded = self._running.load_layer(number, memory=self._memory, observe=observe)
+            for start, ids in self._batches():
+                x = state.get(start, len(ids))
+                made = loaded.execute(x, *self._inputs_beside(ids))[0].to_numpy()
+                state.put(start, made)
+            state.finish_layer(self._collector.take())
+        if self._has_output:
+            self._say("output", 1.0)
+            loaded = self._running.load_output(observe=self._collector.observe)
+            for start, ids in self._batches():
+                for x in state.get(start, len(ids)):
+                    for first in range(0, len(x), _LOGITS):
+                        loaded.execute(x[None, first : first + _LOGITS])
+        return state.sums() | self._collector.take()
+
+    def _begin(self, state: RunState) -> None:
+        self._say("embedding", 0.0)
+        for start, ids in self._batches():
+            state.put_first(start, self._running.begin(ids, np.ones(ids.shape, np.bool_)).x)
+
+    def _batches(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        for start in range(0, len(self._ids), self._step):
+            yield start, self._ids[start : start + self._step]
+
+    def _inputs_beside(self, ids: NDArray[np.int64]) -> tuple[Buffer, ...]:
+        """Return the inputs that all layers share; they may depend on the tokens."""
+        if self._beside is None or self._running.shares_by_window:
+            self._beside = self._running.begin(ids, np.ones(ids.shape, np.bool_)).beside
+        return self._beside
+
+    def _say(self, stage: str, done: float) -> None:
+        if self._advance is not None:
+            self._advance(stage, done)
+        else:
+            begin_phase(stage)
+
+
+def _list_seldom(sums: ImportanceSums) -> Iterator[SeldomExperts]:
+    for name, (_, counts) in sorted(sums.entries.items()):
+        if len(counts) == 1:
+            continue
+        unreached = int((counts == 0).sum())
+        seldom = int((counts < _SELDOM * counts.mean()).sum()) - unreached
+        if unreached or seldom:
+            yield SeldomExperts(
+                tensor=name, experts=len(counts), unreached=unreached, seldom=seldom
+            )
+
+
+def _notes(model: RecognizedModel, resumed: int, *, was_other: bool) -> Iterator[str]:
+    if resumed:
+        yield f"continued after {pluralize(resumed, 'layer')} of a stopped run"
+    if was_other:
+        yield "the state of a stopped run with another input was removed"
+    if absorbed := list_absorbed(model):
+        yield (
+            f"{pluralize(len(absorbed), 'tensor')} of latent attention have no entry, because "
+            f"llama.cpp multiplies other vectors with them: {join_names(absorbed, _MOST_NAMED)}"
+        )
