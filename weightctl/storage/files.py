@@ -35,9 +35,9 @@ def open_reader(path: str) -> Reader:
     store, path = _at(path)
     if store is not None:
         return store.open(path)
-    from weightctl.storage.local import FileReader
+    from weightctl.storage.pending_edits import open_local
 
-    return FileReader(path)
+    return open_local(path)
 
 
 def read_start(path: str, nbytes: int) -> bytes:
