@@ -53,6 +53,7 @@ LAYERS = (
     ("plan",),
     ("translate", "sharding"),
     ("write",),
+    ("editing",),
     ("verify",),
     ("cli", "__main__", "__init__"),
 )

@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
     "shard": "weightctl.cli.shard:app",
+    "edit": "weightctl.cli.edit:app",
     "verify": "weightctl.cli.verify:app",
     "tasks": "weightctl.cli.tasks:app",
 }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Changes", "ChangedModel", "apply_changes"]
+__all__ = ["ChangedModel", "Changes", "apply_changes"]
 
 # New values of these keys are text, even if they look like numbers: `general.version` is "1.0".
 _TEXTS = "general."

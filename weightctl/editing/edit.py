@@ -16,6 +16,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.plan.metadata import Setting
 from weightctl.storage.completing_edits import complete_edit
 from weightctl.storage.location import is_remote, parse_location
+from weightctl.storage.pending_edits import edit_path
 from weightctl.text.sizes import parse_size
 from weightctl.weights.tree import header_of
 from weightctl.write.claims import entrance
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from weightctl.editing.planning import EditPlan, FileEdit
     from weightctl.plan.rename import RenamingsLike
 
-__all__ = ["Edited", "EditedPart", "Way", "edit"]
+__all__ = ["Edited", "EditedPart", "Way", "edit", "finish_edit"]
 
 
 class Way(Enum):
@@ -87,10 +88,7 @@ class Edited:
     def moved_bytes(self) -> int:
         """The bytes of data in files that are written anew."""
         return sum(
-            moved.nbytes
-            for file in self.plan.changed
-            if not file.in_place
-            for moved in file.moved
+            moved.nbytes for file in self.plan.changed if not file.in_place for moved in file.moved
         )
 
     def save(self, progress: Callable[[int], object] | None = None) -> Edited:
@@ -144,19 +142,24 @@ def edit(
     changes = Changes(
         _settings(metadata), _as_list(unset), _list_renamings(rename), _as_list(drop)
     )  # fmt: skip
-    if not dry_run and not is_remote(where):
-        _complete(where)
+    if not dry_run:
+        finish_edit(where)
     planned = Edited(plan_edit(where, open_weights(where, source_format), changes, room=room))
     return planned if dry_run else planned.save(progress)
 
 
-def _complete(where: str) -> None:
-    """Complete an edit that an earlier run has begun."""
-    real = os.path.realpath(where)
+def finish_edit(path: str) -> bool:
+    """Complete an edit that an earlier run has begun; return whether there was one."""
+    if is_remote(path):
+        return False
+    real = os.path.realpath(path)
     directory = real if os.path.isdir(real) else os.path.dirname(real)
-    if os.path.isdir(directory):
-        with entrance(directory):
-            complete_edit(directory)
+    if not os.path.isdir(directory):
+        return False
+    with entrance(directory):
+        is_pending = os.path.lexists(edit_path(directory))
+        complete_edit(directory)
+    return is_pending
 
 
 def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:

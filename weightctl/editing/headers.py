@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weightctl.formats import gguf, safetensors
 from weightctl.formats.base import ROOM_KEY, Layout, make_room
 from weightctl.formats.gguf_values import pack_string, pack_value
+from weightctl.plan.arrangement import leave_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +70,8 @@ def layout_for_sharing(
     `offsets` are where the tensors, in the order of their data, begin in the old file. `room` is
     the least room for later edits in the header.
     """
-    with_room = {**metadata, ROOM_KEY: make_room(room)} if room else metadata
+    with_room = leave_room(metadata, format_name, room)
+    metadata = {key: value for key, value in with_room.items() if key != ROOM_KEY}
     if format_name == "safetensors":
         plain = safetensors.layout_in_order(tensors, ordered, with_room)
     else:

@@ -22,7 +22,7 @@ from weightctl.write.claims import (
 from weightctl.write.replacing import rename, sync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from weightctl.editing.planning import EditPlan, FileEdit
 
@@ -40,16 +40,10 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
     `FormatError` if a file has changed since the edit was planned.
     """
     changed = plan.changed
-    paths = [os.path.realpath(each.path) for each in changed]
-    paths += [os.path.realpath(plan.index[0])] if plan.index else []
+    paths = _list_paths(plan)
     if not paths:
         return 0, 0
     directory = os.path.dirname(paths[0])
-    if any(os.path.dirname(path) != directory for path in paths):
-        raise OutputError(
-            f"the index and the files of {plan.path} are in different directories",
-            hint="`weightctl convert` writes an edited copy",
-        )
     new: dict[str, NewFile] = {}
     try:
         with entrance(directory):
@@ -59,9 +53,7 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
             for path, file in zip(paths, changed, strict=False):
                 if not file.in_place:
                     new[path] = NewFile(path)
-        for path, file in zip(paths, changed, strict=False):
-            if path in new:
-                new[path].fill(file, progress or _ignore)
+        _fill(new, dict(zip(paths, changed, strict=False)), progress or _ignore)
         index = _write_index(plan, paths[-1], new)
         with defer_signals(), entrance(directory):
             for file in plan.files:
@@ -81,6 +73,25 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
                     each.discard()
     written += sum(each.written for each in new.values())
     return written, sum(each.shared for each in new.values())
+
+
+def _list_paths(plan: EditPlan) -> list[str]:
+    """Return the real paths of the files that change; that of the index comes last."""
+    paths = [os.path.realpath(each.path) for each in plan.changed]
+    paths += [os.path.realpath(plan.index[0])] if plan.index else []
+    if len({*map(os.path.dirname, paths)}) > 1:
+        raise OutputError(
+            f"the index and the files of {plan.path} are in different directories",
+            hint="`weightctl convert` writes an edited copy",
+        )
+    return paths
+
+
+def _fill(
+    new: Mapping[str, NewFile], edits: Mapping[str, FileEdit], progress: Callable[[int], object]
+) -> None:
+    for path, file in new.items():
+        file.fill(edits[path], progress)
 
 
 def _ignore(_: int) -> None:
@@ -153,4 +164,3 @@ def _commit(directory: str, files: list[EditedFile]) -> int:
         sync_directory(directory)
         return 0
     return record_edit(directory, files) + complete_edit(directory)
-

@@ -184,9 +184,7 @@ def _plan_file(
     if fitting is not None and [*fitting.offsets] == offsets and _is_editable(path):
         size = source.size if len(kept) == len(own.tensors) else min(source.size, fitting.nbytes)
         return FileEdit(path, source, fitting, True, start, size)
-    layout = layout_for_sharing(
-        own.format, tensors, ordered, metadata, offsets=offsets, room=room
-    )
+    layout = layout_for_sharing(own.format, tensors, ordered, metadata, offsets=offsets, room=room)
     moved = _list_moved(ordered, offsets, layout, own.alignment)
     return FileEdit(path, source, layout, False, start, layout.nbytes, moved)
 
@@ -252,5 +250,3 @@ def _change_index(header: Header, model: ChangedModel) -> tuple[str, bytes] | No
     if made == document:
         return None
     return header.listing, (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode()
-
-

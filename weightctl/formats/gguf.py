@@ -317,9 +317,7 @@ def layout(
     return _layout(tensors, values)
 
 
-def layout_in_order(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]
-) -> Layout:
+def layout_in_order(tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]) -> Layout:
     """Describe a file with exactly these values; the keys that number parts are kept."""
     places = {key: metadata[key] for key in SPLIT_KEYS if key in metadata}
     return _layout(tensors, _add_text_prefix(metadata) | places)

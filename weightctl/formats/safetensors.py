@@ -356,9 +356,7 @@ def _element_size(info: TensorInfo) -> float:
     return encoding.size / encoding.block
 
 
-def _strings(
-    metadata: Mapping[str, MetadataValue], defaults: Mapping[str, str]
-) -> dict[str, str]:
+def _strings(metadata: Mapping[str, MetadataValue], defaults: Mapping[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in metadata.items() if key != ROOM_KEY}
     typed = {key: value for key, value in kept.items() if value.type != TEXT}
     strings = {key: value.content for key, value in kept.items() if value.type == TEXT}

@@ -18,6 +18,7 @@ from weightctl.formats.base import (
     make_room,
 )
 from weightctl.text.patterns import select_names
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = ["align", "leave_room", "select", "split"]
 _MOST_PARTS = 65_535  # GGUF stores the number in 16 bits
 _FORMATS_WITH_ROOM = ("gguf", "safetensors")
 _MOST_ROOM = 64_000_000
+_MANY = 256
 
 
 def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
@@ -122,6 +124,7 @@ def leave_room(
 ) -> Mapping[str, MetadataValue]:
     """Return the metadata of files whose headers have room for later edits of `nbytes`.
 
+    Long arrays, such as vocabularies, come first, so that later edits do not move their bytes.
     Raises `ConversionError` if the format cannot leave room, or if the number is not valid.
     """
     if format_name not in _FORMATS_WITH_ROOM:
@@ -134,4 +137,11 @@ def leave_room(
             f"--header-room (header_room in Python) cannot be {nbytes} bytes",
             hint="use at most 64MB, such as 64KB",
         )
-    return {**metadata, ROOM_KEY: make_room(nbytes)} if nbytes else metadata
+    if not nbytes:
+        return metadata
+    first = {key: value for key, value in metadata.items() if _is_long(value)}
+    return {**first, **metadata, ROOM_KEY: make_room(nbytes)}
+
+
+def _is_long(value: MetadataValue) -> bool:
+    return is_sequence(value.content) and len(value.content) > _MANY

@@ -32,6 +32,7 @@ __all__ = [
     "digest_of",
     "edit_path",
     "find_edit",
+    "find_edited",
     "format_edit",
     "open_local",
     "refuse_changed",
@@ -151,13 +152,18 @@ class PendingReader(FileReader):
 
 def open_local(path: str) -> FileReader:
     """Open a local file for reading, as a pending edit of it leaves it."""
-    edit = find_edit(os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path))
-    if edit is not None:
-        name = os.path.basename(os.path.realpath(path))
-        for file in edit.files:
-            if file.name == name:
-                return PendingReader(path, edit, file)
-    return FileReader(path)
+    found = find_edited(path)
+    return FileReader(path) if found is None else PendingReader(path, *found)
+
+
+def find_edited(path: str) -> tuple[PendingEdit, EditedFile] | None:
+    """Return the edit that a file is part of, if it may not be complete; else None."""
+    real = os.path.realpath(path) if os.path.islink(path) else path
+    edit = find_edit(os.path.dirname(real))
+    if edit is None:
+        return None
+    name = os.path.basename(real)
+    return next(((edit, file) for file in edit.files if file.name == name), None)
 
 
 def edit_path(directory: str) -> str:
@@ -246,38 +252,40 @@ def _parse(content: bytes) -> tuple[EditedFile, ...]:
     entries = document.get("files") if is_object(document) else None
     made: list[EditedFile] = []
     position = 0
-    for entry in entries if is_list(entries) else ():
-        file = _parse_file(entry, rest, position) if is_object(entry) else None
-        if file is None:
-            return ()
-        made.append(file)
-        position += sum(len(changed) for _, changed in file.patches)
+    try:
+        for entry in entries if is_list(entries) else ():
+            made.append(_parse_file(entry, rest, position))
+            position += sum(len(changed) for _, changed in made[-1].patches)
+    except (KeyError, TypeError, ValueError):
+        return ()
     return tuple(made) if position == len(rest) else ()
 
 
-def _parse_file(entry: Any, rest: bytes, position: int) -> EditedFile | None:
-    try:
-        whole = {**entry, "first": bytes.fromhex(entry["first"]), "patches": ()}
-        file = EditedFile(**whole)
-        ranges = [(start, length) for start, length in entry["patches"]]
-    except (KeyError, TypeError, ValueError):
-        return None
-    numbers = (file.old_size, file.size, *(number for each in ranges for number in each))
-    if not all(type(each) is int and each >= 0 for each in numbers):
-        return None
-    if not all(isinstance(each, str) for each in (file.name, file.digest, file.temporary)):
-        return None
-    if os.path.basename(file.name) != file.name or file.name in {"", ".", ".."}:
-        return None
+def _parse_file(entry: Any, rest: bytes, position: int) -> EditedFile:
+    """Return a file of a record; raises `KeyError`, `TypeError` or `ValueError` if invalid."""
+    first, ranges = bytes.fromhex(entry["first"]), [*entry["patches"]]
+    whole = {**entry, "first": first, "patches": ()}
+    file = EditedFile(**whole)
+    sizes = (file.old_size, file.size, *(size for each in ranges for size in each))
+    texts = (file.name, file.digest, file.temporary)
+    _require(
+        all(type(size) is int and size >= 0 for size in sizes)
+        and all(isinstance(text, str) for text in texts)
+        and os.path.basename(file.name) == file.name not in {"", ".", ".."}
+    )
     if file.temporary:
-        is_new = file.temporary != file.name and without_temporary(file.temporary) == file.name
-        return file if is_new and not ranges and not file.first else None
-    if len(file.first) != _SIZE or max(file.size, _SIZE) > file.old_size:
-        return None
+        _require(file.temporary != file.name == without_temporary(file.temporary))
+        _require(not ranges and not first)
+        return file
+    _require(len(first) == _SIZE and _SIZE <= file.size <= file.old_size)
     patches: list[tuple[int, bytes]] = []
     for start, length in ranges:
-        if start < _SIZE or start + length > file.size or position + length > len(rest):
-            return None
+        _require(start >= _SIZE and start + length <= file.size and position + length <= len(rest))
         patches.append((start, rest[position : position + length]))
         position += length
     return file._replace(patches=tuple(patches))
+
+
+def _require(is_valid: bool) -> None:
+    if not is_valid:
+        raise ValueError

@@ -17,6 +17,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
+from weightctl.storage.completing_edits import complete_edit
 from weightctl.storage.local import FileWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
@@ -287,6 +288,7 @@ def hold_output(
         with entrance(os.path.dirname(path)):
             refuse_other_runs(path, names, shared)
             complete(path, force=force)
+            complete_edit(path if os.path.isdir(path) else os.path.dirname(path))
             left = find_resumable(path, identify)
             kept = {left.token} if left.records else set[str]()
             if identify is not None and (is_shared or left.records):
