@@ -97,7 +97,15 @@ def plan_edit(path: str, weights: Checkpoint, changes: Changes, *, room: int) ->
     read = _read_headers(header)
     values = _list_values(header, [own for _, own in read], model)
     files = tuple(
-        _plan_file(header.files[number], source, own, model, values[number], room=room)
+        _plan_file(
+            header.files[number],
+            source,
+            own,
+            model,
+            values[number],
+            room=room,
+            has_index=header.listing is not None,
+        )
         for number, (source, own) in enumerate(read)
     )
     return EditPlan(path, weights, model, files, index)
@@ -165,9 +173,15 @@ def _plan_file(
     values: Mapping[str, MetadataValue],
     *,
     room: int,
+    has_index: bool,
 ) -> FileEdit:
     kept = [name for name in own.tensors if model.names[name] is not None]
     is_same = kept == [*own.tensors] and all(model.names[name] == name for name in kept)
+    if not kept and own.tensors and has_index:
+        raise ConversionError(
+            f"all tensors of {path} would be dropped, and an index must not have empty parts",
+            hint="`weightctl convert` with --exclude writes a copy with fewer parts",
+        )
     if is_same and not values and not model.removed & own.metadata.keys():
         return FileEdit(path, source)
     infos = {name: own.tensors[name]._replace(name=model.names[name] or "") for name in kept}

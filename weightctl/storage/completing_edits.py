@@ -51,14 +51,15 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
     return len(content)
 
 
-def complete_edit(directory: str) -> int:
+def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
     """Carry out the edit that is recorded in a directory, if there is one; then remove the record.
 
-    Returns the number of bytes that were written. Raises `OutputError` if a file cannot be written,
-    and `FormatError` if the record is invalid, or if a file was changed since it was written.
+    If `names` are given, this is only done if the edit changes one of these files. Returns the
+    number of bytes that were written. Raises `OutputError` if a file cannot be written, and
+    `FormatError` if the record is invalid, or if a file was changed since it was written.
     """
     edit = find_edit(directory)
-    if edit is None:
+    if edit is None or (names and not {*names} & {file.name for file in edit.files}):
         return 0
     written = 0
     try:

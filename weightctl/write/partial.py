@@ -288,7 +288,7 @@ def hold_output(
         with entrance(os.path.dirname(path)):
             refuse_other_runs(path, names, shared)
             complete(path, force=force)
-            complete_edit(path if os.path.isdir(path) else os.path.dirname(path))
+            _complete_edit(outcome)
             left = find_resumable(path, identify)
             kept = {left.token} if left.records else set[str]()
             if identify is not None and (is_shared or left.records):
@@ -305,6 +305,15 @@ def hold_output(
     finally:
         if partial is not None:
             partial.close()
+
+
+def _complete_edit(outcome: Outcome) -> None:
+    """Complete an edit, by a killed run, of files that this run replaces."""
+    path = outcome.path
+    if os.path.isdir(path):
+        complete_edit(path)
+    elif not outcome.is_directory:
+        complete_edit(os.path.dirname(path), outcome.names)
 
 
 def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:
