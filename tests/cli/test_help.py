@@ -36,6 +36,7 @@ BEFORE = {
     "diff": ["model", "copy", "model.gguf"],
     "convert": ["model", "recipe.toml"],
     "shard": ["model", "rules.toml"],
+    "edit": ["model", "model.gguf", "template.jinja"],
     "verify": ["model", "model-q8.gguf"],
 }
 
@@ -143,6 +144,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "diff": "MODEL OTHER",
         "convert": "MODEL [OUT]",
         "shard": "MODEL [OUT]",
+        "edit": "MODEL",
         "verify": "MODEL",
         "tasks": "MODEL [OUT]",
     }

@@ -46,10 +46,9 @@ app = typer.Typer(add_completion=False)
             exit_codes("the files were edited, or nothing had to change"),
             examples(
                 [
-                    "weightctl convert model/ model.gguf --header-room 64kB",
                     "weightctl edit model.gguf --set general.name='My model'",
                     "weightctl edit model.gguf --set tokenizer.chat_template=@template.jinja -n",
-                    "weightctl edit model.gguf --set general.tags='[\"chat\"]' --unset general.url",
+                    "weightctl edit model.gguf --set my.sizes='[1, 2]' --unset general.name",
                     "weightctl edit model/ --rename model.norm.weight=model.final_norm.weight",
                     "weightctl edit model/ --drop '*.layers.1.*' --json",
                 ]
