@@ -87,7 +87,7 @@ ASKED = {
     "edit": (
         "small.gguf --set general.name=new --dry-run",
         "small.gguf --set general.name=new --set my.list=[1,2]",
-        "split --drop *.layers.1.*",
+        "split --rename lm_head.weight=head.weight",
         "tiny-llama --rename model.norm.weight=norm.weight",
         "tiny-llama",
     ),

@@ -79,8 +79,7 @@ def edit(
             "--rename",
             metavar="OLD=NEW|FILE",
             help="Rename the tensor OLD. If no tensor has this name, OLD is a regular expression, "
-            "each match of which is replaced by NEW. FILE is a TOML file of such rules. "
-            "Repeatable.",
+            "and NEW replaces each match. FILE is a TOML file of such rules. Repeatable.",
             autocompletion=complete_tensor_names,
         ),
     ] = None,
@@ -147,12 +146,12 @@ def _summary(path: str, edited: Edited) -> list[list[Cell]]:
 
 def _list_changes(edited: Edited) -> Iterator[str]:
     changes = edited.changes
-    renamed = [f"{old} -> {new}" for old, new in changes.renamed.items()]
+    pairs = [f"{old} -> {new}" for old, new in changes.new_names.items()]
     for what, names in (
         ("set", [*changes.values]),
         ("removed", sorted(changes.removed)),
-        ("renamed", renamed),
-        ("dropped", changes.dropped),
+        ("renamed", pairs),
+        ("dropped", changes.dropped_names),
     ):
         if names:
             yield f"{what}: {join_names([*map(printable, names)], _MOST_NAMED)}"
@@ -174,7 +173,7 @@ def _list_ways(edited: Edited) -> Iterator[str]:
     if count := counts[Way.REWRITE]:
         moved = format_size(edited.moved_bytes)
         verb = "was written" if is_done else "would be written"
-        yield f"{_count('file', count)} {verb} anew, with {moved} of data"
+        yield f"{_count('file', count)} {verb} again, with {moved} of data"
     if count := counts[Way.UPLOAD]:
         verb = "was replaced" if is_done else "would be replaced"
         yield f"{_count('object', count)} {verb} in the store"
@@ -198,8 +197,8 @@ def _document(path: str, edited: Edited) -> dict[str, Any]:
         "done": edited.written_bytes is not None,
         "set": {key: value_document(value) for key, value in changes.values.items()},
         "unset": sorted(changes.removed),
-        "renamed": changes.renamed,
-        "dropped": changes.dropped,
+        "renamed": changes.new_names,
+        "dropped": changes.dropped_names,
         "files": [
             {
                 "path": part.path,

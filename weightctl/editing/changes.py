@@ -55,12 +55,12 @@ class ChangedModel(NamedTuple):
     names: Mapping[str, str | None]
 
     @property
-    def renamed(self) -> dict[str, str]:
+    def new_names(self) -> dict[str, str]:
         """The old and new names of tensors that are renamed."""
         return {old: new for old, new in self.names.items() if new not in {old, None} and new}
 
     @property
-    def dropped(self) -> list[str]:
+    def dropped_names(self) -> list[str]:
         """The names of tensors that are dropped."""
         return [old for old, new in self.names.items() if new is None]
 
@@ -74,11 +74,11 @@ def apply_changes(weights: Checkpoint, changes: Changes) -> ChangedModel:
     header = header_of(weights)
     dropped = _select_dropped(header, changes.drop)
     renamings = [rule for given in changes.renamings for rule in _list_rules(header, given)]
-    renamed = rename(weights, renamings) if renamings else weights
+    new = rename(weights, renamings) if renamings else weights
     every = [*header.tensors, *header.aliases]
-    after = header_of(renamed)
+    after = header_of(new)
     names = dict(zip(every, [*after.tensors, *after.aliases], strict=True))
-    plan = Plan.copy(renamed, header.format)
+    plan = Plan.copy(new, header.format)
     if dropped:
         kept = {new for old, new in names.items() if old not in dropped}
         _refuse_tied(header, dropped)
@@ -86,14 +86,16 @@ def apply_changes(weights: Checkpoint, changes: Changes) -> ChangedModel:
     plan = change_metadata(
         plan, [_with_type(plan, each) for each in changes.settings], changes.unset
     )
-    old, new = header.metadata, plan.metadata
+    before = header.metadata
+    values = {
+        key: value
+        for key, value in plan.metadata.items()
+        if before.get(key) is not value and before.get(key) != value
+    }
+    removed = frozenset(before.keys() - plan.metadata.keys())
     return ChangedModel(
-        plan,
-        {key: value for key, value in new.items() if old.get(key) is not value
-         and old.get(key) != value},
-        frozenset(old.keys() - new.keys()),
-        {name: None if name in dropped else names[name] for name in every},
-    )  # fmt: skip
+        plan, values, removed, {name: None if name in dropped else names[name] for name in every}
+    )
 
 
 def _list_rules(header: Header, given: RenamingsLike) -> Sequence[Renaming]:

@@ -64,7 +64,7 @@ class Edited:
 
     def __repr__(self) -> str:
         state = "planned" if self.written_bytes is None else "done"
-        return f"<Edited {self.plan.path}: {len(self.plan.changed)} files change, {state}>"
+        return f"<Edited {self.plan.path}: {len(self.plan.changed_files)} files change, {state}>"
 
     @property
     def changes(self) -> ChangedModel:
@@ -86,9 +86,12 @@ class Edited:
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes of data in files that are written anew."""
+        """The bytes of data in files that are written again."""
         return sum(
-            moved.nbytes for file in self.plan.changed if not file.in_place for moved in file.moved
+            moved.nbytes
+            for file in self.plan.changed_files
+            if not file.in_place
+            for moved in file.moved
         )
 
     def save(self, progress: Callable[[int], object] | None = None) -> Edited:
@@ -142,7 +145,11 @@ def edit(
     changes = Changes(
         _settings(metadata), _as_list(unset), _list_renamings(rename), _as_list(drop)
     )  # fmt: skip
-    if not dry_run:
+    if is_remote(where):
+        from weightctl.editing.remote import refuse_store
+
+        refuse_store(where)
+    elif not dry_run:
         finish_edit(where)
     planned = Edited(plan_edit(where, open_weights(where, source_format), changes, room=room))
     return planned if dry_run else planned.save(progress)

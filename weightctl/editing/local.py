@@ -1,4 +1,4 @@
-"""Carries out an edit of local files, all of which change at once."""
+"""Carries out an edit of local files, which all change at the same moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
     Raises `OutputError` if a file cannot be written, or if another run is writing it, and
     `FormatError` if a file has changed since the edit was planned.
     """
-    changed = plan.changed
+    changed = plan.changed_files
     paths = _list_paths(plan)
     if not paths:
         return 0, 0
@@ -77,7 +77,7 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
 
 def _list_paths(plan: EditPlan) -> list[str]:
     """Return the real paths of the files that change; that of the index comes last."""
-    paths = [os.path.realpath(each.path) for each in plan.changed]
+    paths = [os.path.realpath(each.path) for each in plan.changed_files]
     paths += [os.path.realpath(plan.index[0])] if plan.index else []
     if len({*map(os.path.dirname, paths)}) > 1:
         raise OutputError(
@@ -114,10 +114,10 @@ def _write_index(plan: EditPlan, path: str, new: dict[str, NewFile]) -> list[Edi
         return []
     file = new[path] = NewFile(path)
     file.put(plan.index[1])
-    return [_replaced(path, file)]
+    return [_describe_new(path, file)]
 
 
-def _replaced(path: str, new: NewFile) -> EditedFile:
+def _describe_new(path: str, new: NewFile) -> EditedFile:
     size = os.path.getsize(path)
     return EditedFile(
         os.path.basename(path), size, size, temporary=os.path.basename(new.temporary)
@@ -127,7 +127,7 @@ def _replaced(path: str, new: NewFile) -> EditedFile:
 def _describe(path: str, file: FileEdit, new: NewFile | None) -> EditedFile:
     """Return what changes in a file: it is replaced, or parts of its header are."""
     if new is not None:
-        return _replaced(path, new)
+        return _describe_new(path, new)
     header = b"" if file.layout is None else file.layout.header
     made = header.ljust(file.start, b"\0")
     old = file.source.read(0, file.start)

@@ -73,7 +73,7 @@ class EditPlan:
     index: tuple[str, bytes] | None
 
     @property
-    def changed(self) -> list[FileEdit]:
+    def changed_files(self) -> list[FileEdit]:
         """The files that change."""
         return [file for file in self.files if file.layout is not None]
 
@@ -158,7 +158,7 @@ def _list_values(
         holders = [number for number, metadata in enumerate(own) if key in metadata]
         for number in holders or ([] if key in listed else [0]):
             values[number][key] = value
-    if model.dropped and SPLIT_KEYS[2] in own[0]:
+    if model.dropped_names and SPLIT_KEYS[2] in own[0]:
         count = own[0][SPLIT_KEYS[2]]._replace(content=len(model.plan.items))
         for each in values:
             each[SPLIT_KEYS[2]] = count
@@ -258,7 +258,7 @@ def _change_index(header: Header, model: ChangedModel) -> tuple[str, bytes] | No
         stated = document["metadata"]
         metadata = {key: stated[key] for key in stated if key not in model.removed}
         metadata |= {key: value.content for key, value in model.values.items() if key in stated}
-        if model.dropped and _TOTAL in metadata:
+        if model.dropped_names and _TOTAL in metadata:
             metadata[_TOTAL] = sum(item.info.nbytes for item in model.plan.items)
         made["metadata"] = metadata
     if made == document:

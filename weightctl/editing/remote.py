@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
     from weightctl.editing.planning import EditPlan
 
-__all__ = ["upload_files"]
+__all__ = ["refuse_store", "upload_files"]
+
+
+def refuse_store(url: str) -> None:
+    """Raise `OutputError` if the files at a URL cannot be edited."""
+    if has_commits(url):
+        raise OutputError(
+            f"{url}: files on the Hugging Face Hub cannot be edited in place",
+            hint="`weightctl convert` writes an edited copy into a repository",
+        )
+    refuse_place(url)
 
 
 def upload_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tuple[int, int]:
@@ -29,15 +39,10 @@ def upload_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tu
 
     Raises `OutputError` if the store cannot be written.
     """
-    changed = [(each.path, each.layout) for each in plan.changed if each.layout is not None]
+    changed = [(each.path, each.layout) for each in plan.changed_files if each.layout is not None]
     if not changed:
         return 0, 0
-    where = refuse_place(changed[0][0])
-    if has_commits(where):
-        raise OutputError(
-            f"{plan.path}: files on the Hugging Face Hub cannot be edited in place",
-            hint="`weightctl convert` writes an edited copy into a repository",
-        )
+    where = changed[0][0]
     directory = os.path.dirname(where)
     names = {info.name for _, layout in changed for info in layout.tensors}
     items = tuple(item for item in plan.model.plan.items if item.info.name in names)
