@@ -54,6 +54,7 @@ LAYERS = (
     ("plan",),
     ("translate", "sharding"),
     ("write",),
+    ("editing",),
     ("verify",),
     ("calibrate",),
     ("cli", "__main__", "__init__"),

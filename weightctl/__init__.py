@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from weightctl import engine, graph, nn
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
+    from weightctl.editing.edit import edit
     from weightctl.engine.session import InferenceSession
     from weightctl.errors import WeightctlError
     from weightctl.families.recognition import recognize
@@ -47,6 +48,7 @@ __all__ = [
     "WeightctlError",
     "Weights",
     "convert",
+    "edit",
     "engine",
     "gather",
     "graph",
@@ -79,6 +81,7 @@ _NAMES = {
     "Weights": "weightctl.weights.protocol:Weights",
     "convert": "weightctl.write.convert:convert",
     "driver": "weightctl.driver",
+    "edit": "weightctl.editing.edit:edit",
     "engine": "weightctl.engine",
     "gather": "weightctl.write.gathering:gather",
     "graph": "weightctl.graph",

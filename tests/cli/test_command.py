@@ -43,6 +43,8 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
         "error: `lss` is neither a command nor an existing file\n"
         "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, convert, "
         "imatrix, shard, verify, tasks; `weightctl --help` describes them\n"
+        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, convert, shard, "
+        "edit, verify, tasks; `weightctl --help` describes them\n"
     )
 
 
@@ -64,6 +66,8 @@ MEANT = {
     "cmp": "`weightctl verify MODEL --against OTHER`",
     "check": "`weightctl verify MODEL`",
     "validate": "`weightctl verify MODEL`",
+    "set": "`weightctl edit MODEL --set KEY=VALUE`",
+    "rename": "`weightctl edit MODEL --rename OLD=NEW`",
     "scan": "`weightctl ls MODEL --scan`",
     "verfy": "`weightctl verify`",
     "nothing-like-it": "`weightctl --help`",
@@ -76,6 +80,7 @@ def test_an_unknown_command_gets_the_nearest_by_meaning_and_the_list(typed: str)
     assert error.message == f"`{typed}` is neither a command nor an existing file"
     assert MEANT[typed] in error.hint
     assert "commands: ls, stat, show, diff, convert, imatrix, shard, verify" in error.hint
+    assert "commands: ls, stat, show, diff, convert, shard, edit, verify" in error.hint
 
 
 @pytest.mark.parametrize(

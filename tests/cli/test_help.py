@@ -37,6 +37,7 @@ BEFORE = {
     "convert": ["model", "recipe.toml"],
     "imatrix": ["model", "notes.txt"],
     "shard": ["model", "rules.toml"],
+    "edit": ["model", "model.gguf", "template.jinja"],
     "verify": ["model", "model-q8.gguf"],
 }
 
@@ -145,6 +146,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "convert": "MODEL [OUT]",
         "imatrix": "[MODEL]",
         "shard": "MODEL [OUT]",
+        "edit": "MODEL",
         "verify": "MODEL",
         "tasks": "MODEL [OUT]",
     }

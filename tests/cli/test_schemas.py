@@ -88,6 +88,13 @@ ASKED = {
         "--gather halves whole --dry-run",
         "--gather halves whole",
     ),
+    "edit": (
+        "small.gguf --set general.name=new --dry-run",
+        "small.gguf --set general.name=new --set my.list=[1,2]",
+        "split --rename lm_head.weight=head.weight",
+        "tiny-llama --rename model.norm.weight=norm.weight",
+        "tiny-llama",
+    ),
     "verify": (
         "tiny-llama --against tiny-llama --tokens 1,42,7",
         "awq --skip forward --skip structure",

@@ -51,6 +51,7 @@ COMMANDS = {
     "back": "convert tiny.gguf out --dry-run",
     "degrees": "shard tiny.gguf --tp auto",
     "shares": "shard tiny-llama out --tp 6 --pp 2 --dry-run",
+    "edit": "edit tiny.gguf --set general.name=new --drop blk.1.* --dry-run",
     "tasks": "tasks tiny-llama out.gguf --quant Q4_K_M",
     "tasks-shards": "tasks tiny.gguf out --tp 2 --task-size 1MB",
     "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",

@@ -52,6 +52,7 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "recipe.toml": _copies("recipe.toml"),
     "plan.toml": _copies("shard.toml"),
     "rules.toml": _copies("shard.toml"),
+    "template.jinja": lambda path: path.write_text("{{ messages }}"),
 }
 # docs/index.md describes each of them.
 _DOCUMENTED = ("model", "model.gguf", "training.pt", "downloaded.pt", "recipe.toml", "plan.toml")

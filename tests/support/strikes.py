@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PROGRAM = """
 import json, os, signal, sys, time, traceback
 import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
+import weightctl.cli.edit, weightctl.editing.edit, weightctl.storage.completing_edits
 import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels._native
 from weightctl.__main__ import main
 from weightctl.write import journal
@@ -37,6 +38,11 @@ CALLS = {
          "listdir"},
         {"flock", "mkdir"},
         {"c_call", "c_return", "c_exception"},
+    ),
+    "writes": (
+        {"unlink", "rename", "replace", "fsync", "pwrite", "ftruncate", "copy_file_range"},
+        {"flock"},
+        {"c_call"},
     ),
     "locks": (
         {"acquire", "release", "__enter__", "__exit__", "_is_owned", "put", "get", "append",
@@ -124,8 +130,8 @@ class Strikes:
     ) -> Ended:
         """Send the signal after some seconds, or at a call of one kind in the main thread.
 
-        The calls are system calls on file names (before and after them), or calls of locks and the
-        code that they guard (after them).
+        The calls are system calls on file names (before and after them), those that write (before
+        them), or calls of locks and the code that they guard (after them).
         """
         given = [list(map(str, arguments)), number, seconds, calls, call, str(self._errors)]
         assert self._process.stdin is not None

@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "convert": "weightctl.cli.convert:app",
     "imatrix": "weightctl.cli.imatrix:app",
     "shard": "weightctl.cli.shard:app",
+    "edit": "weightctl.cli.edit:app",
     "verify": "weightctl.cli.verify:app",
     "tasks": "weightctl.cli.tasks:app",
 }

@@ -24,6 +24,7 @@ __all__ = [
     "Exclude",
     "Force",
     "From",
+    "HeaderRoom",
     "Include",
     "Json",
     "Memory",
@@ -235,6 +236,15 @@ On = Annotated[
 TaskSize = Annotated[
     str,
     typer.Option(metavar="SIZE", help="With --on, give a worker at most SIZE of work at a time."),
+]
+HeaderRoom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Leave SIZE of room in the header of each file, such as 64kB, so that `weightctl "
+        "edit` can change it without moving the data.",
+        rich_help_panel="Files",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[

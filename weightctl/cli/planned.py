@@ -53,6 +53,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         unset=given["unset"] or (),
         max_shard_size=given["max_shard_size"],
         align=given["alignment"],
+        header_room=given["header_room"] or 0,
         to=given["to"],
         source_format=given["source"],
         partial=given["partial"],
@@ -78,6 +79,7 @@ def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:
         layout="ranks" if given["layout"] is None else given["layout"].value,
         to=given["to"],
         source_format=given["source"],
+        header_room=given["header_room"] or 0,
         dry_run=True,
     )
 

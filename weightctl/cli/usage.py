@@ -26,8 +26,8 @@ _VERIFY = "`weightctl verify MODEL` checks that a checkpoint works"
 _CONVERT = "`weightctl convert MODEL OUT` writes another format or type"
 _QUANTIZE = "`weightctl convert MODEL OUT.gguf --quant Q4_K_M` quantizes"
 _DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes unquantized values"
-_RENAME = "`weightctl convert MODEL OUT --rename 'REGEX=NEW'` renames tensors"
-_EDIT = "`weightctl convert MODEL OUT --set KEY=VALUE` changes metadata"
+_RENAME = "`weightctl edit MODEL --rename OLD=NEW` renames tensors"
+_EDIT = "`weightctl edit MODEL --set KEY=VALUE` changes metadata"
 _JOIN = (
     "`weightctl shard --gather DIR OUT` joins the shards of ranks; `weightctl convert MODEL OUT` "
     "joins a model of several files"
@@ -55,7 +55,7 @@ _MEANINGS: dict[str, str] = {
     **dict.fromkeys(("quantize", "quantise", "quant", "compress"), _QUANTIZE),
     **dict.fromkeys(("dequantize", "dequantise", "dequant"), _DEQUANTIZE),
     **dict.fromkeys(("rename", "mv", "map"), _RENAME),
-    **dict.fromkeys(("set", "edit", "unset"), _EDIT),
+    **dict.fromkeys(("set", "unset", "modify", "patch"), _EDIT),
     **dict.fromkeys(
         ("merge", "gather", "join", "combine", "consolidate", "unshard", "concat"), _JOIN
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from zlib import crc32
 
 from weightctl.errors import ConversionError
-from weightctl.weights.metadata import TEXT
+from weightctl.weights.metadata import TEXT, MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.metadata import MetadataValue
 
 __all__ = [
     "ALIGNMENT_KEY",
     "LEAST_ALIGNMENT",
     "LEVELS_KEY",
     "NO_METADATA",
+    "ROOM_KEY",
     "SPLIT_KEYS",
     "Bytes",
     "Format",
@@ -32,6 +32,7 @@ __all__ = [
     "is_alignment",
     "is_possible",
     "is_text",
+    "make_room",
     "pad",
     "tied_names",
     "write_in_order",
@@ -45,6 +46,9 @@ ALIGNMENT_KEY = "general.alignment"
 # The metadata key that records how the names of a PyTorch checkpoint were nested, in any format
 # (`weightctl.formats.pytorch.levels`).
 LEVELS_KEY = "pytorch.levels"
+# The metadata key of spaces that leave room in the header, so that later edits fit. In GGUF it is
+# stored; in safetensors the spaces follow the JSON. Readers leave it out.
+ROOM_KEY = "general.pad"
 # Metadata keys that number the parts of a set. They do not describe the whole checkpoint.
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 # The metadata of a file that has none.
@@ -130,6 +134,11 @@ def pad(offset: int, alignment: int) -> int:
 def is_alignment(value: MetadataValue) -> bool:
     """Whether a value of `ALIGNMENT_KEY` is valid in GGUF: a power of two, stored as u32."""
     return value.type == "u32" and value.content in _ALIGNMENTS
+
+
+def make_room(nbytes: int) -> MetadataValue:
+    """Return the value of `ROOM_KEY` that leaves room for this number of bytes."""
+    return MetadataValue("string", " " * nbytes)
 
 
 def is_possible(shape: Sequence[int]) -> bool:

@@ -12,6 +12,7 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.base import (
     ALIGNMENT_KEY,
     NO_METADATA,
+    ROOM_KEY,
     SPLIT_KEYS,
     Layout,
     is_alignment,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
-__all__ = ["layout", "read", "sniff", "unfit"]
+__all__ = ["layout", "layout_in_order", "read", "sniff", "unfit"]
 
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
@@ -83,6 +84,7 @@ def read(file: Reader) -> Header:
     metadata = _metadata(cursor, value_count)
     alignment = _alignment(cursor, metadata)
     entries = _entries(cursor, tensor_count, _most_dimensions(metadata))
+    metadata.pop(ROOM_KEY, None)
     metadata = _strip_text_prefix(metadata)
     start = cursor.offset + pad(cursor.offset, alignment)
     tensors, extents, notes = _place(file, entries, start, alignment)
@@ -310,6 +312,18 @@ def layout(
 ) -> Layout:
     """Describe a little-endian GGUF v3 file; each tensor starts on the alignment (default 32)."""
     values = _add_text_prefix(metadata)
+    if part is not None:
+        values = _of_part(values, part)
+    return _layout(tensors, values)
+
+
+def layout_in_order(tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue]) -> Layout:
+    """Describe a file with exactly these values; the keys that number parts are kept."""
+    places = {key: metadata[key] for key in SPLIT_KEYS if key in metadata}
+    return _layout(tensors, _add_text_prefix(metadata) | places)
+
+
+def _layout(tensors: Sequence[TensorInfo], values: dict[str, MetadataValue]) -> Layout:
     if stated := values.get(ALIGNMENT_KEY):
         # An integer of another type has the same meaning; dicts of users have such integers.
         meant = MetadataValue("u32", stated.content) if stated.type in INTEGERS else stated
@@ -322,8 +336,6 @@ def layout(
             )
         values[ALIGNMENT_KEY] = meant
     boundary = int(values.get(ALIGNMENT_KEY, _DEFAULT_ALIGNMENT).content)
-    if part is not None:
-        values = _of_part(values, part)
     offsets: list[int] = []
     position = 0
     entries = bytearray()
@@ -353,7 +365,7 @@ def _of_part(values: dict[str, MetadataValue], part: Part) -> dict[str, Metadata
     Every part states the alignment. llama.cpp's own tool omits it, and its parts do not load.
     """
     if part.number > 0:
-        values = {key: value for key, value in values.items() if key == ALIGNMENT_KEY}
+        values = {key: values[key] for key in (ALIGNMENT_KEY, ROOM_KEY) if key in values}
     place = (
         MetadataValue("u16", part.number), MetadataValue("u16", part.parts),
         MetadataValue("i32", part.tensors),

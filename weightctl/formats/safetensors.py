@@ -18,6 +18,7 @@ from weightctl.formats.base import (
     ALIGNMENT_KEY,
     LEAST_ALIGNMENT,
     NO_METADATA,
+    ROOM_KEY,
     Layout,
     is_alignment,
     is_possible,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
-__all__ = ["layout", "read", "sniff", "unfit"]
+__all__ = ["layout", "layout_in_order", "read", "sniff", "unfit"]
 
 _METADATA = "__metadata__"
 # The key of the framework that a file is written for; readers expect it in each file.
@@ -279,8 +280,35 @@ def layout(
     """
     boundary = _boundary(metadata)
     if part is not None and part.number > 0:
-        metadata = {key: metadata[key] for key in metadata if key == _FRAMEWORK}
+        metadata = {key: metadata[key] for key in metadata if key in {_FRAMEWORK, ROOM_KEY}}
     ordered = sorted(tensors, key=_element_size, reverse=True)
+    # transformers refuses a file that does not state its framework.
+    strings = _strings(metadata, {_FRAMEWORK: "pt"})
+    return _layout(tensors, ordered, strings, boundary, _room(metadata))
+
+
+def layout_in_order(
+    tensors: Sequence[TensorInfo],
+    ordered: Sequence[TensorInfo],
+    metadata: Mapping[str, MetadataValue],
+    boundary: int = 0,
+) -> Layout:
+    """Describe a file with exactly these values, whose data has the tensors in the order `ordered`.
+
+    The header lists them in the order `tensors`. The data starts on `boundary`, by default the
+    alignment of the metadata.
+    """
+    strings = _strings(metadata, {})
+    return _layout(tensors, ordered, strings, boundary or _boundary(metadata), _room(metadata))
+
+
+def _layout(
+    tensors: Sequence[TensorInfo],
+    ordered: Sequence[TensorInfo],
+    strings: Mapping[str, str],
+    boundary: int,
+    room: str,
+) -> Layout:
     places: dict[str, tuple[int, int]] = {}
     position = 0
     for info in ordered:
@@ -294,8 +322,9 @@ def layout(
         }
         for info in tensors
     }
-    document = {_METADATA: _strings(metadata)} | document
-    raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    document = ({_METADATA: strings} if strings else {}) | document
+    header = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    raw = (header + room).encode()
     length = len(raw) + pad(8 + len(raw), boundary)
     if length > _MAX_HEADER:
         raise ConversionError(
@@ -318,16 +347,20 @@ def _boundary(metadata: Mapping[str, MetadataValue]) -> int:
     return max(LEAST_ALIGNMENT, int(stated.content))
 
 
+def _room(metadata: Mapping[str, MetadataValue]) -> str:
+    return str(metadata[ROOM_KEY].content) if ROOM_KEY in metadata else ""
+
+
 def _element_size(info: TensorInfo) -> float:
     encoding: Encoding = info.encoding
     return encoding.size / encoding.block
 
 
-def _strings(metadata: Mapping[str, MetadataValue]) -> dict[str, str]:
-    typed = {key: value for key, value in metadata.items() if value.type != TEXT}
-    strings = {key: value.content for key, value in metadata.items() if value.type == TEXT}
-    # transformers refuses a file that does not state its framework.
-    strings.setdefault(_FRAMEWORK, "pt")
+def _strings(metadata: Mapping[str, MetadataValue], defaults: Mapping[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in metadata.items() if key != ROOM_KEY}
+    typed = {key: value for key, value in kept.items() if value.type != TEXT}
+    strings = {key: value.content for key, value in kept.items() if value.type == TEXT}
+    strings |= {key: value for key, value in defaults.items() if key not in strings}
     if typed and _TYPED in strings:
         typed[_TYPED] = MetadataValue(TEXT, strings.pop(_TYPED))
     return strings | ({_TYPED: to_json(typed)} if typed else {})

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats import format_module
-from weightctl.formats.base import ALIGNMENT_KEY, LEAST_ALIGNMENT, Part, is_alignment
+from weightctl.formats.base import (
+    ALIGNMENT_KEY,
+    LEAST_ALIGNMENT,
+    ROOM_KEY,
+    Part,
+    is_alignment,
+    make_room,
+)
 from weightctl.text.patterns import select_names
+from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from weightctl.plan.plan import Plan
 
-__all__ = ["align", "select", "split"]
+__all__ = ["align", "leave_room", "select", "split"]
 
 _MOST_PARTS = 65_535  # GGUF stores the number in 16 bits
+_FORMATS_WITH_ROOM = ("gguf", "safetensors")
+_MOST_ROOM = 64_000_000
+_MANY = 256
 
 
 def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Plan:
@@ -106,3 +117,31 @@ def align(plan: Plan, boundary: int) -> Plan:
             hint="use a power of two of at least 8, such as 4096",
         )
     return replace(plan, metadata={**plan.metadata, ALIGNMENT_KEY: value})
+
+
+def leave_room(
+    metadata: Mapping[str, MetadataValue], format_name: str, nbytes: int
+) -> Mapping[str, MetadataValue]:
+    """Return the metadata of files whose headers have room for later edits of `nbytes`.
+
+    Long arrays, such as vocabularies, come first, so that later edits do not move their bytes.
+    Raises `ConversionError` if the format cannot leave room, or if the number is not valid.
+    """
+    if format_name not in _FORMATS_WITH_ROOM:
+        raise ConversionError(
+            f"--header-room (header_room in Python) does not apply to {format_name}",
+            hint=f"leave it out, or write {' or '.join(_FORMATS_WITH_ROOM)}",
+        )
+    if not 0 <= nbytes <= _MOST_ROOM:
+        raise ConversionError(
+            f"--header-room (header_room in Python) cannot be {nbytes} bytes",
+            hint="use at most 64MB, such as 64KB",
+        )
+    if not nbytes:
+        return metadata
+    first = {key: value for key, value in metadata.items() if _is_long(value)}
+    return {**first, **metadata, ROOM_KEY: make_room(nbytes)}
+
+
+def _is_long(value: MetadataValue) -> bool:
+    return is_sequence(value.content) and len(value.content) > _MANY

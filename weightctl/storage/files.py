@@ -17,6 +17,7 @@ __all__ = [
     "file_size",
     "is_directory",
     "is_file",
+    "is_pending",
     "list_names",
     "open_reader",
     "prepare",
@@ -35,9 +36,19 @@ def open_reader(path: str) -> Reader:
     store, path = _at(path)
     if store is not None:
         return store.open(path)
-    from weightctl.storage.local import FileReader
+    from weightctl.storage.pending_edits import open_local
 
-    return FileReader(path)
+    return open_local(path)
+
+
+def is_pending(path: str) -> bool:
+    """Whether a local file is part of an edit that may not be complete."""
+    store, path = _at(path)
+    if store is not None:
+        return False
+    from weightctl.storage.pending_edits import find_edited
+
+    return find_edited(path) is not None
 
 
 def read_start(path: str, nbytes: int) -> bytes:

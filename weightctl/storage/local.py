@@ -96,6 +96,10 @@ class FileReader:
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return (FileReader, (self.path,))
 
+    def fileno(self) -> int:
+        """Return the descriptor of the open file."""
+        return self._descriptor
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` at `offset`, or fewer if the file ended earlier when it was opened.
 

@@ -6,6 +6,7 @@ import os
 import re
 
 __all__ = [
+    "EDIT",
     "JOURNAL",
     "JOURNAL_PART",
     "RANKS",
@@ -40,7 +41,10 @@ RANKS = ".ranks"
 TEMPORARY = rf"\.weightctl-[0-9a-f]{{8}}(?:{_PARTIAL}|{re.escape(RANKS)})"
 # Suffix of the record of an unfinished replacement, after the name of the set.
 SWITCH = ".weightctl-switch.partial"
-_END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)})\Z")
+# The name of the record of an unfinished edit of files in a directory.
+EDIT = "pending.weightctl-edit.partial"
+_EDIT = EDIT.removeprefix("pending")
+_END = re.compile(rf"(?:(?:\.old)?{TEMPORARY}|{re.escape(SWITCH)}|{re.escape(_EDIT)})\Z")
 
 
 def temporary_name(path: str, token: str = "") -> str:

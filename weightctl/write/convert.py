@@ -13,7 +13,7 @@ from weightctl.errors import ConversionError
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
-from weightctl.plan.arrangement import split
+from weightctl.plan.arrangement import leave_room, split
 from weightctl.plan.importance import apply_importance
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.one_type import cast_for_format
@@ -93,6 +93,7 @@ def convert(
     unset: str | Sequence[str] = (),
     max_shard_size: int | str | None = None,
     align: int | str | None = None,
+    header_room: int | str = 0,
     to: str | None = None,
     source_format: str | None = None,
     partial: bool = False,
@@ -133,7 +134,8 @@ def convert(
     `imatrix` is the path of an importance matrix. `search` chooses the scales of a type for model
     directories by the smallest squared error; `imatrix` implies it there. `exact` refuses a
     conversion that rounds values. `metadata` sets metadata keys, and `unset` removes keys that
-    match patterns. Sizes are numbers of bytes, or text such as "5GB". If the output is in a
+    match patterns. `header_room` leaves room in the header, so that `edit` can change it later.
+    Sizes are numbers of bytes, or text such as "5GB". If the output is in a
     repository on the Hugging Face Hub, `private` makes a new repository private, and `pr` opens a
     pull request.
 
@@ -222,10 +224,7 @@ def convert(
         plan.refuse_rounding()
     plan = replace(plan, zero_nonfinite=is_zero)
     plan = change_metadata(plan, settings)
-    if align is not None:
-        plan = aligned(plan, _nbytes(align, unit="B"))
-    if max_shard_size is not None:
-        plan = _split(plan, max_shard_size)
+    plan = _arrange(plan, align=align, header_room=header_room, max_shard_size=max_shard_size)
     request = PlanRequest.of(convert, given)
     conversion = Conversion(plan, where, opened, request=request, beside=parts.beside)
     if dry_run:
@@ -339,6 +338,20 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
             "apply to a plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
+
+
+def _arrange(
+    plan: Plan,
+    *,
+    align: int | str | None,
+    header_room: int | str,
+    max_shard_size: int | str | None,
+) -> Plan:
+    if align is not None:
+        plan = aligned(plan, _nbytes(align, unit="B"))
+    if room := _nbytes(header_room):
+        plan = replace(plan, metadata=leave_room(plan.metadata, plan.format, room))
+    return plan if max_shard_size is None else _split(plan, max_shard_size)
 
 
 def _split(plan: Plan, most: int | str) -> Plan:

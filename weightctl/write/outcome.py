@@ -102,7 +102,7 @@ class Outcome:
         """Return the real path that a file of the output will have."""
         if self.is_directory:
             return os.path.join(self.path, name)
-        if len(self.parts) == 1:
+        if len(self.parts) == 1 and name in self.parts:
             return self.path
         return os.path.join(os.path.dirname(self.path), name)
 

@@ -17,6 +17,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
+from weightctl.storage.completing_edits import complete_edit
 from weightctl.storage.local import FileWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
@@ -287,6 +288,7 @@ def hold_output(
         with entrance(os.path.dirname(path)):
             refuse_other_runs(path, names, shared)
             complete(path, force=force)
+            _complete_edit(outcome)
             left = find_resumable(path, identify)
             kept = {left.token} if left.records else set[str]()
             if identify is not None and (is_shared or left.records):
@@ -303,6 +305,15 @@ def hold_output(
     finally:
         if partial is not None:
             partial.close()
+
+
+def _complete_edit(outcome: Outcome) -> None:
+    """Complete an edit, by a killed run, of files that this run replaces."""
+    path = outcome.path
+    if os.path.isdir(path):
+        complete_edit(path)
+    elif not outcome.is_directory:
+        complete_edit(os.path.dirname(path), outcome.names)
 
 
 def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:

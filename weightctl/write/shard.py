@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.formats.open.opening import open_weights
+from weightctl.plan.arrangement import leave_room
 from weightctl.sharding.plan_file import make_rules, read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.system.threads import thread_count
+from weightctl.text.sizes import parse_size
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.write.claims import refuse_other_runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
@@ -168,6 +170,7 @@ def shard(
     layout: str = "ranks",
     to: str | None = None,
     source_format: str | None = None,
+    header_room: int | str = 0,
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -182,7 +185,8 @@ def shard(
     ranks, experts are divided among `ep` groups, and layers among `pp` stages. `rules` is the path
     of a plan file, or a dict with the content of its `[tensors]`, such as
     `{"o_proj": "columnwise"}`; other tensors are split by the rules of the model family. `layout`
-    is "ranks" or "vllm", and `to` the format of the files. `on` and `task_size` are those of
+    is "ranks" or "vllm", and `to` the format of the files. `header_room` is the room in bytes, or
+    text such as "64KB", that each header leaves for later edits. `on` and `task_size` are those of
     `weightctl.convert`.
 
     Returns the written output. If `dry_run` is set, nothing is written: `plan` and `outcome` of the
@@ -206,6 +210,8 @@ def shard(
         layout=layout,
         format_name=to,
     )
+    if room := parse_size(header_room) if isinstance(header_room, str) else header_room:
+        plan = replace(plan, metadata=leave_room(plan.metadata, plan.format, room))
     planned = ShardedOutput(plan, describe_shards(plan, out), request=request)
     if dry_run:
         return planned

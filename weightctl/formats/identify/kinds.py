@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 from weightctl.formats import ALL_FORMATS
+from weightctl.storage.pending_edits import MARKER
+from weightctl.system.temporary import EDIT
 
 __all__ = [
     "AGAIN",
@@ -57,6 +59,8 @@ _ENGINE = "it is built for one GPU and has no plain weights; use the model that 
 # `file` and from the specifications of the formats. ggml's magics are integers, so their letters
 # are in reverse order.
 STARTS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, MARKER, "a file that `weightctl edit` was changing when it was stopped",
+     f"move it back beside {EDIT}, from which `weightctl edit` completes it"),
     (0, b"lmgg", "a ggml file, a format older than GGUF", _OLD_GGML),
     (0, b"fmgg", "a ggml file (ggmf), a format older than GGUF", _OLD_GGML),
     (0, b"tjgg", "a ggml file (ggjt), a format older than GGUF", _OLD_GGML),

@@ -30,7 +30,14 @@ from weightctl.formats.open.sets import (
 )
 from weightctl.formats.recognition import recognize_format
 from weightctl.formats.switch import switch_of
-from weightctl.storage.files import exists, is_directory, list_names, open_reader, prepare
+from weightctl.storage.files import (
+    exists,
+    is_directory,
+    is_pending,
+    list_names,
+    open_reader,
+    prepare,
+)
 from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
 from weightctl.system.temporary import asides_of
@@ -283,6 +290,12 @@ def _odd_names(parts: PartSet) -> Iterator[str]:
         others = f" {say_more(len(odd) - 1)} are" if len(odd) > 1 else " is"
         its = "their suffixes" if len(odd) > 1 else "its suffix"
         yield f"{base}{others} in {parts.format} format despite {its}"
+    if edited := [path for path in parts.paths if is_pending(path)]:
+        base = os.path.basename(edited[0])
+        yield (
+            f"the run that is editing {base} has not finished: the edited file is read; if the run "
+            f"was stopped, `weightctl edit {edited[0]}` finishes it"
+        )
     for path in parts.paths:
         if exists(path + ".aria2"):
             base = os.path.basename(path)

@@ -1,0 +1,197 @@
+"""An edit that is killed at any write leaves the old files or the new ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from strikes import strikes
+from weightctl import convert, edit, open_weights
+from weightctl.errors import FormatError
+from weightctl.storage.pending_edits import MARKER
+from weightctl.system.temporary import EDIT
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from strikes import Strikes
+
+NUMBERS = np.random.default_rng(5)
+TENSORS = {
+    f"layers.{number}.weight": NUMBERS.standard_normal((64, 64), np.float32) for number in range(4)
+}
+CHANGES = (
+    "--set", "general.name=" + "new" * 100, "--rename", "layers.0.weight=first.weight",
+    "--drop", "layers.3.weight",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def struck(scratch: Path) -> Generator[Strikes, None, None]:
+    with strikes(scratch) as running:
+        yield running
+
+
+def content(path: Path) -> tuple[object, ...]:
+    """Return everything that a checkpoint holds."""
+    weights = open_weights(path)
+    header = header_of(weights)
+    values = {name: np.asarray(weights[name].data()).tobytes() for name in header.tensors}
+    index = path / "model.safetensors.index.json"
+    listed = json.loads(index.read_text()) if index.exists() else None
+    return values, str(header.metadata["general.name"].content), header.tensors, bool(listed)
+
+
+KINDS = {
+    "in place, GGUF": ("model.gguf", {"header_room": "4kB"}),
+    "in place, safetensors": ("model.safetensors", {"header_room": "4kB"}),
+    "new file": ("model.gguf", {}),
+    "parts in place": ("model", {"header_room": "4kB", "max_shard_size": "40kB"}),
+    "new parts": ("model", {"max_shard_size": "40kB"}),
+}
+
+
+def make(kind: str, place: Path) -> Path:
+    name, options = KINDS[kind]
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    convert(TENSORS, place / name, metadata={"general.name": "old"}, **options)
+    return place / name
+
+
+def test_the_kinds_are_what_they_are_called(tmp_path: Path) -> None:
+    for kind in KINDS:
+        edited = edit(make(kind, tmp_path / "m"), metadata={"general.name": "new" * 100})
+        ways = {part.way.value for part in edited.parts} - {"unchanged"}
+        assert ways == {"header" if "in place" in kind else "rewrite"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kill_9_at_every_write_leaves_the_old_or_the_new(
+    kind: str, struck: Strikes, scratch: Path
+) -> None:
+    place = scratch / "place"
+    path = make(kind, place)
+    old = content(path)
+    arguments = ("edit", path, *CHANGES, "-q")
+    assert struck.run(*arguments).code == 0
+    new = content(path)
+    assert new != old
+    found = []
+    for call in itertools.count(1):
+        make(kind, place)
+        ended = struck.run(*arguments, number=signal.SIGKILL, calls="writes", call=call)
+        if not ended.was_struck:
+            assert ended.code == 0, ended.errors
+            break
+        assert ended.code == -signal.SIGKILL
+        found.append(content(path))
+        assert found[-1] in (old, new)
+        if call % 3 == 0:
+            assert struck.run("edit", path, "-q").code == 0
+            assert content(path) == found[-1]
+            assert not list(place.rglob(f"*{EDIT}"))
+    # The new content becomes valid at a single moment.
+    assert found == [old] * found.count(old) + [new] * found.count(new)
+    assert {*map(str, found)} == {str(old), str(new)}
+
+
+@pytest.fixture(params=["model.gguf", "model.safetensors"])
+def stopped(request: pytest.FixtureRequest, struck: Strikes, scratch: Path) -> Path:
+    """A file whose edit was killed while its header was written."""
+    kind = "in place, GGUF" if request.param == "model.gguf" else "in place, safetensors"
+    for call in itertools.count(1):
+        path = make(kind, scratch / "place")
+        ended = struck.run(
+            "edit", path, *CHANGES[:2], "-q", number=signal.SIGKILL, calls="writes", call=call
+        )
+        assert ended.was_struck
+        if path.read_bytes().startswith(MARKER):
+            return path
+    raise AssertionError
+
+
+def test_bytes_that_a_crash_left_half_written_are_taken_from_the_journal(stopped: Path) -> None:
+    raw = bytearray(stopped.read_bytes())
+    raw[40:600] = b"\xff" * 560
+    stopped.write_bytes(raw)
+    assert header_of(open_weights(stopped)).metadata["general.name"].content == "new" * 100
+    notes = header_of(open_weights(stopped)).notes
+    assert f"`weightctl edit {stopped}` finishes it" in notes[0]
+    edit(stopped)
+    assert content(stopped)[1] == "new" * 100
+    assert header_of(open_weights(stopped)).notes == ()
+
+
+def test_other_programs_refuse_a_file_whose_header_is_being_written(stopped: Path) -> None:
+    if stopped.suffix == ".gguf":
+        import gguf
+
+        with pytest.raises(ValueError, match="magic"):
+            gguf.GGUFReader(stopped)
+        return
+    import safetensors
+
+    with pytest.raises(safetensors.SafetensorError, match="header too large"):
+        safetensors.safe_open(stopped, "np")
+
+
+def test_without_the_journal_the_error_says_what_the_file_is(stopped: Path) -> None:
+    (stopped.parent / EDIT).unlink()
+    with pytest.raises(FormatError, match="`weightctl edit` was changing when it was stopped"):
+        open_weights(stopped)
+
+
+def test_a_file_that_somebody_changed_since_is_not_mixed_with_the_edit(stopped: Path) -> None:
+    (stopped.parent / stopped.name).unlink()
+    convert(TENSORS, stopped.parent / f"other{stopped.suffix}")
+    shutil.move(stopped.parent / f"other{stopped.suffix}", stopped)
+    for do in (open_weights, edit):
+        with pytest.raises(FormatError, match="the file was changed afterwards") as caught:
+            do(stopped)
+        assert EDIT in caught.value.hint
+    (stopped.parent / EDIT).unlink()
+    assert len(header_of(open_weights(stopped)).tensors) == 4
+
+
+def test_a_conversion_to_the_place_completes_the_edit_first(stopped: Path) -> None:
+    convert({"w": TENSORS["layers.0.weight"]}, stopped, force=True)
+    assert list(header_of(open_weights(stopped)).tensors) == ["w"]
+    assert not (stopped.parent / EDIT).exists()
+
+
+def record_of(**changes: object) -> bytes:
+    """Return a record of three changed bytes, of which something is wrong."""
+    file = {"name": "m.gguf", "old_size": 99, "size": 99, "digest": "", "temporary": "",
+            "first": "0011223344556677", "patches": [[8, 3]]}  # fmt: skip
+    return json.dumps({"files": [file | changes]}).encode() + b"\nabc"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"", b"[]\n", b'{"files": []}\n', b'{"files": [{"name": "model.gguf"}]}\n',
+        record_of(name="../m"), record_of(patches=[[8, 5]]), record_of(first="00"),
+        record_of(first="", temporary="thesis.tex"), record_of(size=-1), record_of(name=""),
+        record_of(patches=[[4, 3]]), record_of(patches=[8]), record_of(patches=[["8", 3]]),
+    ],
+)  # fmt: skip
+def test_a_record_that_weightctl_would_not_write_changes_no_file(
+    tmp_path: Path, record: bytes
+) -> None:
+    convert(TENSORS, tmp_path / "m.gguf")
+    (tmp_path / "thesis.tex").write_bytes(b"years of work")
+    (tmp_path / EDIT).write_bytes(record)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for do in (open_weights, edit):
+        with pytest.raises(FormatError, match="not a valid journal"):
+            do(tmp_path / "m.gguf")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

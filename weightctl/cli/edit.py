@@ -1,0 +1,214 @@
+"""`weightctl edit`: change metadata and names in the files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weightctl.cli.completion import complete_tensor_names
+from weightctl.cli.costs import document_network
+from weightctl.cli.document import value_document
+from weightctl.cli.listing import LONG
+from weightctl.cli.options import (
+    Anonymous,
+    DryRun,
+    From,
+    HeaderRoom,
+    Json,
+    Path,
+    Quiet,
+    examples,
+    exit_codes,
+)
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import Cell, note, show_lines, show_text
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import join_names, pluralize, printable
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightctl.editing.edit import Edited
+
+__all__ = ["app"]
+
+_MOST_NAMED = 4
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="\n\n".join(
+        [
+            exit_codes("the files were edited, or nothing had to change"),
+            examples(
+                [
+                    "weightctl edit model.gguf --set general.name='My model'",
+                    "weightctl edit model.gguf --set tokenizer.chat_template=@template.jinja -n",
+                    "weightctl edit model.gguf --set my.sizes='[1, 2]' --unset general.name",
+                    "weightctl edit model/ --rename model.norm.weight=model.final_norm.weight",
+                    "weightctl edit model/ --drop '*.layers.1.*' --json",
+                ]
+            ),
+        ]
+    )
+)
+def edit(
+    *,
+    path: Path,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a metadata key. An existing key keeps its type. In GGUF, a new value is read "
+            "as JSON, and is a string if it is not JSON; new keys of general.* are strings or "
+            "lists. KEY:u32=5 states the type. KEY=@FILE reads the value from a file. Repeatable.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Remove metadata keys that match GLOB. Repeatable."),
+    ] = None,
+    renamings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="OLD=NEW|FILE",
+            help="Rename the tensor OLD. If no tensor has this name, OLD is a regular expression, "
+            "and NEW replaces each match. FILE is a TOML file of such rules. Repeatable.",
+            autocompletion=complete_tensor_names,
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Remove tensors whose name matches GLOB. Repeatable.",
+            autocompletion=complete_tensor_names,
+        ),
+    ] = None,
+    header_room: HeaderRoom = None,
+    source: From = None,
+    dry_run: DryRun = False,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Change metadata, rename or remove tensors, without moving the data if possible.
+
+    If the new header fits into the room of the old one, only the header is written. Otherwise, a
+    new file is written; its data shares the blocks of the old file on file systems that can do so
+    (such as Btrfs and XFS). In an object store, the store copies the data. The formats are GGUF and
+    safetensors; an index is updated.
+
+    If the run is stopped at any time, the files are the old or the new ones. `weightctl edit MODEL`
+    without options completes an edit that was stopped.
+    """
+    del anonymous  # its callback has taken effect
+    from weightctl.editing.edit import edit as plan_edit
+    from weightctl.editing.edit import finish_edit
+    from weightctl.plan.metadata import Setting
+
+    if not dry_run and finish_edit(path) and not quiet:
+        note("an edit that was stopped has been completed")
+    edited = plan_edit(
+        path,
+        metadata=[Setting.parse(each) for each in settings or ()],
+        unset=unset or (),
+        rename=renamings or (),
+        drop=drop or (),
+        header_room=header_room or 0,
+        source_format=source,
+        dry_run=True,
+    )
+    if not quiet:
+        for text in header_of(edited.plan.weights).notes:
+            note(text)
+    if not dry_run:
+        total = edited.moved_bytes
+        with progress_bar(total, quiet=quiet or total < LONG) as advance:
+            edited = edited.save(advance)
+    if as_json:
+        show_text(json.dumps(_document(path, edited) | document_network()) + "\n")
+    elif not quiet:
+        show_lines(_summary(path, edited))
+
+
+def _summary(path: str, edited: Edited) -> list[list[Cell]]:
+    lines = [[Cell(f"{printable(path)} ({edited.plan.format})", "bold")]]
+    lines += [[Cell(text)] for text in (*_list_changes(edited), *_list_ways(edited))]
+    return lines
+
+
+def _list_changes(edited: Edited) -> Iterator[str]:
+    changes = edited.changes
+    pairs = [f"{old} -> {new}" for old, new in changes.new_names.items()]
+    for what, names in (
+        ("set", [*changes.values]),
+        ("removed", sorted(changes.removed)),
+        ("renamed", pairs),
+        ("dropped", changes.dropped_names),
+    ):
+        if names:
+            yield f"{what}: {join_names([*map(printable, names)], _MOST_NAMED)}"
+
+
+def _list_ways(edited: Edited) -> Iterator[str]:
+    """Yield how the files are edited, and how many bytes are written."""
+    from weightctl.editing.edit import Way
+
+    parts = [part for part in edited.parts if part.way is not Way.UNCHANGED]
+    counts = {way: sum(part.way is way for part in parts) for way in Way}
+    is_done = edited.written_bytes is not None
+    if not parts and edited.plan.index is None:
+        yield "nothing to change"
+        return
+    if count := counts[Way.HEADER]:
+        verb = "was changed" if is_done else "would be changed"
+        yield f"{_count('header', count)} {verb} in place; the data stays where it is"
+    if count := counts[Way.REWRITE]:
+        moved = format_size(edited.moved_bytes)
+        verb = "was written" if is_done else "would be written"
+        yield f"{_count('file', count)} {verb} again, with {moved} of data"
+    if count := counts[Way.UPLOAD]:
+        verb = "was replaced" if is_done else "would be replaced"
+        yield f"{_count('object', count)} {verb} in the store"
+    if edited.written_bytes is not None:
+        what = "sent" if counts[Way.UPLOAD] else "written"
+        by = "copied by the store" if counts[Way.UPLOAD] else "shared with the old file"
+        shared = edited.shared_bytes or 0
+        more = f", {format_size(shared)} {by}" if shared else ""
+        yield f"{format_size(edited.written_bytes)} {what}{more}"
+
+
+def _count(noun: str, count: int) -> str:
+    return f"the {noun}" if count == 1 else f"each of {pluralize(count, noun)}"
+
+
+def _document(path: str, edited: Edited) -> dict[str, Any]:
+    changes = edited.changes
+    return {
+        "path": path,
+        "format": edited.plan.format,
+        "done": edited.written_bytes is not None,
+        "set": {key: value_document(value) for key, value in changes.values.items()},
+        "unset": sorted(changes.removed),
+        "renamed": changes.new_names,
+        "dropped": changes.dropped_names,
+        "files": [
+            {
+                "path": part.path,
+                "way": part.way.value,
+                "bytes_before": part.before,
+                "bytes_after": part.after,
+            }
+            for part in edited.parts
+        ],
+        "index_changed": edited.plan.index is not None,
+        "written_bytes": edited.written_bytes,
+        "shared_bytes": edited.shared_bytes,
+    }

@@ -1,0 +1,1 @@
+"""Edits of checkpoints in place: metadata, names and dropped tensors, without moving data."""
