@@ -165,12 +165,13 @@ class Microscaled8(BlockRounding):
 class Microscaled4(BlockRounding):
     """E2M1 with a scale per `columns` elements of a row: a power of two, or E4M3 if `is_nvidia`.
 
-    NVIDIA's scales are relative to a scale of the whole weight, which maps its largest magnitude to
-    the largest scale and code.
+    NVIDIA's scales are relative to a scale of the whole weight: `whole`, or if it is 0 the one that
+    maps the largest magnitude to the largest scale and code.
     """
 
     columns: int
     is_nvidia: bool = False
+    whole: float = 0
 
     @property
     def grid(self) -> RoundedBlocks:
@@ -196,13 +197,13 @@ class Microscaled4(BlockRounding):
     def _encode_scales(self, peaks: F32, peak: np.float32) -> U8:
         if not self.is_nvidia:
             return _choose_exponents(peaks, 2)
-        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak)
+        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak, self.whole)
         return _as_float8(scaled)
 
     def _decode_scales(self, raw: U8, peak: np.float32) -> F32:
         if not self.is_nvidia:
             return _powers(raw)
-        return restore_numbers(raw, "F8_E4M3") / global_scale(peak)
+        return restore_numbers(raw, "F8_E4M3") / global_scale(peak, self.whole)
 
     def restore(self, made: Codes, peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -213,8 +214,13 @@ class Microscaled4(BlockRounding):
         return held
 
 
-def global_scale(peak: np.float32) -> np.float32:
-    """Return the scale of a weight in NVFP4, by which the scales of its blocks are multiplied."""
+def global_scale(peak: np.float32, whole: float = 0) -> np.float32:
+    """Return the scale of a weight in NVFP4, by which the scales of its blocks are multiplied.
+
+    It is `whole` if that is not 0.
+    """
+    if whole:
+        return np.float32(whole)
     if not peak:
         return np.float32(1)
     scale = _E4M3_LARGEST * _E2M1_LARGEST / peak
