@@ -10,6 +10,7 @@ import numpy as np
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding.rounding import (
+    WHOLE_ROW,
     BlockRounding,
     Codes,
     RoundedBlocks,
@@ -228,15 +229,27 @@ def global_scale(peak: np.float32, whole: float = 0) -> np.float32:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale."""
+class Coded(BlockRounding):
+    """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale.
+
+    The table has 16 values.
+    """
 
     values: tuple[float, ...]
 
-    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("table", 1, WHOLE_ROW, table=self.values)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the largest magnitudes."""
+        return Scales(*store(edges[0], "F32"))
+
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest values of the table."""
-        peaks = find_peaks(values, 1, values.shape[1])
-        raw, held = store(clip(peaks, clips and clips.high), "F32")
+        peaks = clip(find_peaks(values, 1, values.shape[1]), clips and clips.high)
+        raw, held = self.choose((peaks,), peak)[:2]
         table = np.array(self.values, np.float32)
         between = (table[1:] + table[:-1]) / np.float32(2)
         codes = np.searchsorted(between, values / held).astype(np.uint8)
