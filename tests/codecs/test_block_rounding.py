@@ -14,6 +14,7 @@ from weightctl.codecs.loss import sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active, block_rounder, levels, pair_packer
 from weightctl.schemes import encoding
+from weightctl.schemes.encoding import packing
 from weightctl.schemes.encoding.compiled import find_magnitude, round_in_one_pass
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class Case:
     widths: tuple[int, ...] = WIDTHS
 
 
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
 CASES = {
     "FP8": Case(lambda _: encoding.Float8(0, 0, "BF16"), WIDTHS + ODD_WIDTHS),
     "FP8_DYNAMIC": Case(lambda width: encoding.Float8(1, width, "F16"), WIDTHS + ODD_WIDTHS),
@@ -50,6 +57,7 @@ CASES = {
     "MXFP4": Case(lambda _: encoding.Microscaled4(32)),
     "NVFP4": Case(lambda _: encoding.Microscaled4(16, is_nvidia=True)),
     "INT8": Case(lambda _: encoding.RowScaled(), WIDTHS + ODD_WIDTHS),
+    "NF4": Case(lambda _: encoding.Coded(NF4), WIDTHS + ODD_WIDTHS),
     "W4A16": Case(lambda _: encoding.Symmetric(4, 32, "BF16")),
     "W8A16": Case(lambda _: encoding.Symmetric(8, 32, "F16")),
     "AWQ": Case(lambda _: encoding.Affine(4, 32, "F16")),
@@ -194,6 +202,33 @@ def test_pairs_of_codes_are_packed(count: int, high_first: bool, level: int) -> 
     np.testing.assert_array_equal(packed, low | high << np.uint8(4))
 
 
+@pytest.mark.parametrize("shape", [(8, 1), (16, 77), (136, 33), (512, 40), (0, 3)])
+def test_words_of_codes_become_rows_as_in_numpy(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = np.random.default_rng(0).integers(0, 16, shape, np.uint8)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    found = encoding.pack_row_groups(codes, order), encoding.pack_transposed(codes, 4)
+    monkeypatch.setattr(packing, "pair_packer", lambda: None)
+    wanted = encoding.pack_row_groups(codes, order), encoding.pack_transposed(codes, 4)
+    for made, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(made, other)
+
+
+def test_words_that_do_not_fit_are_refused() -> None:
+    packer = pair_packer()
+    assert packer is not None
+    for words, columns, out in ((64, 3, 64), (64, 4, 60), (64, 0, 64), (62, 1, 62)):
+        with pytest.raises(ValueError, match="do not fit together"):
+            packer.transpose_words(bytes(words), columns, bytearray(out))
+    for codes, columns, order, out in (
+        (64, 8, bytes(7), 32), (64, 8, bytes([8] * 8), 32), (64, 7, bytes(8), 32),
+        (64, 8, bytes(8), 28), (64, 0, bytes(8), 32),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="do not fit together"):
+            packer.pack_row_groups(bytes(codes), columns, order, bytearray(out))
+
+
 @pytest.mark.parametrize(
     ("raw", "columns", "size", "kind", "scales", "offsets", "out"),
     [
@@ -208,6 +243,8 @@ def test_pairs_of_codes_are_packed(count: int, high_first: bool, level: int) -> 
         (128, 32, 32, "E4M3", 4, 4, 32),
         (128, 32, 32, "zeros", 4, None, 32),
         (128, 32, 32, "zeros", 4, 8, 32),
+        (128, 32, 32, "table", 4, 4, 32),
+        (128, 32, 32, "table", 4, None, 32),
     ],
 )
 def test_tables_that_do_not_fit_together_are_refused(

@@ -93,6 +93,15 @@ def test_the_blocks_of_gguf_are_the_same_blocks_and_back(tmp_path: Path) -> None
         assert np.array_equal(np.asarray(after[name]), np.asarray(before[name]))
 
 
+def test_the_blocks_of_a_directory_are_copied(tmp_path: Path) -> None:
+    convert(small_gpt_oss(), tmp_path / "in", "MXFP4")
+    done = convert(tmp_path / "in", tmp_path / "out", "MXFP4", exact=True)
+    assert all(item.is_exact for item in done.plan.items)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("in", "out"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_experts_whose_rows_are_not_whole_blocks_keep_their_type(tmp_path: Path) -> None:
     done = convert(small_gpt_oss(80), tmp_path / "out", "MXFP4")
     assert {item.weight for item in done.plan.items} == {"", NAMES[0], NAMES[2]}

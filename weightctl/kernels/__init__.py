@@ -137,7 +137,8 @@ class BlockRounder(NamedTuple):
         """Fill `out` with codes; return the sums of squares of the values and of their errors.
 
         `kind` is "E4M3", "E2M1" or "INT8", or "zeros" or "biases" for integers up to `most`, which
-        need `offsets`. Scales and offsets are float32 tables. The sums are not finite if a value is
+        need `offsets`, or "table" for places in a table of 16 values, which is in `offsets` then.
+        Scales and offsets are float32 tables. The sums are not finite if a value is
         not, or is not held.
         """
         from weightctl.kernels import _native
@@ -148,7 +149,7 @@ class BlockRounder(NamedTuple):
 
 
 class PairPacker(NamedTuple):
-    """The kernel that packs 4-bit codes at one level."""
+    """The kernels that pack 4-bit codes at one level, and that arrange the words of codes."""
 
     level: int
 
@@ -157,6 +158,21 @@ class PairPacker(NamedTuple):
         from weightctl.kernels import _native
 
         _native.pack_pairs(self.level, codes, high_first, out)
+
+    def pack_row_groups(self, codes: Memory, columns: int, order: bytes, out: Memory) -> None:
+        """Fill `out`, uint32[columns, groups], with the codes of each 8 rows of a column.
+
+        `order` has the row of each code in a word, lowest bits first.
+        """
+        from weightctl.kernels import _native
+
+        _native.pack_row_groups(self.level, codes, columns, order, out)
+
+    def transpose_words(self, words: Memory, columns: int, out: Memory) -> None:
+        """Fill `out` with a table of words of 32 bits, rows and columns exchanged."""
+        from weightctl.kernels import _native
+
+        _native.transpose_words(self.level, words, columns, out)
 
 
 class RowMultiplier(NamedTuple):

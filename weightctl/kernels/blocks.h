@@ -192,6 +192,29 @@ static void round_to_int8(struct piece *p, size_t count)
     }
 }
 
+/* The places in a table of the values that are nearest to x / scale, the smaller value in a tie. */
+static void round_to_table(struct piece *p, size_t count, const float *table)
+{
+    float between[TABLE];
+    for (size_t k = 1; k < TABLE; k++)
+        between[k] = (table[k] + table[k - 1]) / 2;
+    for (size_t i = 0; i < count; i++)
+        p->held[i] = p->x[i] / p->scales[i];
+    for (size_t i = 0; i < count; i += LANES) {
+        f32v scaled = f32v_load(p->held + i), value = f32v_all(table[0]);
+        i32v code = i32v_all(0);
+        for (size_t k = 1; k < TABLE; k++) {
+            i32v above = scaled > between[k];
+            code -= above;
+            value = f32v_select(above, f32v_all(table[k]), value);
+        }
+        memcpy(p->codes + i, &code, sizeof code);
+        f32v_store(p->held + i, value);
+    }
+    for (size_t i = 0; i < count; i++)
+        p->held[i] *= p->scales[i];
+}
+
 /* Fill `out` with the number for the block of each value from `first` on. */
 static void spread_numbers(const float *numbers, size_t size, size_t first, size_t count,
                            float *out)
@@ -229,6 +252,9 @@ static void round_piece(struct piece *p, size_t count, const struct rounding *ho
     case WITH_BIASES:
         round_with_biases(p, count, how->most);
         break;
+    case WITH_TABLE:
+        round_to_table(p, count, how->offsets);
+        break;
     default:
         round_to_int8(p, count);
     }
@@ -240,13 +266,13 @@ static void round_blocks(const struct table *table, const struct rounding *how, 
 {
     struct table made = as_few_rows(table);
     size_t blocks = made.columns / made.size + (made.columns % made.size != 0);
-    struct piece p;
+    struct piece p = {0};
     for (size_t row = 0; row < made.rows; row++)
         for (size_t start = 0, count; start < made.columns; start += count) {
             count = made.columns - start < ROUNDED ? made.columns - start : ROUNDED;
             decode_piece(&made, row, start, count, p.x);
             spread_numbers(how->scales + row * blocks, made.size, start, count, p.scales);
-            if (how->offsets != NULL)
+            if (how->offsets != NULL && how->kind != WITH_TABLE)
                 spread_numbers(how->offsets + row * blocks, made.size, start, count, p.offsets);
             round_piece(&p, count, how);
             for (size_t i = 0; i < count; i++)
@@ -263,12 +289,20 @@ static void round_blocks(const struct table *table, const struct rounding *how, 
 static void pack_pairs(const uint8_t *restrict codes, size_t pairs, int high_first,
                        uint8_t *restrict out)
 {
-    if (high_first)
-        for (size_t i = 0; i < pairs; i++)
-            out[i] = (uint8_t)(codes[2 * i] << 4 | codes[2 * i + 1]);
-    else
-        for (size_t i = 0; i < pairs; i++)
-            out[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+    /* A pair is read as one number, in the byte order of files, and many are joined at a time. */
+    size_t i = 0;
+    for (uint16_t some[64]; i + 64 <= pairs; i += 64) {
+        memcpy(some, codes + 2 * i, sizeof some);
+        if (high_first)
+            for (size_t k = 0; k < 64; k++)
+                out[i + k] = (uint8_t)(some[k] << 4 | some[k] >> 8);
+        else
+            for (size_t k = 0; k < 64; k++)
+                out[i + k] = (uint8_t)(some[k] | some[k] >> 8 << 4);
+    }
+    for (; i < pairs; i++)
+        out[i] = (uint8_t)(high_first ? codes[2 * i] << 4 | codes[2 * i + 1]
+                                      : codes[2 * i] | codes[2 * i + 1] << 4);
 }
 
 #endif

@@ -59,8 +59,10 @@ struct table {
 };
 
 /* How the blocks of a table are rounded: a scale for each, and a zero point or bias for each with the
-   kinds that have these. Integers are at most `most`. */
-enum kind { TO_E4M3, TO_E2M1, TO_INT8, WITH_ZEROS, WITH_BIASES };
+   kinds that have these. Integers are at most `most`. With a table, the offsets are its TABLE ascending
+   values instead. */
+#define TABLE 16
+enum kind { TO_E4M3, TO_E2M1, TO_INT8, WITH_ZEROS, WITH_BIASES, WITH_TABLE };
 
 struct rounding {
     enum kind kind;
@@ -74,6 +76,8 @@ struct rounding {
    `reduce_blocks` finds the least and the greatest value of each block, or, without `low`, the
    largest magnitude. `round_blocks` fills `out` with a code for each value, and adds the sums of the
    squares of the values, and of their errors, to `sums`. `pack_pairs` packs codes of 4 bits.
+   `transpose_words` exchanges rows and columns. `pack_row_groups` packs each eight rows of codes of
+   4 bits into a column of words; `order` has the row of each code in a word, lowest bits first.
 
    `multiply_rows` sets out[n * stride + r] to the product of row r of blocks with vector n, of `count`
    vectors. The sums are float32, in an order of their own. */
@@ -85,13 +89,16 @@ struct level {
     void (*round_blocks)(const struct table *table, const struct rounding *how, uint8_t *out,
                          double sums[2]);
     void (*pack_pairs)(const uint8_t *codes, size_t pairs, int high_first, uint8_t *out);
+    void (*transpose_words)(const uint32_t *from, size_t rows, size_t columns, uint32_t *to);
+    void (*pack_row_groups)(const uint8_t *codes, size_t groups, size_t columns,
+                            const uint8_t *order, uint32_t *to);
     void (*multiply_rows)(const struct codec *codec, const uint8_t *blocks, size_t rows,
                           size_t columns, const float *vectors, size_t count, size_t stride,
                           float *out);
 };
 
 #define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
-                     multiply_rows}
+                     transpose_words, pack_row_groups, multiply_rows}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

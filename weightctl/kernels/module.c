@@ -326,6 +326,10 @@ static PyMethodDef methods[] = {
      "round_blocks(level, source, raw, columns, size, kind, scales, offsets, most, out)\n"
      "-> (squares, error)"},
     {"pack_pairs", pack_pairs, METH_VARARGS, "pack_pairs(level, codes, high_first, out)"},
+    {"transpose_words", transpose_words, METH_VARARGS, 
+     "transpose_words(level, words, columns, out)"},
+    {"pack_row_groups", pack_row_groups, METH_VARARGS,
+     "pack_row_groups(level, codes, columns, order, out)"},
     {"multiply_rows", multiply_rows, METH_VARARGS,
      "multiply_rows(level, name, blocks, columns, vectors, first, out)"},
     {NULL, NULL, 0, NULL},

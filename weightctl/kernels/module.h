@@ -15,6 +15,8 @@ const struct codec *find_codec(Py_ssize_t number, const char *name);
 PyObject *reduce_blocks(PyObject *self, PyObject *args);
 PyObject *round_blocks(PyObject *self, PyObject *args);
 PyObject *pack_pairs(PyObject *self, PyObject *args);
+PyObject *transpose_words(PyObject *self, PyObject *args);
+PyObject *pack_row_groups(PyObject *self, PyObject *args);
 PyObject *multiply_rows(PyObject *self, PyObject *args);
 
 #endif

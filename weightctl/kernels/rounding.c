@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* The names of the kinds, in their order. */
-static const char *const kinds[] = {"E4M3", "E2M1", "INT8", "zeros", "biases"};
+static const char *const kinds[] = {"E4M3", "E2M1", "INT8", "zeros", "biases", "table"};
 
 static int refuse(void)
 {
@@ -112,9 +112,10 @@ PyObject *round_blocks(PyObject *self, PyObject *args)
         goto done;
     if (offsets_object != Py_None && PyObject_GetBuffer(offsets_object, &offsets, PyBUF_SIMPLE) < 0)
         goto done;
-    int needs_offsets = how.kind == WITH_ZEROS || how.kind == WITH_BIASES;
+    int needs_offsets = how.kind >= WITH_ZEROS;
+    size_t count = how.kind == WITH_TABLE ? TABLE : blocks;
     if (!holds_floats(&scales, blocks) || needs_offsets != (offsets.obj != NULL) ||
-        (needs_offsets && !holds_floats(&offsets, blocks)) ||
+        (needs_offsets && !holds_floats(&offsets, count)) ||
         (size_t)out.len != table.rows * table.columns || !(most >= 0 && most <= 255)) {
         refuse();
         goto done;

@@ -32,6 +32,7 @@
 /* one include for each encoding, in the order of weightctl's table */
 
 #include "blocks.h"
+#include "words.h"
 #include "product.h"
 #include "transcode.h"
 

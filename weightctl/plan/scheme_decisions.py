@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.dtype import ENCODINGS
 from weightctl.families.names import joined_name
 from weightctl.text.wording import pluralize
+from weightctl.weights.derived import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.plan.plan import Item
+    from weightctl.plan.plan import Item, Plan
     from weightctl.plan.scheme_names import SchemeRecipe
+    from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
+    from weightctl.schemes.written import WrittenScheme
 
-__all__ = ["Decision", "describe_decisions", "shared_name"]
+__all__ = ["HALF", "Decision", "describe_decisions", "find_exact", "shared_name"]
+
+# The encoding of scales in blocks of GGUF.
+HALF = ENCODINGS["F16"]
 
 
 class Decision(NamedTuple):
     """What happens to a tensor: it is stored in the scheme, or in an encoding.
 
     `refusal` is the reason why the scheme cannot store it, if it was to. With `is_exact`, the
-    scheme stores its blocks without changing a value.
+    scheme stores its blocks without changing a value. `scaled` is the weight as NVFP4, with the
+    scale of the whole weight that the scheme stores with it.
     """
 
     item: Item
@@ -30,11 +39,74 @@ class Decision(NamedTuple):
     line: str = ""
     refusal: str = ""
     is_exact: bool = False
+    scaled: ScaledBlocks | None = None
+
+    @property
+    def is_repacked(self) -> bool:
+        """Whether the codes and the scales of blocks are taken, and no value is rounded again."""
+        return self.is_exact or self.scaled is not None
 
 
 def shared_name(recipe: SchemeRecipe, name: str) -> str:
     """Return the name under which weights share a scale; else the name of the weight."""
     return joined_name(name) if recipe.choice.scheme.shares_peak else name
+
+
+def find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions with those marked that need no rounding.
+
+    If weights that engines join share a scale, none of them is exact unless all are. Blocks with a
+    scale of the whole weight are taken if all these weights have the same scale; they are exact if
+    the scheme uses that scale in the same way, or if this changes no value.
+    """
+    from weightctl.schemes.encoding import can_repack
+
+    scheme, options = recipe.choice
+    rounded: set[str] = set()
+    scaled: dict[str, tuple[ScaledBlocks, bool]] = {}
+    for each in decisions:
+        info = each.item.info
+        if each.is_quantized:
+            stored = StoredTensor(plan.source, each.item.source.name)
+            found = _find_scaled(scheme, stored)
+            if found is not None:
+                scaled[info.name] = found
+            if not can_repack(stored, scheme.encode(info.shape, options, HALF).rounding):
+                rounded.add(shared_name(recipe, info.name))
+    shared: dict[str, set[float]] = {}
+    for each in decisions:
+        if each.is_quantized:
+            made = scaled.get(each.item.info.name)
+            value = nan if made is None else float(made[0].whole.values[0])
+            shared.setdefault(shared_name(recipe, each.item.info.name), set()).add(value)
+
+    def mark(each: Decision) -> Decision:
+        name = each.item.info.name
+        joined = shared_name(recipe, name)
+        if not each.is_quantized or joined not in rounded:
+            return each._replace(is_exact=each.is_quantized)
+        if name not in scaled or len(shared[joined]) > 1:
+            return each
+        return each._replace(scaled=scaled[name][0], is_exact=scaled[name][1])
+
+    return list(map(mark, decisions))
+
+
+def _find_scaled(scheme: WrittenScheme, stored: StoredTensor) -> tuple[ScaledBlocks, bool] | None:
+    """Return a weight as NVFP4 with a scale that divides those of blocks, and whether it is exact.
+
+    Returns None if the scheme has other blocks, or if the weight is not computed from such blocks.
+    """
+    if scheme.encode_with is None or stored.info.encoding.name != "F32":
+        return None
+    from weightctl.schemes.decoding.scaled_blocks import find_scaled_blocks
+    from weightctl.schemes.decoding.whole_scales import ScaleUse
+
+    found = find_scaled_blocks(stored)
+    if found is None or found.whole.values.size != 1:
+        return None
+    whole, is_exact = found.whole.put_to(ScaleUse.DIVIDES)
+    return found._replace(whole=whole), is_exact
 
 
 def describe_decisions(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> Iterator[str]:

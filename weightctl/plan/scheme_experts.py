@@ -54,11 +54,11 @@ def exchange_experts(plan: Plan, decisions: Sequence[Decision]) -> tuple[Plan, l
     for each in decisions:
         item = each.item
         if each.is_quantized:
-            name = item.source.name
-            upright = _exchange_axes(plan.source, name, f"{name} (outputs as rows)")
-            tensors[upright.info.name] = upright
+            name = f"{item.source.name} (outputs as rows)"
+            upright = tensors[name] = _exchange_axes(plan.source, item.source.name, name)
             info = item.info._replace(shape=upright.info.shape)
-            item = replace(item, info=info, source=upright.info, origin=upright.origin)
+            stored = upright.info._replace(name=name)
+            item = replace(item, info=info, source=stored, origin=upright.origin)
         made.append(each._replace(item=item))
     header = plan.source.header
     for name in header.tensors:
@@ -70,10 +70,16 @@ def exchange_experts(plan: Plan, decisions: Sequence[Decision]) -> tuple[Plan, l
 def _exchange_axes(source: Source, name: str, new_name: str) -> ReadableTensor:
     """Return a tensor of shape (n, r, c) of a source as one of shape (n, c, r).
 
-    If a step transposed each matrix, its input is taken: blocks are not decoded. Raises
-    `ConversionError` for stored blocks, which cannot be transposed.
+    If a step transposed each matrix, its input is taken: blocks are not decoded, and those of a
+    scheme are taken in place of their values. Raises `ConversionError` for stored blocks, which
+    cannot be transposed.
     """
+    from weightctl.schemes.decoding.scaled_blocks import find_swapped_blocks
+
     whole: ReadableTensor = StoredTensor(source, name)
+    blocks = find_swapped_blocks(whole)
+    if blocks is not None:
+        return blocks
     entries: Sequence[ReadableTensor]
     made = source.find_derived(name) if isinstance(source, Derived) else None
     if made is None or not isinstance(made.step, Stacked) or made.step.axis:

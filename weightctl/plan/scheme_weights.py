@@ -13,7 +13,13 @@ from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.cast import is_layer_matrix
 from weightctl.plan.plan import Item
-from weightctl.plan.scheme_decisions import Decision, describe_decisions, shared_name
+from weightctl.plan.scheme_decisions import (
+    HALF,
+    Decision,
+    describe_decisions,
+    find_exact,
+    shared_name,
+)
 from weightctl.plan.scheme_experts import choose_variant, exchange_experts, holds_experts
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import find_searches
@@ -36,8 +42,8 @@ __all__ = ["store_in_scheme"]
 
 _ENDING = ".weight"
 _WIDE = ("BF16", "F16", "F32", "F64")
-# The encoding of scales in blocks of GGUF.
-_HALF, _IN_HALF = ENCODINGS["F16"], ("Q4_0", "Q4_1", "Q8_0")
+# Blocks of GGUF whose scales are F16.
+_IN_HALF = ("Q4_0", "Q4_1", "Q8_0")
 # Matrices that are not linear modules.
 _LOOKED_UP = re.compile(r"embed(?!ding\.linear\.)|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
 _OUTPUT = "lm_head"
@@ -75,14 +81,12 @@ def store_in_scheme(
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
     if recipe.choice.scheme.of_experts:
         plan, decisions = exchange_experts(plan, decisions)
-    decisions = _find_exact(plan, recipe, decisions)
+    decisions = find_exact(plan, recipe, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(plan, decisions, search)
     scheme, options = recipe.choice
     encodings = {
-        info.name: scheme.encode(info.shape, options, _HALF if each.is_exact else base)
-        for each in decisions
-        if each.is_quantized and (info := each.item.info)
+        each.item.info.name: _encode(recipe, each, base) for each in decisions if each.is_quantized
     }
     scaled = scale_activations(plan, recipe, decisions, encodings, searches)
     weights = _encode_weights(
@@ -133,30 +137,6 @@ def _choose_base(plan: Plan) -> Encoding:
     has_half = any(item.source.encoding.name in _IN_HALF for item in plan.items)
     name = sizes.most_common(1)[0][0] if sizes else "F16" if has_half else "BF16"
     return ENCODINGS["F32" if name == "F64" else name]
-
-
-def _find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the decisions with those marked that need no rounding.
-
-    If weights that engines join share a scale, none of them is exact unless all are.
-    """
-    from weightctl.schemes.encoding import can_repack
-
-    scheme, options = recipe.choice
-    rounded: set[str] = set()
-    for each in decisions:
-        info = each.item.info
-        if each.is_quantized:
-            made = scheme.encode(info.shape, options, _HALF)
-            stored = StoredTensor(plan.source, each.item.source.name)
-            if not can_repack(stored, made.rounding):
-                rounded.add(shared_name(recipe, info.name))
-    return [
-        each._replace(is_exact=shared_name(recipe, each.item.info.name) not in rounded)
-        if each.is_quantized
-        else each
-        for each in decisions
-    ]
 
 
 def _decide(
@@ -257,7 +237,7 @@ def _refuse(
             hint="to choose weights by name, use a recipe file: --quant FILE.toml (quant in "
             "Python)",
         )
-    rounded = [each.item for each in decisions if each.is_quantized and not each.is_exact]
+    rounded = [each.item for each in decisions if each.is_quantized and not each.is_repacked]
     twice = [item for item in rounded if not _is_unrounded(item)]
     if twice and not requantize:
         raise ConversionError(
@@ -286,7 +266,8 @@ def _make_items(
     tensors: dict[str, ReadableTensor] = {}
     items: list[Item] = []
     weights = {weight.name: weight for weight in encoded}
-    for item, is_quantized, encoding, line, refusal, is_exact in decisions:
+    for each in decisions:
+        item, is_quantized, encoding, line, refusal, is_exact, _ = each
         name = item.info.name
         if not is_quantized:
             source = scaled.tensors.get(name, StoredTensor(plan.source, item.source.name))
@@ -303,11 +284,20 @@ def _make_items(
             info = tensor.info
             origin = tensor.origin
             made = replace(item, info=info, source=info, origin=origin, line=line, weight=name)
-            search = None if is_exact else searches.get(name)
+            search = None if each.is_repacked else searches.get(name)
             importance = None if search is None else search.importance
             items.append(replace(made, is_rounded=not is_exact, searched_with=importance))
     header = plan.source.header
     return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
+
+
+def _encode(recipe: SchemeRecipe, decision: Decision, base: Encoding) -> WeightEncoding:
+    """Return how a weight is stored, with the scale that it has if it is repacked with one."""
+    scheme, options = recipe.choice
+    shape, scaled = decision.item.info.shape, decision.scaled
+    if scaled is not None and scheme.encode_with is not None:
+        return scheme.encode_with(shape, float(scaled.whole.values[0]))
+    return scheme.encode(shape, options, HALF if decision.is_exact else base)
 
 
 def _encode_weights(
@@ -336,7 +326,7 @@ def _encode_weights(
         if name in searches:
             sought.setdefault(shared, []).append(scaled.searches.get(name, searches[name]))
     # Blocks are repacked with a scale of 1 for the whole weight, so nothing is measured.
-    exact = {shared_name(recipe, each.item.info.name) for each in chosen if each.is_exact}
+    exact = {shared_name(recipe, each.item.info.name) for each in chosen if each.is_repacked}
     peaks = {
         name: SharedPeak([], zero_nonfinite=zero_nonfinite)
         if name in exact
@@ -344,8 +334,9 @@ def _encode_weights(
         for name, each in joined.items()
     }
     cache = BandCache()
-    for item, is_exact in ((each.item, each.is_exact) for each in chosen):
-        name = item.info.name
+    for each in chosen:
+        name = each.item.info.name
+        search = None if each.is_repacked else scaled.searches.get(name, searches.get(name))
         yield EncodedWeight(
             sources[name],
             name,
@@ -354,8 +345,9 @@ def _encode_weights(
             cache,
             peaks[shared_name(recipe, name)],
             zero_nonfinite,
-            is_exact,
-            None if is_exact else scaled.searches.get(name, searches.get(name)),
+            each.is_exact,
+            search,
+            None if each.scaled is None else each.scaled.blocks,
         )
 
 

@@ -36,7 +36,12 @@ def _decode(stored: SchemeTensors) -> Decoding:
     values = decoding.Scaled(
         numbers=decoding.BlockNumbers(0, shape[-1]), scales=stored.per_block(1, grid)
     )
-    return decoding.Decoding(shape, values)
+    whole: decoding.WholeScale | None = decoding.WholeScale(
+        stored.floats(1, stored.scales.size), decoding.ScaleUse.MULTIPLIES_VALUES
+    )
+    if whole is not None and (shape[-1] % stored.numbers.encoding.block or not whole.is_usable()):
+        whole = None
+    return decoding.Decoding(shape, values, whole=whole)
 
 
 SCHEME = Scheme(label="NVFP4", names=(_NAMES,), infer=_infer, decode=_decode, cut=cut_upright)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
@@ -69,20 +71,26 @@ def _decode(stored: SchemeTensors) -> Decoding:
         is_divided=is_divided,
         factors=stored.input_factors(),
     )
-    return decoding.Decoding(shape, values, microscaled=_find_blocks(stored, values, axis))
-
-
-def _find_blocks(
-    stored: SchemeTensors, values: Scaled, axis: int
-) -> decoding.NvidiaMicroscaled | None:
-    """Return the weight as ggml's NVFP4, whose scale of the whole weight is 1; else None."""
-    place = stored.find(*_ABOVE)
-    if axis != 1 or values.factors is not None or stored.shape[-1] % _GGML_BLOCK:
-        return None
+    found = decoding.Decoding(shape, values)
+    if axis != 1 or values.factors is not None or shape[-1] % _GGML_BLOCK:
+        return found
+    whole: decoding.WholeScale | None = None
     if place is not None:
         info = stored.tensors[place].info
-        if info.encoding.name != "F32" or set(stored.floats(place, info.size).tolist()) != {1.0}:
-            return None
+        if info.encoding.name != "F32" or info.size not in {1, prod(shape[:-2])}:
+            return found
+        use = decoding.ScaleUse
+        whole = decoding.WholeScale(
+            stored.floats(place, info.size), use.DIVIDES if is_divided else use.MULTIPLIES
+        )
+        if not whole.is_usable():
+            return found
+    blocks = _find_blocks(stored, values)
+    return found._replace(microscaled=blocks, whole=None if whole and whole.is_one() else whole)
+
+
+def _find_blocks(stored: SchemeTensors, values: Scaled) -> decoding.NvidiaMicroscaled:
+    """Return the weight as ggml's NVFP4, without the scale of the whole weight."""
     table = stored.table(1, values.scales.grid.counts[-1])
     scales = decoding.PerBlock(decoding.PlainNumbers(table, DType.uint8), values.scales.grid)
     return decoding.NvidiaMicroscaled(values.numbers, scales)
@@ -94,6 +102,11 @@ SCHEME = Scheme(
 
 
 def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    return _encode_with(shape, 0)
+
+
+def _encode_with(shape: tuple[int, ...], whole: float) -> WeightEncoding:
+    """Return how a weight is stored with a scale of the whole weight; 0 if its peak decides."""
     rows, columns = shape
     blocks = columns // NVFP_BLOCK
     return encoding.WeightEncoding(
@@ -103,14 +116,14 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEnc
             encoding.StoredPart(".weight_global_scale", (1,), "F32"),
         ),
         rows=rows, columns=columns,
-        rounding=encoding.Microscaled4(NVFP_BLOCK, is_nvidia=True), pack=_pack,
-        needs_peak=True,
+        rounding=encoding.Microscaled4(NVFP_BLOCK, is_nvidia=True, whole=whole),
+        pack=partial(_pack, whole), needs_peak=not whole,
     )  # fmt: skip
 
 
-def _pack(made: Codes, peak: np.float32) -> tuple[U8, U8, U8]:
+def _pack(whole: float, made: Codes, peak: np.float32) -> tuple[U8, U8, U8]:
     packed = encoding.pack_rows(made.codes, 4)
-    return packed, made.scales, encoding.as_bytes(encoding.global_scale(peak))
+    return packed, made.scales, encoding.as_bytes(encoding.global_scale(peak, whole))
 
 
 def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -127,6 +140,7 @@ NVFP4A16, NVFP4 = (
         name=name,
         summary=summary,
         encode=_encode,
+        encode_with=_encode_with,
         settings=_describe,
         refuse=refuse_groups,
         defaults=SchemeOptions(group=NVFP_BLOCK),

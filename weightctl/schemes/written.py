@@ -49,6 +49,9 @@ class WrittenScheme:
     config.json, given the modules that are not quantized, under each of `keys`. With `shares_peak`,
     weights that engines join (queries, keys and values) need the same scale of the whole weight.
 
+    `encode_with` is given if the blocks are NVFP4: it returns how a weight is stored with a given
+    scale, by which the scales of its blocks are divided.
+
     With `of_experts`, only experts that share a tensor are stored, which has inputs as rows; shapes
     are then (experts, outputs, inputs). `variants` are the records to use instead for models whose
     config has a `model_type`.
@@ -60,6 +63,7 @@ class WrittenScheme:
     settings: Callable[[SchemeOptions, Sequence[str]], dict[str, Any]]
     refuse: Callable[[tuple[int, ...], SchemeOptions], str]
     defaults: SchemeOptions = field(default_factory=SchemeOptions)
+    encode_with: Callable[[tuple[int, ...], float], WeightEncoding] | None = None
     groups: tuple[int, ...] = ()
     has_zeros: bool = False
     can_scale: bool = False

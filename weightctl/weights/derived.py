@@ -204,6 +204,10 @@ class Derived:
         """Return the range of a file with the tensor's bytes; None if the tensor is computed."""
         return self._tensors[name].file_range()
 
+    def tensor(self, name: str) -> ReadableTensor:
+        """Return a tensor as it is taken from, or computed from, the other source."""
+        return self._tensors[name]
+
     def find_derived(self, name: str) -> DerivedTensor | None:
         """Return a tensor with the step that computes it; None if the other source has it."""
         found = self._tensors[name]

@@ -31,6 +31,7 @@ from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.optional_parts import OptionalPart
 from weightctl.translate.plans import Names
+from weightctl.translate.tensor_scales import add_tensor_scales
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
@@ -206,13 +207,16 @@ def convert(
             search=SchemeSearch.choose(importance, search=search),
         )
     else:
-        plan = cast_for_format(
-            plan,
-            chosen,
-            tensor_types,
-            fallback=fallback,
-            requantize=allow_requantize or exact,
-            weighted=importance is not None,
+        plan = add_tensor_scales(
+            cast_for_format(
+                plan,
+                chosen,
+                tensor_types,
+                fallback=fallback,
+                requantize=allow_requantize or exact,
+                weighted=importance is not None,
+            ),
+            is_cast=is_cast,
         )
     if quant is not None and scheme is None:
         plan = _note_where_nothing_is_quantized(plan)

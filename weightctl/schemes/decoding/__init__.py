@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
     from weightctl.schemes.decoding.values import E2M1, CodedRow, NestedScales, Scaled
+    from weightctl.schemes.decoding.whole_scales import ScaleUse, WholeScale
 
 __all__ = [
     "E2M1",
@@ -38,9 +39,11 @@ __all__ = [
     "PerBlock",
     "PlainNumbers",
     "Powers",
+    "ScaleUse",
     "Scaled",
     "SchemeTensors",
     "Ternary",
+    "WholeScale",
 ]
 
 _NAMES = {
@@ -57,9 +60,11 @@ _NAMES = {
     "PerBlock": "weightctl.schemes.decoding.tables:PerBlock",
     "PlainNumbers": "weightctl.schemes.decoding.tables:PlainNumbers",
     "Powers": "weightctl.schemes.decoding.tables:Powers",
+    "ScaleUse": "weightctl.schemes.decoding.whole_scales:ScaleUse",
     "Scaled": "weightctl.schemes.decoding.values:Scaled",
     "SchemeTensors": "weightctl.schemes.decoding.tensors:SchemeTensors",
     "Ternary": "weightctl.schemes.decoding.tables:Ternary",
+    "WholeScale": "weightctl.schemes.decoding.whole_scales:WholeScale",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.blocks import Blocks
     from weightctl.schemes.decoding.tables import NumberTable, PackingLayout
     from weightctl.schemes.decoding.values import WeightValues
+    from weightctl.schemes.decoding.whole_scales import WholeScale
     from weightctl.schemes.matching import Quantized
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
@@ -99,7 +100,8 @@ class Decoding(NamedTuple):
     their columns are the rows of the weight. `bits` is the width of the stored integers and
     `middle` the zero point of a symmetric range; `bits` is 0 if they do not fit blocks of ggml.
     `microscaled` is the weight as MXFP4 or NVFP4, with rows as they are stored, if that is
-    possible.
+    possible. `whole` is the scale of the whole weight, or of each of its matrices, which ggml's
+    blocks of NVFP4 lack.
     """
 
     shape: tuple[int, ...]
@@ -108,6 +110,7 @@ class Decoding(NamedTuple):
     bits: int = 0
     middle: int = 0
     microscaled: Blocks | None = None
+    whole: WholeScale | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.blocks import Blocks
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
     from weightctl.schemes.decoding.values import WeightValues
+    from weightctl.schemes.decoding.whole_scales import WholeScale
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["merge_scheme_tensors"]
+__all__ = ["Dequantized", "merge_scheme_tensors"]
 
 # The number of elements that are computed at a time, which is a multiple of all block sizes and of
 # all repetitions of packed bits.
@@ -42,17 +43,21 @@ _MOST_READ = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Dequantized:
+class Dequantized:
     """The float32 values of a weight that is stored in several tensors.
 
     `shape` is that of the weight. With `transposed`, the tables of `values` have the columns of its
-    matrices as rows. `label` is the name of the scheme for users.
+    matrices as rows. `label` is the name of the scheme for users. `blocks` are ggml's blocks with
+    the same values, if there are any: their rows are as in these tables, and `whole` is the scale
+    of the whole weight that they lack.
     """
 
     label: str
     shape: tuple[int, ...]
     values: WeightValues
     transposed: bool = False
+    blocks: ReadableTensor | None = None
+    whole: WholeScale | None = None
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape of the weight, and F32."""
@@ -79,7 +84,7 @@ class _Dequantized:
 class _Repacked:
     """A weight with its stored values in ggml's blocks, without changing a value.
 
-    Fields are as in `_Dequantized`. Rows consist of whole blocks.
+    Fields are as in `Dequantized`. Rows consist of whole blocks.
     """
 
     label: str
@@ -232,8 +237,28 @@ def _merge(
     if in_blocks:
         step = _make_repacking_step(stored, decoded, may_read=may_read)
     if step is None:
-        step = _Dequantized(stored.weight.label, decoded.shape, decoded.values, decoded.transposed)
+        step = Dequantized(
+            stored.weight.label, decoded.shape, decoded.values, decoded.transposed,
+            _find_blocks(stored, decoded), decoded.whole,
+        )  # fmt: skip
     return DerivedTensor(stored.weight.name, step, stored.tensors)
+
+
+def _find_blocks(stored: SchemeTensors, decoded: Decoding) -> ReadableTensor | None:
+    """Return a weight as MXFP4 or NVFP4, without a scale of the whole weight; None if impossible.
+
+    Blocks of ggml are taken as they are stored.
+    """
+    if decoded.microscaled is not None:
+        step = _pack_floats(stored, decoded, decoded.microscaled)
+        return DerivedTensor(stored.weight.name, step, stored.tensors)
+    return None if decoded.whole is None else stored.tensors[0]
+
+
+def _pack_floats(stored: SchemeTensors, decoded: Decoding, blocks: Blocks) -> _Repacked:
+    shape = stored.shape
+    rows = (*shape[:-2], shape[-1], shape[-2]) if decoded.transposed else shape
+    return _Repacked(stored.weight.label, rows, blocks)
 
 
 def _make_repacking_step(
@@ -242,9 +267,8 @@ def _make_repacking_step(
     """Return the step that repacks a weight into blocks; None if they would change its values."""
     values = decoded.values
     if decoded.microscaled is not None:
-        shape = stored.shape
-        rows = (*shape[:-2], shape[-1], shape[-2]) if decoded.transposed else shape
-        return _Repacked(stored.weight.label, rows, decoded.microscaled)
+        blocks = decoded.microscaled
+        return None if decoded.whole else _pack_floats(stored, decoded, blocks)
     if not decoded.bits or not isinstance(values, Scaled) or decoded.shape[-1] % 32:
         return None
     grid = values.scales.grid

@@ -47,10 +47,13 @@ def round_in_one_pass(
     size = min(grid.columns, columns)
     codes = np.empty((len(raw), columns), np.uint8)
     scales = rounding.choose(_find_edges(rounder, raw, columns, grid), peak)
+    offsets = None if scales.zeros is None else _per_row(scales.zeros, grid.rows, len(raw))
+    if grid.table:
+        offsets = np.array(grid.table, np.float32)
     sums = rounder.round(
         raw, columns, size or codes.size,
         kind=grid.kind, scales=_per_row(scales.held, grid.rows, len(raw)),
-        offsets=None if scales.zeros is None else _per_row(scales.zeros, grid.rows, len(raw)),
+        offsets=offsets,
         most=grid.most, out=codes,
     )  # fmt: skip
     if not (isfinite(sums[0]) and isfinite(sums[1])):

@@ -10,6 +10,7 @@ import numpy as np
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding.rounding import (
+    WHOLE_ROW,
     BlockRounding,
     Codes,
     RoundedBlocks,
@@ -165,12 +166,13 @@ class Microscaled8(BlockRounding):
 class Microscaled4(BlockRounding):
     """E2M1 with a scale per `columns` elements of a row: a power of two, or E4M3 if `is_nvidia`.
 
-    NVIDIA's scales are relative to a scale of the whole weight, which maps its largest magnitude to
-    the largest scale and code.
+    NVIDIA's scales are relative to a scale of the whole weight: `whole`, or if it is 0 the one that
+    maps the largest magnitude to the largest scale and code.
     """
 
     columns: int
     is_nvidia: bool = False
+    whole: float = 0
 
     @property
     def grid(self) -> RoundedBlocks:
@@ -196,13 +198,13 @@ class Microscaled4(BlockRounding):
     def _encode_scales(self, peaks: F32, peak: np.float32) -> U8:
         if not self.is_nvidia:
             return _choose_exponents(peaks, 2)
-        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak)
+        scaled: F32 = peaks / _E2M1_LARGEST * global_scale(peak, self.whole)
         return _as_float8(scaled)
 
     def _decode_scales(self, raw: U8, peak: np.float32) -> F32:
         if not self.is_nvidia:
             return _powers(raw)
-        return restore_numbers(raw, "F8_E4M3") / global_scale(peak)
+        return restore_numbers(raw, "F8_E4M3") / global_scale(peak, self.whole)
 
     def restore(self, made: Codes, peak: np.float32) -> F32:
         """Return the values that the codes represent."""
@@ -213,8 +215,13 @@ class Microscaled4(BlockRounding):
         return held
 
 
-def global_scale(peak: np.float32) -> np.float32:
-    """Return the scale of a weight in NVFP4, by which the scales of its blocks are multiplied."""
+def global_scale(peak: np.float32, whole: float = 0) -> np.float32:
+    """Return the scale of a weight in NVFP4, by which the scales of its blocks are multiplied.
+
+    It is `whole` if that is not 0.
+    """
+    if whole:
+        return np.float32(whole)
     if not peak:
         return np.float32(1)
     scale = _E4M3_LARGEST * _E2M1_LARGEST / peak
@@ -222,15 +229,27 @@ def global_scale(peak: np.float32) -> np.float32:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale."""
+class Coded(BlockRounding):
+    """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale.
+
+    The table has 16 values.
+    """
 
     values: tuple[float, ...]
 
-    def round(self, values: F32, _peak: np.float32, clips: Clips | None = None) -> Codes:
+    @property
+    def grid(self) -> RoundedBlocks:
+        """The blocks of the rounding."""
+        return RoundedBlocks("table", 1, WHOLE_ROW, table=self.values)
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        """Return the largest magnitudes."""
+        return Scales(*store(edges[0], "F32"))
+
+    def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:
         """Round a tile to the nearest values of the table."""
-        peaks = find_peaks(values, 1, values.shape[1])
-        raw, held = store(clip(peaks, clips and clips.high), "F32")
+        peaks = clip(find_peaks(values, 1, values.shape[1]), clips and clips.high)
+        raw, held = self.choose((peaks,), peak)[:2]
         table = np.array(self.values, np.float32)
         between = (table[1:] + table[:-1]) / np.float32(2)
         codes = np.searchsorted(between, values / held).astype(np.uint8)

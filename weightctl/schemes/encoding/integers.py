@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.schemes.encoding.rounding import (
+    WHOLE_ROW,
     BlockRounding,
     Codes,
     RoundedBlocks,
@@ -30,8 +31,6 @@ __all__ = ["Affine", "Biased", "RowScaled", "Symmetric"]
 
 # The smallest scale of MLX.
 _LEAST = np.float32(1e-7)
-# More columns than a row can have.
-_ROW = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class RowScaled(BlockRounding):
     @property
     def grid(self) -> RoundedBlocks:
         """The blocks of the rounding."""
-        return RoundedBlocks("INT8", 1, _ROW)
+        return RoundedBlocks("INT8", 1, WHOLE_ROW)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
         """Return the largest magnitudes."""

@@ -27,6 +27,9 @@ __all__ = [
     "zeros_of",
 ]
 
+# The size of a word in bytes.
+_WORD = 4
+
 
 def pack_rows(codes: U8, bits: int, *, word: int = 8) -> U8:
     """Return the bytes of codes that are packed along rows, lowest bits first.
@@ -63,7 +66,12 @@ def pack_row_groups(codes: U8, order: Sequence[int]) -> U8:
     The columns become rows of words. `order` has the row of each of the 8 codes in a word, lowest
     bits first.
     """
-    groups = codes.reshape(-1, len(order), codes.shape[1])
+    packer, columns = pair_packer(), codes.shape[1]
+    if packer is not None and codes.size:
+        words = np.empty((columns, len(codes) // len(order)), np.uint32)
+        packer.pack_row_groups(np.ascontiguousarray(codes), columns, bytes(order), words)
+        return words.view(np.uint8)
+    groups = codes.reshape(-1, len(order), columns)
     made: list[NDArray[Any]] = [groups[:, row] for row in order]
     for bits, kind in (4, np.uint8), (8, np.uint16), (16, np.uint32):
         pairs = zip(made[::2], made[1::2], strict=True)
@@ -98,6 +106,11 @@ def _pack_pairs(codes: U8, *, high_first: bool) -> U8:
 def transpose_words(table: U8, size: int) -> U8:
     """Return a table of words of `size` bytes with rows and columns exchanged."""
     words = np.ascontiguousarray(table).view(f"u{size}")
+    packer = pair_packer()
+    if packer is not None and size == _WORD and words.size:
+        turned = np.empty(words.shape[::-1], np.uint32)
+        packer.transpose_words(words, words.shape[1], turned)
+        return turned.view(np.uint8)
     return np.ascontiguousarray(words.T).view(np.uint8)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 __all__ = [
+    "WHOLE_ROW",
     "BlockRounding",
     "Clips",
     "Codes",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 
+# More columns than a row can have.
+WHOLE_ROW = 1 << 60
 # The largest number of neighbors for which halves are compared.
 _FEW = 32
 
@@ -84,7 +87,8 @@ class RoundedBlocks(NamedTuple):
 
     `columns` is 0 if the whole weight is a block, and can be larger than a row. `kind` is that of
     `kernels.BlockRounder`; integers are at most `most`. Scales are chosen for the minimum and the
-    maximum of a block if it `has_ranges`, otherwise for its largest magnitude.
+    maximum of a block if it `has_ranges`, otherwise for its largest magnitude. If codes are places
+    in a table, it is `table`.
     """
 
     kind: str
@@ -92,6 +96,7 @@ class RoundedBlocks(NamedTuple):
     columns: int
     most: int = 0
     has_ranges: bool = False
+    table: tuple[float, ...] = ()
 
 
 class Scales(NamedTuple):

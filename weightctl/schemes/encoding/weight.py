@@ -142,7 +142,8 @@ class EncodedWeight:
     """A weight, and how it is stored in several tensors; if it `is_exact`, nothing is rounded.
 
     With a `search`, scales are those with the smallest error; without, values are rounded to
-    nearest.
+    nearest. If `blocks` are given, their codes and scales are taken; values can then change in the
+    last bit of float32, unless the weight is exact.
     """
 
     tensor: ReadableTensor
@@ -154,6 +155,12 @@ class EncodedWeight:
     zero_nonfinite: bool = False
     is_exact: bool = False
     search: ScaleSearch | None = None
+    blocks: ReadableTensor | None = None
+
+    @property
+    def stored_blocks(self) -> ReadableTensor | None:
+        """The tensor whose codes and scales are taken; None if values are rounded."""
+        return self.tensor if self.blocks is None and self.is_exact else self.blocks
 
     def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
         """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
@@ -238,7 +245,9 @@ class EncodedWeight:
         """
         info, columns = self.tensor.info, self.encoding.columns
         encoding = info.encoding
-        if self.is_exact or self.search or active() is None or columns % encoding.block:
+        if self.stored_blocks is not None or self.search is not None:
+            return None
+        if active() is None or columns % encoding.block:
             return None
         raw = read_blocks(self.tensor, top * columns, (bottom - top) * columns)
         raw = raw.reshape(bottom - top, -1)
@@ -260,7 +269,9 @@ class EncodedWeight:
             rounded = self._measure(codes, tile.values, peak)
         else:
             rounded = self._round_values(tile, peak)
-        if not isfinite(rounded.sums[1]) or (tile.blocks is not None and rounded.sums[1]):
+        if not isfinite(rounded.sums[1]) or (
+            self.is_exact and tile.blocks is not None and rounded.sums[1]
+        ):
             raise ConversionError(
                 f"`{self.name}` has values that are too large for {self.label}",
                 hint="to keep their type, use --tensor-type REGEX=keep (tensor_types in Python)",
@@ -289,7 +300,8 @@ class EncodedWeight:
                 return found
             codes = how.round(values, peak)
         else:
-            codes = repack(tile.blocks, self.tensor.info.encoding, how)
+            source = self.stored_blocks or self.tensor
+            codes = repack(tile.blocks, source.info.encoding, how)
         return self._measure(codes, values, peak)
 
     def _measure(self, codes: Codes, values: F32, peak: np.float32) -> RoundedTile:
@@ -305,8 +317,9 @@ class EncodedWeight:
         )
         blocks = None
         # Zeros in place of values that are not finite need other scales.
-        if self.is_exact and not nonfinite:
-            blocks = read_blocks(self.tensor, begin, values.size).reshape(bottom - top, -1)
+        source = self.stored_blocks
+        if source is not None and not nonfinite:
+            blocks = read_blocks(source, begin, values.size).reshape(bottom - top, -1)
         return _Tile(values.reshape(bottom - top, columns), nonfinite, blocks)
 
 
@@ -342,7 +355,8 @@ class _PackedPart:
         return total
 
     def __str__(self) -> str:
-        return f"{'repacked as' if self.weight.is_exact else 'quantized to'} {self.weight.label}"
+        is_repacked = self.weight.stored_blocks is not None
+        return f"{'repacked as' if is_repacked else 'quantized to'} {self.weight.label}"
 
 
 @dataclass(frozen=True, slots=True)
