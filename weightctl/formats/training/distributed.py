@@ -1,0 +1,265 @@
+"""Distributed checkpoints of torch (DCP): a `.metadata`, and files with chunks of the tensors.
+
+Each chunk is a file of `torch.save` inside such a file. Its header is read when the chunk is first
+used. Source: `torch/distributed/checkpoint/filesystem.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from posixpath import normpath
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import FormatError, MissingFileError
+from weightctl.formats.pytorch.reading import read
+from weightctl.formats.training.chunks import (
+    Block,
+    Chunk,
+    ChunkedSource,
+    ChunkedTensor,
+    StoredChunk,
+    describe_cover,
+    part_of_block,
+)
+from weightctl.formats.training.metadata import DistributedTensor, read_metadata
+from weightctl.formats.training.slices import FileSlice
+from weightctl.storage.files import exists, open_reader, prepare
+from weightctl.system.collection import without_collection
+from weightctl.text.wording import list_first
+from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
+from weightctl.weights.source import FileSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from weightctl.dtype import Encoding
+    from weightctl.formats.training.metadata import DistributedMetadata, Place
+    from weightctl.storage.base import Reader
+    from weightctl.storage.byte_range import FileRange
+
+__all__ = ["open_distributed"]
+
+_COMPLETE = "check that the files of all ranks are there, and that the copy is complete"
+_FEW = 5
+# Entries that are not tensors are shown up to this size and number.
+_LARGEST_ENTRY, _MOST_ENTRIES = 1 << 16, 1000
+
+
+class SavedChunk:
+    """A chunk that is a file of `torch.save` inside of another file."""
+
+    def __init__(self, file: FileSlice, start: int, name: str, stated: TensorInfo) -> None:
+        self._file, self._start, self._name, self._stated = file, start, name, stated
+        self._opened: StoredChunk | None = None
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with bytes of the chunk; raises `FormatError` if its file is invalid."""
+        self._open().read_into(start, buffer)
+
+    def file_range(self) -> FileRange | None:
+        """Return the range of the outer file; raises as `read_into` does."""
+        return self._open().file_range()
+
+    def _open(self) -> StoredChunk:
+        if self._opened is None:
+            header = _read_slice(self._file, self._start, self._name)
+            name = next(iter(header.tensors), None)
+            found = None if name is None else header.tensors[name]._replace(name="")
+            if name is None or found != self._stated:
+                is_there = "nothing" if found is None else _describe(found)
+                raise FormatError(
+                    self._file.path,
+                    self._start,
+                    f"the chunk of `{self._name}` is {is_there}, and the metadata state "
+                    f"{_describe(self._stated)}",
+                    hint="the files are of different checkpoints, or damaged",
+                )
+            # Offsets in the slice become offsets in the file, which other programs can copy.
+            self._opened = StoredChunk(FileSource(header, (self._file,)), name)
+        return self._opened
+
+
+def _describe(info: TensorInfo) -> str:
+    return f"{info.encoding} {list(info.shape)}"
+
+
+def _read_slice(file: FileSlice, start: int, name: str) -> Header:
+    try:
+        return read(file)
+    except FormatError as error:
+        raise FormatError(
+            file.path,
+            start + (error.offset or 0),
+            f"the saved data of `{name}` are invalid: {error.reason}",
+            hint=error.hint,
+        ) from error
+
+
+class _Opened(NamedTuple):
+    """The open files, by their path in the metadata, and their numbers."""
+
+    files: dict[str, Reader]
+    numbers: dict[str, int]
+
+
+@without_collection()
+def open_distributed(listing: str) -> ChunkedSource:
+    """Open the distributed checkpoint of a `.metadata`.
+
+    Raises `FormatError` if files are missing, or if chunks overlap or do not cover a tensor.
+    """
+    metadata = read_metadata(open_reader(listing))
+    opened = _open_files(listing, metadata)
+    tensors: dict[str, ChunkedTensor] = {}
+    infos: dict[str, TensorInfo] = {}
+    extents: dict[str, Extent] = {}
+    unread: list[str] = []
+    problems: list[str] = []
+    for name, record in metadata.tensors.items():
+        encoding = record.encoding
+        if encoding is None or encoding.block > 2:
+            unread.append(f"{name} ({record.dtype})")
+            continue
+        stated = _unpack_pairs(record, encoding)
+        info = TensorInfo(name, stated.shape, encoding)
+        if problem := _find_problem(stated, opened):
+            problems.append(f"`{name}`: {problem}")
+            continue
+        infos[name] = info
+        tensors[name] = ChunkedTensor(byte_shape(info), tuple(_chunks(info, stated, opened)))
+        first = stated.chunks[0][1] if stated.chunks else None
+        extents[name] = Extent(
+            0 if first is None else opened.numbers[first.path],
+            0 if first is None else first.offset,
+            info.nbytes,
+        )
+    if problems:
+        raise _invalid(listing, problems)
+    leaves = _read_entries(metadata.entries, opened, infos)
+    notes = ()
+    if unread:
+        named = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
+        notes = (f"tensors of unsupported types, which are not read: {named}",)
+    warnings = ()
+    if metadata.dangerous:
+        names = ", ".join(metadata.dangerous[:3])
+        warnings = (
+            f"{listing}: loading this file in other programs can run code, because its pickle "
+            f"names {names}; weightctl does not run this code",
+        )
+    files = tuple(opened.files.values())
+    header = Header(
+        format="dcp",
+        files=tuple(file.path for file in files),
+        tensors=infos,
+        extents=extents,
+        leaves=leaves,
+        listing=listing,
+        notes=notes,
+        warnings=warnings,
+    )
+    return ChunkedSource(header, files, tensors)
+
+
+def _unpack_pairs(stated: DistributedTensor, encoding: Encoding) -> DistributedTensor:
+    """Return a tensor with the number of its values; torch's shape counts pairs of 4-bit values."""
+    if encoding.block != 2:
+        return stated
+
+    def double(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*sizes[:-1], 2 * sizes[-1]) if sizes else (2,)
+
+    chunks = tuple(
+        (Block(double(block.offsets), double(block.sizes)), place) for block, place in stated.chunks
+    )
+    return stated._replace(shape=double(stated.shape), chunks=chunks)
+
+
+def _open_files(listing: str, metadata: DistributedMetadata) -> _Opened:
+    directory = os.path.dirname(listing)
+    places = [place for each in metadata.tensors.values() for _, place in each.chunks]
+    names = sorted({place.path for place in (*places, *metadata.entries.values())})
+    for name in names:
+        if os.path.isabs(name) or "\0" in name or normpath(name).startswith(".."):
+            raise FormatError(
+                listing,
+                None,
+                f"it refers to a file outside of its directory: {name[:100]!r}",
+                hint="the file is damaged or malicious",
+            )
+    paths = {name: os.path.join(directory, name) for name in names}
+    prepare([*paths.values()])
+    missing = [name for name, path in paths.items() if not exists(path)]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise MissingFileError(
+            listing,
+            None,
+            f"{len(missing)} of {len(names)} files of the distributed checkpoint {are} missing: "
+            f"{named}",
+            hint=_COMPLETE,
+        )
+    files = {name: open_reader(path) for name, path in paths.items()}
+    return _Opened(files, {name: number for number, name in enumerate(files)})
+
+
+def _find_problem(stated: DistributedTensor, opened: _Opened) -> str:
+    """Return why the chunks of a tensor are invalid; empty if they are valid."""
+    for block, place in stated.chunks:
+        file = opened.files[place.path]
+        if place.offset + place.length > file.size:
+            return (
+                f"the chunk at {list(block.offsets)} is at bytes {place.offset} to "
+                f"{place.offset + place.length} of {place.path}, which has {file.size} bytes"
+            )
+        if place.transforms:
+            named = ", ".join(place.transforms)
+            return f"the chunk at {list(block.offsets)} is encoded with an extension ({named})"
+    return describe_cover(stated.shape, (block for block, _ in stated.chunks if all(block.sizes)))
+
+
+def _chunks(info: TensorInfo, stated: DistributedTensor, opened: _Opened) -> Iterator[Chunk]:
+    for block, place in stated.chunks:
+        if not all(block.sizes):
+            continue
+        file = FileSlice(opened.files[place.path], place.offset, place.length)
+        data = SavedChunk(file, place.offset, info.name, TensorInfo("", block.sizes, info.encoding))
+        yield Chunk(byte_part(info, part_of_block(info.shape, block)), data)
+
+
+def _read_entries(
+    entries: dict[str, Place], opened: _Opened, tensors: dict[str, TensorInfo]
+) -> dict[str, Leaf]:
+    """Return the entries that are not tensors; small ones are read to show their values."""
+    leaves: dict[str, Leaf] = {}
+    for number, (name, place) in enumerate(entries.items()):
+        kept = {f"{name}.{below}" if below else name: leaf
+                for below, leaf in _read_entry(place, number, opened)}  # fmt: skip
+        leaves.update((key, leaf) for key, leaf in kept.items() if key not in tensors)
+    return leaves
+
+
+def _read_entry(place: Place, number: int, opened: _Opened) -> Iterable[tuple[str, Leaf]]:
+    file = opened.files[place.path]
+    unread = [("", Leaf("bytes", f"{place.length} bytes"))]
+    is_within = place.offset + place.length <= file.size
+    if not is_within or place.length > _LARGEST_ENTRY or number >= _MOST_ENTRIES:
+        return unread
+    try:
+        header = read(FileSlice(file, place.offset, place.length))
+    except FormatError:
+        return unread
+    tensors = (
+        (name, Leaf("torch.Tensor", f"{info.encoding} {list(info.shape)}"))
+        for name, info in header.tensors.items()
+    )
+    return [*header.leaves.items(), *tensors] or unread
+
+
+def _invalid(listing: str, problems: Sequence[str]) -> FormatError:
+    lines = list_first(list(problems), _FEW)
+    start = "the distributed checkpoint is not complete"
+    text = f"{start}: {problems[0]}" if len(problems) == 1 else "\n  ".join([f"{start}:", *lines])
+    return FormatError(listing, None, text, hint=_COMPLETE)
