@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from weightctl.errors import FormatError
 from weightctl.split import Cut
 from weightctl.storage.byte_range import FileRange
-from weightctl.weights.boxes import assemble
+from weightctl.text.wording import list_first
+from weightctl.weights.boxes import assemble, byte_part, byte_shape
 from weightctl.weights.deferred import Assembled
+from weightctl.weights.info import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +20,21 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.storage.base import Reader
     from weightctl.weights.data import WeightData
-    from weightctl.weights.info import Header
+    from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import FileSource
 
 __all__ = [
+    "INCOMPLETE",
     "Block",
-    "Chunk",
+    "ChunkData",
     "ChunkedSource",
-    "ChunkedTensor",
+    "ChunkedTree",
     "StoredChunk",
-    "describe_cover",
-    "part_of_block",
 ]
 
 
+INCOMPLETE = "check that the files of all ranks are there, and that the copy is complete"
+_FEW = 5
 # A limit on the chunks of one row, because each pair of them is compared.
 _MOST_BESIDE = 4096
 
@@ -150,6 +155,74 @@ class ChunkedSource:
         """Raise `FormatError` if a file was changed after it was opened."""
         for file in self._files:
             file.refuse_change()
+
+
+class ChunkedTree:
+    """The tensors of a checkpoint at the path `where`, while their chunks are found."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._tensors: dict[str, ChunkedTensor] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        self._extents: dict[str, Extent] = {}
+        self.problems: list[str] = []
+
+    def add_blocks(
+        self, info: TensorInfo, chunks: Sequence[tuple[Block, ChunkData]], file: int, offset: int
+    ) -> None:
+        """Add a tensor of blocks, whose first chunk is at `offset` of the file number `file`."""
+        kept = [(block, data) for block, data in chunks if all(block.sizes)]
+        problem = describe_cover(info.shape, (block for block, _ in kept))
+        if problem:
+            self.problems.append(f"`{info.name}`: {problem}")
+            return
+        parts = (
+            Chunk(byte_part(info, part_of_block(info.shape, block)), data) for block, data in kept
+        )
+        self._put(info, ChunkedTensor(byte_shape(info), tuple(parts)), file, offset)
+
+    def add_runs(
+        self, info: TensorInfo, runs: Sequence[tuple[int, ChunkData]], file: int, offset: int
+    ) -> None:
+        """Add a tensor that consists of consecutive bytes: the number of bytes of each chunk."""
+        ends = list(accumulate((count for count, _ in runs), initial=0))
+        if ends[-1] != info.nbytes:
+            self.problems.append(
+                f"`{info.name}`: the files have {ends[-1]} of its {info.nbytes} bytes"
+            )
+            return
+        block_of_run = [
+            Block((start,), (count,)) for start, (count, _) in zip(ends, runs, strict=False)
+        ]
+        parts = (
+            Chunk(part_of_block((info.nbytes,), block), data)
+            for block, (count, data) in zip(block_of_run, runs, strict=True)
+            if count
+        )
+        self._put(info, ChunkedTensor((info.nbytes,), tuple(parts)), file, offset)
+
+    def _put(self, info: TensorInfo, tensor: ChunkedTensor, file: int, offset: int) -> None:
+        self._infos[info.name] = info
+        self._tensors[info.name] = tensor
+        self._extents[info.name] = Extent(file, offset, info.nbytes)
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of this name was added."""
+        return name in self._infos
+
+    def make_source(self, header: Header, files: Sequence[Reader]) -> ChunkedSource:
+        """Return the source of the tensors; raises `FormatError` if there were problems."""
+        if self.problems:
+            start = "the checkpoint of distributed training is not complete"
+            lines = "\n  ".join([f"{start}:", *list_first(self.problems, _FEW)])
+            text = f"{start}: {self.problems[0]}" if len(self.problems) == 1 else lines
+            raise FormatError(self._where, None, text, hint=INCOMPLETE)
+        whole = header._replace(
+            files=tuple(file.path for file in files),
+            tensors=self._infos,
+            extents=self._extents,
+        )
+        return ChunkedSource(whole, files, self._tensors)
 
 
 def _is_within(part: Part, first: int, last: int) -> bool:

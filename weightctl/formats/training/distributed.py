@@ -13,25 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.formats.pytorch.reading import read
 from weightctl.formats.training.chunks import (
+    INCOMPLETE,
     Block,
-    Chunk,
     ChunkedSource,
-    ChunkedTensor,
+    ChunkedTree,
     StoredChunk,
-    describe_cover,
-    part_of_block,
 )
 from weightctl.formats.training.metadata import DistributedTensor, read_metadata
 from weightctl.formats.training.slices import FileSlice
 from weightctl.storage.files import exists, open_reader, prepare
 from weightctl.system.collection import without_collection
-from weightctl.text.wording import list_first
-from weightctl.weights.boxes import byte_part, byte_shape
-from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
+from weightctl.weights.info import Header, Leaf, TensorInfo
 from weightctl.weights.source import FileSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from weightctl.dtype import Encoding
     from weightctl.formats.training.metadata import DistributedMetadata, Place
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["open_distributed"]
 
-_COMPLETE = "check that the files of all ranks are there, and that the copy is complete"
-_FEW = 5
 # Entries that are not tensors are shown up to this size and number.
 _LARGEST_ENTRY, _MOST_ENTRIES = 1 << 16, 1000
 
@@ -111,11 +105,10 @@ def open_distributed(listing: str) -> ChunkedSource:
     """
     metadata = read_metadata(open_reader(listing))
     opened = _open_files(listing, metadata)
-    tensors: dict[str, ChunkedTensor] = {}
-    infos: dict[str, TensorInfo] = {}
-    extents: dict[str, Extent] = {}
+    tree = ChunkedTree(listing)
+    aliases: dict[str, str] = {}
+    names: dict[tuple[Place, tuple[int, ...], str], str] = {}
     unread: list[str] = []
-    problems: list[str] = []
     for name, record in metadata.tensors.items():
         encoding = record.encoding
         if encoding is None or encoding.block > 2:
@@ -124,42 +117,43 @@ def open_distributed(listing: str) -> ChunkedSource:
         stated = _unpack_pairs(record, encoding)
         info = TensorInfo(name, stated.shape, encoding)
         if problem := _find_problem(stated, opened):
-            problems.append(f"`{name}`: {problem}")
+            tree.problems.append(f"`{name}`: {problem}")
             continue
-        infos[name] = info
-        tensors[name] = ChunkedTensor(byte_shape(info), tuple(_chunks(info, stated, opened)))
         first = stated.chunks[0][1] if stated.chunks else None
-        extents[name] = Extent(
-            0 if first is None else opened.numbers[first.path],
-            0 if first is None else first.offset,
-            info.nbytes,
-        )
-    if problems:
-        raise _invalid(listing, problems)
-    leaves = _read_entries(metadata.entries, opened, infos)
-    notes = ()
+        if first is not None and len(stated.chunks) == 1:
+            # Tied weights are one chunk with several names.
+            other = names.setdefault((first, info.shape, encoding.name), name)
+            if other != name:
+                aliases[name] = other
+                continue
+        number = 0 if first is None else opened.numbers[first.path]
+        chunks = list(_list_chunks(info, stated, opened))
+        tree.add_blocks(info, chunks, number, 0 if first is None else first.offset)
+    leaves = _read_entries(metadata, opened)
+    notes: tuple[str, ...] = ()
     if unread:
         named = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
         notes = (f"tensors of unsupported types, which are not read: {named}",)
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if metadata.dangerous:
-        names = ", ".join(metadata.dangerous[:3])
-        warnings = (
+        named = ", ".join(metadata.dangerous[:3])
+        warning = (
             f"{listing}: loading this file in other programs can run code, because its pickle "
-            f"names {names}; weightctl does not run this code",
+            f"names {named}; weightctl does not run this code"
         )
-    files = tuple(opened.files.values())
+        warnings = (warning,)
     header = Header(
         format="dcp",
-        files=tuple(file.path for file in files),
-        tensors=infos,
-        extents=extents,
+        files=(),
+        tensors={},
+        extents={},
+        aliases=aliases,
         leaves=leaves,
         listing=listing,
         notes=notes,
         warnings=warnings,
     )
-    return ChunkedSource(header, files, tensors)
+    return tree.make_source(header, tuple(opened.files.values()))
 
 
 def _unpack_pairs(stated: DistributedTensor, encoding: Encoding) -> DistributedTensor:
@@ -199,7 +193,7 @@ def _open_files(listing: str, metadata: DistributedMetadata) -> _Opened:
             None,
             f"{len(missing)} of {len(names)} files of the distributed checkpoint {are} missing: "
             f"{named}",
-            hint=_COMPLETE,
+            hint=INCOMPLETE,
         )
     files = {name: open_reader(path) for name, path in paths.items()}
     return _Opened(files, {name: number for number, name in enumerate(files)})
@@ -217,27 +211,25 @@ def _find_problem(stated: DistributedTensor, opened: _Opened) -> str:
         if place.transforms:
             named = ", ".join(place.transforms)
             return f"the chunk at {list(block.offsets)} is encoded with an extension ({named})"
-    return describe_cover(stated.shape, (block for block, _ in stated.chunks if all(block.sizes)))
+    return ""
 
 
-def _chunks(info: TensorInfo, stated: DistributedTensor, opened: _Opened) -> Iterator[Chunk]:
+def _list_chunks(
+    info: TensorInfo, stated: DistributedTensor, opened: _Opened
+) -> Iterator[tuple[Block, SavedChunk]]:
     for block, place in stated.chunks:
-        if not all(block.sizes):
-            continue
         file = FileSlice(opened.files[place.path], place.offset, place.length)
-        data = SavedChunk(file, place.offset, info.name, TensorInfo("", block.sizes, info.encoding))
-        yield Chunk(byte_part(info, part_of_block(info.shape, block)), data)
+        own = TensorInfo("", block.sizes, info.encoding)
+        yield block, SavedChunk(file, place.offset, info.name, own)
 
 
-def _read_entries(
-    entries: dict[str, Place], opened: _Opened, tensors: dict[str, TensorInfo]
-) -> dict[str, Leaf]:
+def _read_entries(metadata: DistributedMetadata, opened: _Opened) -> dict[str, Leaf]:
     """Return the entries that are not tensors; small ones are read to show their values."""
     leaves: dict[str, Leaf] = {}
-    for number, (name, place) in enumerate(entries.items()):
+    for number, (name, place) in enumerate(metadata.entries.items()):
         kept = {f"{name}.{below}" if below else name: leaf
                 for below, leaf in _read_entry(place, number, opened)}  # fmt: skip
-        leaves.update((key, leaf) for key, leaf in kept.items() if key not in tensors)
+        leaves.update((key, leaf) for key, leaf in kept.items() if key not in metadata.tensors)
     return leaves
 
 
@@ -256,10 +248,3 @@ def _read_entry(place: Place, number: int, opened: _Opened) -> Iterable[tuple[st
         for name, info in header.tensors.items()
     )
     return [*header.leaves.items(), *tensors] or unread
-
-
-def _invalid(listing: str, problems: Sequence[str]) -> FormatError:
-    lines = list_first(list(problems), _FEW)
-    start = "the distributed checkpoint is not complete"
-    text = f"{start}: {problems[0]}" if len(problems) == 1 else "\n  ".join([f"{start}:", *lines])
-    return FormatError(listing, None, text, hint=_COMPLETE)
