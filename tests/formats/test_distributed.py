@@ -21,7 +21,7 @@ from distributed_files import (
     write_pieces,
 )
 from weightctl import convert, open_weights
-from weightctl.errors import FormatError
+from weightctl.errors import ConversionError, FormatError
 from weightctl.weights.info import Leaf
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
@@ -173,3 +173,19 @@ def test_huggingface_files_of_a_missing_rank_are_named(tmp_path: Path) -> None:
     next(folder.glob("shard-00001-*")).unlink()
     with pytest.raises(FormatError, match="are missing: shard-00001"):
         open_weights(folder)
+
+
+@pytest.mark.parametrize("out", ["out.other", "-"])
+def test_the_output_is_a_directory(out: str, tmp_path: Path) -> None:
+    path = out if out == "-" else tmp_path / out
+    with pytest.raises(ConversionError, match="dcp output is a directory, not a file"):
+        convert(FIXTURES / "tiny-llama", path, to="dcp")
+
+
+def test_an_output_is_replaced_with_force(tmp_path: Path) -> None:
+    torch.save({"a": ROWS}, tmp_path / "a.pt")
+    torch.save({"b": ROWS}, tmp_path / "b.pt")
+    convert(tmp_path / "a.pt", tmp_path / "out", to="dcp")
+    convert(tmp_path / "b.pt", tmp_path / "out", to="dcp", force=True)
+    assert [*open_weights(tmp_path / "out").header.tensors] == ["b"]
+    assert sorted(os.listdir(tmp_path / "out")) == [".metadata", "__0_0.distcp"]

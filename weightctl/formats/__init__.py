@@ -17,7 +17,9 @@ __all__ = [
     "FORMATS",
     "INDEX_SUFFIX",
     "MODEL_FORMATS",
+    "READ_FORMATS",
     "WHISPER_CPP",
+    "WRITTEN_FORMATS",
     "format_by_index",
     "format_by_suffix",
     "format_module",
@@ -74,11 +76,12 @@ MODEL_FORMATS: dict[str, FormatLine] = {
 }
 # Formats whose files can only be read together.
 DIRECTORY_FORMATS: dict[str, FormatLine] = {
-    "dcp": FormatLine(
-        "weightctl.formats.training", (".distcp",), "__0_0.distcp", index=".metadata"
-    ),
+    "dcp": FormatLine("weightctl.formats.dcp", (".distcp",), "__0_0.distcp", index=".metadata"),
 }
-ALL_FORMATS = {**FORMATS, **MODEL_FORMATS, **DIRECTORY_FORMATS}
+WRITTEN_FORMATS = {**FORMATS, **MODEL_FORMATS, **DIRECTORY_FORMATS}
+# Formats that are only read.
+READ_FORMATS: dict[str, FormatLine] = {"npz": FormatLine("weightctl.formats.npz", (".npz",))}
+ALL_FORMATS = {**WRITTEN_FORMATS, **READ_FORMATS}
 
 INDEX_SUFFIX = ".index.json"
 
@@ -100,7 +103,7 @@ def format_by_suffix(path: str) -> str | None:
     """
     lowered = path.lower()
     base = os.path.basename(lowered)
-    lines = {**MODEL_FORMATS, **FORMATS}
+    lines = {**MODEL_FORMATS, **FORMATS, **READ_FORMATS}
     return next(
         (
             name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INCOMPLETE",
-    "Block",
+    "ChunkBlock",
     "ChunkData",
     "ChunkedSource",
     "ChunkedTree",
@@ -39,7 +39,7 @@ _FEW = 5
 _MOST_BESIDE = 4096
 
 
-class Block(NamedTuple):
+class ChunkBlock(NamedTuple):
     """A box of elements of a tensor: the first index and the size in each dimension."""
 
     offsets: tuple[int, ...]
@@ -82,7 +82,7 @@ class StoredChunk(NamedTuple):
         return FileRange(span.file, span.offset + self.offset, span.nbytes - self.offset)
 
 
-class Chunk(NamedTuple):
+class TensorChunk(NamedTuple):
     """A part of the bytes of a tensor, and its data; without a part, it is the whole tensor."""
 
     part: Part
@@ -96,7 +96,7 @@ class ChunkedTensor(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[TensorChunk, ...]
 
 
 class ChunkedSource:
@@ -168,7 +168,11 @@ class ChunkedTree:
         self.problems: list[str] = []
 
     def add_blocks(
-        self, info: TensorInfo, chunks: Sequence[tuple[Block, ChunkData]], file: int, offset: int
+        self,
+        info: TensorInfo,
+        chunks: Sequence[tuple[ChunkBlock, ChunkData]],
+        file: int,
+        offset: int,
     ) -> None:
         """Add a tensor of blocks, whose first chunk is at `offset` of the file number `file`."""
         kept = [(block, data) for block, data in chunks if all(block.sizes)]
@@ -177,7 +181,8 @@ class ChunkedTree:
             self.problems.append(f"`{info.name}`: {problem}")
             return
         parts = (
-            Chunk(byte_part(info, part_of_block(info.shape, block)), data) for block, data in kept
+            TensorChunk(byte_part(info, part_of_block(info.shape, block)), data)
+            for block, data in kept
         )
         self._put(info, ChunkedTensor(byte_shape(info), tuple(parts)), file, offset)
 
@@ -192,10 +197,10 @@ class ChunkedTree:
             )
             return
         block_of_run = [
-            Block((start,), (count,)) for start, (count, _) in zip(ends, runs, strict=False)
+            ChunkBlock((start,), (count,)) for start, (count, _) in zip(ends, runs, strict=False)
         ]
         parts = (
-            Chunk(part_of_block((info.nbytes,), block), data)
+            TensorChunk(part_of_block((info.nbytes,), block), data)
             for block, (count, data) in zip(block_of_run, runs, strict=True)
             if count
         )
@@ -233,7 +238,7 @@ def _is_within(part: Part, first: int, last: int) -> bool:
     return True
 
 
-def part_of_block(shape: Sequence[int], block: Block) -> Part:
+def part_of_block(shape: Sequence[int], block: ChunkBlock) -> Part:
     """Return a block of a tensor as a part; it is empty for the whole tensor."""
     return tuple(
         Cut(axis, ((start, stop),))
@@ -244,9 +249,9 @@ def part_of_block(shape: Sequence[int], block: Block) -> Part:
     )
 
 
-def describe_cover(shape: Sequence[int], blocks: Iterable[Block]) -> str:
+def describe_cover(shape: Sequence[int], blocks: Iterable[ChunkBlock]) -> str:
     """Return what is wrong with the blocks of a tensor; empty if each element is in one block."""
-    active: list[Block] = []
+    active: list[ChunkBlock] = []
     covered = 0
     for block in sorted(blocks):
         if len(block.offsets) != len(shape) or len(block.sizes) != len(shape):
@@ -272,7 +277,7 @@ def describe_cover(shape: Sequence[int], blocks: Iterable[Block]) -> str:
     return ""
 
 
-def _overlaps(one: Block, other: Block) -> bool:
+def _overlaps(one: ChunkBlock, other: ChunkBlock) -> bool:
     return all(
         start < stop and begin < end
         for start, stop, begin, end in zip(

@@ -14,7 +14,7 @@ from weightctl.errors import FormatError, MissingFileError
 from weightctl.formats.pytorch.reading import read
 from weightctl.formats.training.chunks import (
     INCOMPLETE,
-    Block,
+    ChunkBlock,
     ChunkedSource,
     ChunkedTree,
     StoredChunk,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightctl.dtype import Encoding
-    from weightctl.formats.training.metadata import DistributedMetadata, Place
+    from weightctl.formats.training.metadata import ChunkPlace, DistributedMetadata
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
 
@@ -90,7 +90,7 @@ def _read_slice(file: FileSlice, start: int, name: str) -> Header:
         ) from error
 
 
-class _Opened(NamedTuple):
+class _OpenedFiles(NamedTuple):
     """The open files, by their path in the metadata, and their numbers."""
 
     files: dict[str, Reader]
@@ -107,7 +107,7 @@ def open_distributed(listing: str) -> ChunkedSource:
     opened = _open_files(listing, metadata)
     tree = ChunkedTree(listing)
     aliases: dict[str, str] = {}
-    names: dict[tuple[Place, tuple[int, ...], str], str] = {}
+    names: dict[tuple[ChunkPlace, tuple[int, ...], str], str] = {}
     unread: list[str] = []
     for name, record in metadata.tensors.items():
         encoding = record.encoding
@@ -165,12 +165,13 @@ def _unpack_pairs(stated: DistributedTensor, encoding: Encoding) -> DistributedT
         return (*sizes[:-1], 2 * sizes[-1]) if sizes else (2,)
 
     chunks = tuple(
-        (Block(double(block.offsets), double(block.sizes)), place) for block, place in stated.chunks
+        (ChunkBlock(double(block.offsets), double(block.sizes)), place)
+        for block, place in stated.chunks
     )
     return stated._replace(shape=double(stated.shape), chunks=chunks)
 
 
-def _open_files(listing: str, metadata: DistributedMetadata) -> _Opened:
+def _open_files(listing: str, metadata: DistributedMetadata) -> _OpenedFiles:
     directory = os.path.dirname(listing)
     places = [place for each in metadata.tensors.values() for _, place in each.chunks]
     names = sorted({place.path for place in (*places, *metadata.entries.values())})
@@ -196,10 +197,10 @@ def _open_files(listing: str, metadata: DistributedMetadata) -> _Opened:
             hint=INCOMPLETE,
         )
     files = {name: open_reader(path) for name, path in paths.items()}
-    return _Opened(files, {name: number for number, name in enumerate(files)})
+    return _OpenedFiles(files, {name: number for number, name in enumerate(files)})
 
 
-def _find_problem(stated: DistributedTensor, opened: _Opened) -> str:
+def _find_problem(stated: DistributedTensor, opened: _OpenedFiles) -> str:
     """Return why the chunks of a tensor are invalid; empty if they are valid."""
     for block, place in stated.chunks:
         file = opened.files[place.path]
@@ -215,15 +216,15 @@ def _find_problem(stated: DistributedTensor, opened: _Opened) -> str:
 
 
 def _list_chunks(
-    info: TensorInfo, stated: DistributedTensor, opened: _Opened
-) -> Iterator[tuple[Block, SavedChunk]]:
+    info: TensorInfo, stated: DistributedTensor, opened: _OpenedFiles
+) -> Iterator[tuple[ChunkBlock, SavedChunk]]:
     for block, place in stated.chunks:
         file = FileSlice(opened.files[place.path], place.offset, place.length)
         own = TensorInfo("", block.sizes, info.encoding)
         yield block, SavedChunk(file, place.offset, info.name, own)
 
 
-def _read_entries(metadata: DistributedMetadata, opened: _Opened) -> dict[str, Leaf]:
+def _read_entries(metadata: DistributedMetadata, opened: _OpenedFiles) -> dict[str, Leaf]:
     """Return the entries that are not tensors; small ones are read to show their values."""
     leaves: dict[str, Leaf] = {}
     for number, (name, place) in enumerate(metadata.entries.items()):
@@ -233,7 +234,7 @@ def _read_entries(metadata: DistributedMetadata, opened: _Opened) -> dict[str, L
     return leaves
 
 
-def _read_entry(place: Place, number: int, opened: _Opened) -> Iterable[tuple[str, Leaf]]:
+def _read_entry(place: ChunkPlace, number: int, opened: _OpenedFiles) -> Iterable[tuple[str, Leaf]]:
     file = opened.files[place.path]
     unread = [("", Leaf("bytes", f"{place.length} bytes"))]
     is_within = place.offset + place.length <= file.size

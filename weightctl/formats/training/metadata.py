@@ -14,7 +14,7 @@ from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pickles.records import Global, Pairs, PickledCall
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.records import Size, dtype_of
-from weightctl.formats.training.chunks import Block
+from weightctl.formats.training.chunks import ChunkBlock
 from weightctl.text.untyped import is_list, is_tuple
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.storage.base import Reader
 
-__all__ = ["DistributedMetadata", "DistributedTensor", "Place", "read_metadata"]
+__all__ = ["ChunkPlace", "DistributedMetadata", "DistributedTensor", "read_metadata"]
 
 _HINT = "the checkpoint is damaged, or another program than torch.distributed.checkpoint wrote it"
 _STATE = "state_dict_metadata"
@@ -32,7 +32,7 @@ _MOST_DIMENSIONS = 64
 _LEAST_CHUNK, _FREE_CHUNKS = 8, 1000
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Where the bytes of a chunk or an entry are: the file, relative to the directory, and range.
 
     `transforms` are the names of the extensions that have changed the bytes.
@@ -53,7 +53,7 @@ class DistributedTensor(NamedTuple):
     dtype: str
     encoding: Encoding | None
     shape: tuple[int, ...]
-    chunks: tuple[tuple[Block, Place], ...]
+    chunks: tuple[tuple[ChunkBlock, ChunkPlace], ...]
 
 
 class DistributedMetadata(NamedTuple):
@@ -63,7 +63,7 @@ class DistributedMetadata(NamedTuple):
     """
 
     tensors: dict[str, DistributedTensor]
-    entries: dict[str, Place]
+    entries: dict[str, ChunkPlace]
     dangerous: tuple[str, ...]
 
 
@@ -109,10 +109,10 @@ def _fields(record: Any) -> dict[str, Any]:
     state = record.states[0]
     if is_tuple(state) and len(state) == 2:  # dict and slots
         state = state[1] if type(state[1]) is Pairs else state[0]
-    return dict(_named(state)) if type(state) is Pairs else {}
+    return dict(_list_entries(state)) if type(state) is Pairs else {}
 
 
-def _named(mapping: Any) -> Iterator[tuple[str, Any]]:
+def _list_entries(mapping: Any) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a mapping, whose keys are names."""
     if type(mapping) is not Pairs:
         raise ValueError("a mapping is missing")
@@ -124,12 +124,12 @@ def _named(mapping: Any) -> Iterator[tuple[str, Any]]:
 
 def _read_state(
     state: dict[str, Any], nbytes: int
-) -> tuple[dict[str, DistributedTensor], dict[str, Place]]:
+) -> tuple[dict[str, DistributedTensor], dict[str, ChunkPlace]]:
     whole, by_offset = _read_places(state.get("storage_data"))
     tensors: dict[str, DistributedTensor] = {}
-    entries: dict[str, Place] = {}
+    entries: dict[str, ChunkPlace] = {}
     rest = _FREE_CHUNKS + nbytes // _LEAST_CHUNK
-    for name, record in _named(state[_STATE]):
+    for name, record in _list_entries(state[_STATE]):
         if name in tensors or name in entries:
             raise ValueError(f"`{name}` is described twice")
         fields = _fields(record)
@@ -144,10 +144,10 @@ def _read_state(
         if rest < 0:
             raise ValueError("it states more chunks than it can describe")
         shape = _sizes(fields.get("size"), name)
-        found: list[tuple[Block, Place]] = []
+        found: list[tuple[ChunkBlock, ChunkPlace]] = []
         for chunk in chunks:
             own = _fields(chunk)
-            block = Block(_sizes(own.get("offsets"), name), _sizes(own.get("sizes"), name))
+            block = ChunkBlock(_sizes(own.get("offsets"), name), _sizes(own.get("sizes"), name))
             place = by_offset.get((name, block.offsets), whole.get(name))
             if place is None:
                 raise ValueError(f"the chunk of `{name}` at {list(block.offsets)} is in no file")
@@ -168,12 +168,12 @@ def _dtype(properties: Any) -> Any:
 
 def _read_places(
     storage: Any,
-) -> tuple[dict[str, Place], dict[tuple[str, tuple[int, ...]], Place]]:
+) -> tuple[dict[str, ChunkPlace], dict[tuple[str, tuple[int, ...]], ChunkPlace]]:
     """Return the places of whole entries by name, and of chunks by name and offsets."""
     if type(storage) is not Pairs:
         raise ValueError("it does not state where the tensors are")
-    whole: dict[str, Place] = {}
-    by_offset: dict[tuple[str, tuple[int, ...]], Place] = {}
+    whole: dict[str, ChunkPlace] = {}
+    by_offset: dict[tuple[str, tuple[int, ...]], ChunkPlace] = {}
     for key, value in storage.pairs:
         index, stated = _fields(key), _fields(value)
         name, path = index.get("fqn"), stated.get("relative_path")
@@ -182,7 +182,7 @@ def _read_places(
         offset, length = stated.get("offset"), stated.get("length")
         if not (type(offset) is int and type(length) is int and offset >= 0 and length >= 0):
             raise ValueError(f"the place of `{name}` has no valid offset and length")
-        place = Place(path, offset, length, _transforms(stated.get("transform_descriptors")))
+        place = ChunkPlace(path, offset, length, _transforms(stated.get("transform_descriptors")))
         if index.get("offset") is None:
             whole[name] = place
         else:

@@ -15,7 +15,7 @@ from weightctl.formats.recognition import recognize_format
 from weightctl.formats.safetensors import read
 from weightctl.formats.training.chunks import (
     INCOMPLETE,
-    Block,
+    ChunkBlock,
     ChunkedSource,
     ChunkedTree,
     StoredChunk,
@@ -76,7 +76,7 @@ def open_sharded_safetensors(directory: str, names: Sequence[str]) -> ChunkedSou
 class _Found(NamedTuple):
     """A chunk: its block of the tensor, its data, and its place and description in a file."""
 
-    block: Block
+    block: ChunkBlock
     data: StoredChunk
     file: int
     offset: int
@@ -89,7 +89,7 @@ def _add_chunks(
     """Add the chunks of a file; `number` is that of the file."""
     stated = _read_offsets(header)
     for name, info in header.tensors.items():
-        block = Block(_offsets_of(header, stated, info), info.shape)
+        block = ChunkBlock(_offsets_of(header, stated, info), info.shape)
         known = found.setdefault(name, [])
         # Replicated tensors can be in the files of several ranks.
         if not known or known[0].block != block:
