@@ -236,7 +236,7 @@ OTHERS = {
     "zip-names-lie.zip": Case("it is a zip file without a checkpoint"),
     "keras.keras": Case("it is a Keras model (.keras)"),
     "office.bin": Case("it is an office document"),
-    "arrays.npz": Case("it is arrays of NumPy or MLX (.npz)"),
+    "arrays.npz": Case("`a.npy` is not an array of NumPy", 35),
     "notes.tar": Case("it is a tar archive; it contains readme.txt"),
     "nemo.nemo": Case("it is a NeMo model (.nemo)"),
     "tar-size-lies.tar": Case("it is a tar archive; it contains a.txt"),

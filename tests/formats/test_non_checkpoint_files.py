@@ -37,8 +37,11 @@ def numpy_of(save: Callable[..., object]) -> bytes:
 # The start of a file, its name, and the message.
 FILES: dict[str, tuple[bytes, str, str]] = {
     "a.npy": (numpy_of(np.save), "a NumPy array", "safetensors.numpy.save_file"),
-    "weights.npz": (numpy_of(np.savez), "arrays of NumPy or MLX", "safetensors.numpy"),
-    "packed.npz": (numpy_of(np.savez_compressed), "arrays of NumPy or MLX", "safetensors.numpy"),
+    "packed.npz": (
+        numpy_of(np.savez_compressed),
+        "compressed arrays of NumPy or MLX",
+        "safetensors.numpy",
+    ),
     "model.gguf.gz": (gzip.compress(GGUF), "compressed with gzip", "gunzip"),
     "model.gguf.xz": (lzma.compress(GGUF), "compressed with xz", "unxz"),
     "model.gguf.bz2": (bz2.compress(GGUF), "compressed with bzip2", "bunzip2"),

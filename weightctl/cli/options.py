@@ -11,7 +11,7 @@ import typer
 from weightctl.cli.completion import complete_formats, complete_tensor_names
 from weightctl.cli.help import HelpCommand
 from weightctl.errors import OutputError
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
 from weightctl.translate.optional_parts import OptionalPart
 
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _FORMATS = f"{', '.join([*ALL_FORMATS][:-1])} or {[*ALL_FORMATS][-1]}"
+_WRITTEN = f"{', '.join([*WRITTEN_FORMATS][:-1])} or {[*WRITTEN_FORMATS][-1]}"
 
 
 def locate(given: str | list[str] | None) -> str | list[str] | None:
@@ -119,7 +120,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="FORMAT",
-        help=f"Write FORMAT ({_FORMATS}). Needed only if the suffix of OUT does not select a "
+        help=f"Write FORMAT ({_WRITTEN}). Needed only if the suffix of OUT does not select a "
         "format.",
         autocompletion=complete_formats,
     ),

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_FORMATS",
+    "DIRECTORY_FORMATS",
     "FORMATS",
     "INDEX_SUFFIX",
     "MODEL_FORMATS",
+    "READ_FORMATS",
     "WHISPER_CPP",
+    "WRITTEN_FORMATS",
     "format_by_index",
     "format_by_suffix",
     "format_module",
@@ -29,7 +32,8 @@ class FormatLine(NamedTuple):
 
     `suffixes` are the suffixes of its files, the usual one first. `in_directory` is the name of its
     file in a model directory; None if the format is not used there. If a model in such a directory
-    has several parts, an index lists them. `prefix` is what the names of its files begin with, if
+    has several parts, an index lists them; `index` is its name, if a checkpoint with one file has
+    it too. `prefix` is what the names of its files begin with, if
     the suffix alone does not identify them.
     """
 
@@ -37,6 +41,7 @@ class FormatLine(NamedTuple):
     suffixes: tuple[str, ...]
     in_directory: str | None = None
     prefix: str = ""
+    index: str = ""
 
     @property
     def suffix(self) -> str:
@@ -69,7 +74,14 @@ WHISPER_CPP = "whisper.cpp"
 MODEL_FORMATS: dict[str, FormatLine] = {
     WHISPER_CPP: FormatLine("weightctl.formats.whisper_cpp", (".bin",), prefix="ggml-"),
 }
-ALL_FORMATS = {**FORMATS, **MODEL_FORMATS}
+# Formats whose files can only be read together.
+DIRECTORY_FORMATS: dict[str, FormatLine] = {
+    "dcp": FormatLine("weightctl.formats.dcp", (".distcp",), "__0_0.distcp", index=".metadata"),
+}
+WRITTEN_FORMATS = {**FORMATS, **MODEL_FORMATS, **DIRECTORY_FORMATS}
+# Formats that are only read.
+READ_FORMATS: dict[str, FormatLine] = {"npz": FormatLine("weightctl.formats.npz", (".npz",))}
+ALL_FORMATS = {**WRITTEN_FORMATS, **READ_FORMATS}
 
 INDEX_SUFFIX = ".index.json"
 
@@ -91,7 +103,7 @@ def format_by_suffix(path: str) -> str | None:
     """
     lowered = path.lower()
     base = os.path.basename(lowered)
-    lines = {**MODEL_FORMATS, **FORMATS}
+    lines = {**MODEL_FORMATS, **FORMATS, **READ_FORMATS}
     return next(
         (
             name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.split import Cut, part_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightctl.split import Part, Range
     from weightctl.weights.info import TensorInfo
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Box",
     "Overlap",
+    "assemble",
     "boxes",
     "boxes_of_run",
     "byte_part",
@@ -29,6 +30,9 @@ __all__ = [
     "find_overlaps",
     "scatter",
 ]
+
+# The most bytes that are read at a time into a buffer of their own.
+_MOST_BESIDE = 1 << 20
 
 
 class Box(NamedTuple):
@@ -185,6 +189,35 @@ def collect(
     source = np.frombuffer(own, np.uint8).reshape(overlap.shape)
     for there, here in overlap.places:
         whole[there] = source[here]
+
+
+def assemble(
+    shape: Sequence[int],
+    parts: Sequence[tuple[Part, Callable[[int, memoryview], object]]],
+    start: int,
+    buffer: memoryview,
+    unit: int = 1,
+) -> None:
+    """Fill `buffer` with the bytes from `start` on of a tensor that is stored in parts.
+
+    `shape` is the shape of the tensor in bytes. Each part has a function that fills a buffer with
+    the part's bytes from an offset on. Where parts overlap, the bytes of the last one are kept.
+    Reads are of whole units of bytes.
+    """
+    limit = max(_MOST_BESIDE // unit, 1) * unit
+    done = 0
+    for box in boxes_of_run(shape, start, start + buffer.nbytes, limit):
+        nbytes = (box.stop - box.start) * prod(shape[len(box.place) + 1 :])
+        held = buffer[done : done + nbytes]
+        done += nbytes
+        for part, read in parts:
+            for overlap in find_overlaps(shape, part, box):
+                if overlap.is_contiguous:
+                    read(overlap.offset, held[overlap.start : overlap.start + overlap.nbytes])
+                else:
+                    own = memoryview(bytearray(overlap.nbytes))
+                    read(overlap.offset, own)
+                    collect(shape, box, held, overlap, own)
 
 
 def _box_shape(shape: Sequence[int], box: Box) -> tuple[int, ...]:

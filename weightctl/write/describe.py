@@ -8,12 +8,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError, OutputError
-from weightctl.formats import FORMATS, format_module
+from weightctl.formats import ALL_FORMATS, FORMATS, format_module
 from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.formats.training.writing import metadata_of
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import (
@@ -60,13 +61,15 @@ def describe(plan: Plan, where: Target) -> Outcome:
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
-    index_name = where.index_name if len(parts) > 1 else None
+    is_always = bool(ALL_FORMATS[where.format].index)
+    index_name = where.index_name if len(parts) > 1 or is_always else None
     if index_name is not None and not is_text(index_name):
         raise ConversionError(
             "the name of the output is not UTF-8, and an index cannot refer to such files",
             hint="choose another name",
         )
-    index = None if index_name is None else (index_name, index_of(parts, plan.tied))
+    make_index = metadata_of if is_always else index_of
+    index = None if index_name is None else (index_name, make_index(parts, plan.tied))
     # Files that are made for the output take precedence over files next to the source.
     is_model = where.file_name is not None
     documents: Mapping[str, bytes] = plan.documents if is_model else {}

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import (
     ALL_FORMATS,
+    DIRECTORY_FORMATS,
     FORMATS,
     INDEX_SUFFIX,
+    WRITTEN_FORMATS,
     format_by_index,
     format_by_suffix,
     format_module,
@@ -92,6 +94,8 @@ class Target(NamedTuple):
         """The name of the index that lists the parts; None if the format does not have one."""
         if not ALL_FORMATS[self.format].has_index:
             return None
+        if ALL_FORMATS[self.format].index:
+            return ALL_FORMATS[self.format].index
         return os.path.basename(self.file) + INDEX_SUFFIX
 
 
@@ -203,7 +207,12 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     if chosen is None and is_stream(path):
         raise ConversionError(
             f"the output format for {stream_name(path)} is not specified",
-            hint=f"use --to (`to` in Python) with one of {', '.join(ALL_FORMATS)}",
+            hint=f"use --to (`to` in Python) with one of {', '.join(WRITTEN_FORMATS)}",
+        )
+    if chosen in DIRECTORY_FORMATS:
+        raise ConversionError(
+            f"{stream_name(path)}: {chosen} output is a directory, not a file",
+            hint="use the path of a directory, which ends with a slash",
         )
     if chosen is None:
         suffixes = ", ".join(suffix for line in FORMATS.values() for suffix in line.suffixes)

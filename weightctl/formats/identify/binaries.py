@@ -84,7 +84,7 @@ def recognize_zip(file: Reader) -> NonCheckpointFile | None:
     weights = _weights(names)
     hint = f"{UNPACK}: it contains {weights}" if weights else ""
     if names and all(name.endswith(".npy") for name in names):
-        return NonCheckpointFile("arrays of NumPy or MLX (.npz)", NUMPY)
+        return NonCheckpointFile("compressed arrays of NumPy or MLX (.npz)", NUMPY)
     for ending, what, remedy in _ZIPS:
         if any(name.endswith(ending) for name in names):
             return NonCheckpointFile(what, hint or remedy)

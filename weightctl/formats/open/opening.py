@@ -9,6 +9,7 @@ from weightctl.errors import ArgumentTypeError
 from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
+from weightctl.formats.training.opening import open_training
 from weightctl.storage.files import refresh
 from weightctl.storage.location import parse_location
 from weightctl.weights.source import FileSource
@@ -23,7 +24,8 @@ def open_weights(
     """Open the checkpoint at a path as a tree; headers are parsed, and no tensor is read.
 
     The path is a file, any part of a split set, an index, a directory, or the manifest of a sharded
-    checkpoint, which is opened with whole tensors. The format is detected by content. If a
+    checkpoint, which is opened with whole tensors, as checkpoints of distributed training are. The
+    format is detected by content. If a
     directory contains several formats, `format_name` chooses one; by default the first of
     safetensors, GGUF and PyTorch is read, and `header.notes` reports it. With `partial`, parts of a
     set can be missing: the tree has the tensors of the parts that exist, and `header.missing` names
@@ -37,6 +39,9 @@ def open_weights(
     listing = manifest_at(where)
     if listing is not None:
         return Checkpoint(open_sharded(listing, format_name))
+    training = open_training(where, format_name)
+    if training is not None:
+        return Checkpoint(training)
     header, files = open_files(where, format_name, partial=partial)
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))

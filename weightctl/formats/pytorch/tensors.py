@@ -30,11 +30,19 @@ if TYPE_CHECKING:
 
     Locate = Callable[[Storage], tuple[int, int]]
 
-__all__ = ["PlacedTensor", "Streams", "UnsoundTensorError", "flat", "place_array", "place_tensor"]
+__all__ = [
+    "NUMPY_ENCODINGS",
+    "PlacedTensor",
+    "Streams",
+    "UnsoundTensorError",
+    "flat",
+    "place_array",
+    "place_tensor",
+]
 
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 # NumPy's dtype codes in pickles.
-_ARRAYS = {
+NUMPY_ENCODINGS = {
     "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32",
     "i8": "I64", "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64", "c16": "C128",
     **{
@@ -150,7 +158,9 @@ def place_array(
     other tensors in it. Raises `UnsoundTensorError` if the array is invalid.
     """
     kind = array.dtype
-    encoding = ENCODINGS.get(_ARRAYS.get(kind.code, "")) if type(kind) is NumPyType else None
+    encoding = (
+        ENCODINGS.get(NUMPY_ENCODINGS.get(kind.code, "")) if type(kind) is NumPyType else None
+    )
     content = array.content
     # Text is only encoded if it is needed, because many arrays can share it.
     raw = None if encoding is None else bytes_of(content, data)

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["RECORD", "ZipMember", "directory", "layout", "place_member", "unfit"]
+__all__ = [
+    "RECORD",
+    "ZipMember",
+    "directory",
+    "layout",
+    "place_member",
+    "torch_shape",
+    "unfit",
+    "whole_tensor_layout",
+]
 
 _LOCAL = Struct("<4s5H3I2H")  # 4.3.7
 _DESCRIPTOR, _LARGE_DESCRIPTOR = Struct("<4s3I"), Struct("<4sI2Q")  # 4.3.9
@@ -192,6 +201,18 @@ def layout(
     alignment of more than 64 MiB.
     """
     root, rest = _state(tensors, metadata, part)
+    return _describe(root, rest, tensors, _boundary(metadata))
+
+
+def whole_tensor_layout(info: TensorInfo) -> Layout:
+    """Describe the zip file of a single tensor, which is the root object of the pickle."""
+    return _describe(_tensor(info, "0"), {}, (info,), _LEAST_ALIGNMENT)
+
+
+def _describe(
+    root: Any, rest: Mapping[str, MetadataValue], tensors: Sequence[TensorInfo], boundary: int
+) -> Layout:
+    """Describe the zip file of an object with these tensors, and `rest` as its metadata."""
     stated = {"data.pkl": emit(root), "byteorder": b"little"}
     if rest:
         stated[RECORD] = to_json(rest).encode()
@@ -201,7 +222,7 @@ def layout(
         members.append(place_member(name, len(content), len(header), crc=crc32(content)))
         header += members[-1].header() + content
     first = len(members)
-    position, boundary = len(header), _boundary(metadata)
+    position = len(header)
     for number, info in enumerate(tensors):
         members.append(place_member(f"data/{number}", info.nbytes, position, boundary))
         position = members[-1].end
@@ -256,13 +277,16 @@ def _state(
     return root, {key: metadata[key] for key in metadata if key not in used and key not in tied}
 
 
+def torch_shape(info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of a tensor in torch, which counts bytes if they hold two values each."""
+    if info.encoding.block == 1:
+        return info.shape
+    return (*info.shape[:-1], info.shape[-1] // info.encoding.block)
+
+
 def _tensor(info: TensorInfo, key: str) -> PickledCall:
     """Return the record of a contiguous tensor with a storage of its own."""
-    dtype = str(info.encoding.ids.get("pytorch", ""))
-    shape = info.shape
-    if info.encoding.block > 1:
-        # torch's shape counts bytes, which hold two values each.
-        shape = (*shape[:-1], shape[-1] // info.encoding.block)
+    dtype, shape = str(info.encoding.ids.get("pytorch", "")), torch_shape(info)
     strides = tuple(prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
     named = STORAGE_CLASSES.get(info.encoding.name)
     kind = Global("torch.storage", "UntypedStorage") if named is None else Global("torch", named)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
 from weightctl.storage.byte_range import FileRange
-from weightctl.weights.boxes import boxes_of_run, byte_part, byte_shape, collect, find_overlaps
+from weightctl.weights.boxes import assemble, byte_part, byte_shape
 from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header
 from weightctl.weights.source import FileSource
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["GatheredSource", "shard_key"]
-
-# The most bytes that are read at a time into a buffer of their own.
-_MOST_BESIDE = 1 << 20
 
 
 class _Portion(NamedTuple):
@@ -102,25 +100,15 @@ class GatheredSource:
         If different parts overlap, the bytes of each part are read.
         """
         info, portions = self._header.tensors[name], self._portions[name]
-        shape, size = byte_shape(info), info.encoding.size
-        limit = max(_MOST_BESIDE // size, 1) * size
         # Where parts overlap, the bytes of the first one are kept.
-        parts = [(each, byte_part(info, each.part)) for each in reversed(portions)]
-        done = 0
-        for box in boxes_of_run(shape, start, start + buffer.nbytes, limit):
-            nbytes = (box.stop - box.start) * prod(shape[len(box.place) + 1 :])
-            held = buffer[done : done + nbytes]
-            done += nbytes
-            for portion, part in parts:
-                for overlap in find_overlaps(shape, part, box):
-                    at = portion.offset + overlap.offset
-                    if overlap.is_contiguous:
-                        own = held[overlap.start : overlap.start + overlap.nbytes]
-                        self.shards.read_into(portion.shard, at, own)
-                    else:
-                        own = memoryview(bytearray(overlap.nbytes))
-                        self.shards.read_into(portion.shard, at, own)
-                        collect(shape, box, held, overlap, own)
+        parts = [
+            (byte_part(info, each.part), partial(self._read_portion, each))
+            for each in reversed(portions)
+        ]
+        assemble(byte_shape(info), parts, start, buffer, info.encoding.size)
+
+    def _read_portion(self, portion: _Portion, start: int, buffer: memoryview) -> None:
+        self.shards.read_into(portion.shard, portion.offset + start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file with the whole tensor; None if no rank has all of it."""

@@ -1,0 +1,94 @@
+"""Finding of training checkpoints, whose tensors are spread over the files of several ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightctl.errors import FormatError
+from weightctl.formats.training.detection import DIRECTORY_OF_RANK, OPTIMIZER, SHARD
+from weightctl.storage.files import is_directory, is_file, list_names, read_start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.formats.training.chunks import ChunkedSource
+
+__all__ = ["open_training"]
+
+_METADATA = ".metadata"
+# The files that name the last checkpoint, and the pattern of its directory.
+_TAGS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
+_LONGEST = 256
+# Formats that users can ask for, and that such checkpoints are taken as.
+_OF_TORCH = {None, "dcp"}
+_OF_RANKS = {None, "dcp", "pytorch"}
+_OF_SHARDS = {None, "dcp", "safetensors"}
+
+
+def open_training(path: str, format_name: str | None = None) -> ChunkedSource | None:
+    """Open the training checkpoint at a path; None if there is none.
+
+    `path` is a directory, the `.metadata` in it, or one of the files that `.metadata` describes.
+    Raises `FormatError` if the checkpoint is invalid.
+    """
+    listing = _find_metadata(path)
+    if listing is not None and format_name in _OF_TORCH:
+        from weightctl.formats.training.distributed import open_distributed
+
+        return open_distributed(listing)
+    if not is_directory(path):
+        return None
+    try:
+        names = list_names(path)
+    except (FormatError, OSError):  # a web server cannot be listed
+        return None
+    return _open_latest(path, names, format_name) or _open_ranks(path, names, format_name)
+
+
+def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+    """Open the files of several ranks in a directory; None if there are none."""
+    shards = [name for name in names if SHARD.fullmatch(name)]
+    if shards and format_name in _OF_SHARDS:
+        from weightctl.formats.training.sharded_safetensors import open_sharded_safetensors
+
+        return open_sharded_safetensors(path, shards)
+    if format_name not in _OF_RANKS:
+        return None
+    if any(map(OPTIMIZER.fullmatch, names)):
+        from weightctl.formats.training.deepspeed import open_deepspeed
+
+        return open_deepspeed(path, names)
+    if any(map(DIRECTORY_OF_RANK.fullmatch, names)):
+        from weightctl.formats.training.megatron import open_megatron
+
+        return open_megatron(path, names)
+    return None
+
+
+def _open_latest(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+    """Open the checkpoint that a file in the directory names as the last; None if none does."""
+    for tag in filter(names.__contains__, _TAGS):
+        where = os.path.join(path, tag)
+        written = str(read_start(where, _LONGEST), "utf-8", "replace").strip()
+        name = _TAGS[tag].format(written)
+        below = os.path.join(path, name)
+        if written and os.path.basename(name) == name and is_directory(below):
+            found = _find_metadata(below)
+            if found is not None:
+                return open_training(found, format_name)
+            return _open_ranks(below, list_names(below), format_name)
+    return None
+
+
+def _find_metadata(path: str) -> str | None:
+    """Return the path of the metadata of a distributed checkpoint; None if there is none."""
+    if is_directory(path):
+        found = os.path.join(path, _METADATA)
+    elif os.path.basename(path) == _METADATA:
+        found = path
+    elif path.endswith(".distcp"):
+        found = os.path.join(os.path.dirname(path), _METADATA)
+    else:
+        return None
+    return found if is_file(found) else None
