@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "show": "weightctl.cli.show:app",
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
+    "merge": "weightctl.cli.merge:app",
     "shard": "weightctl.cli.shard:app",
     "verify": "weightctl.cli.verify:app",
     "tasks": "weightctl.cli.tasks:app",

@@ -56,6 +56,7 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         to=given["to"],
         source_format=given["source"],
         partial=given["partial"],
+        adapters=given.get("adapters", ()),
         private=given["private"],
         pr=given["pull_request"],
         memory=given["memory"],

@@ -12,6 +12,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from weightctl.adapters.merging import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
@@ -110,6 +111,10 @@ class PlanRequest(NamedTuple):
         arguments = {name: each for name, each in given.items() if name not in _OF_THE_RUN}
         if "dry_run" in given:
             arguments["dry_run"] = True
+        if adapters := given.get("adapters"):
+            arguments["adapters"] = [
+                (absolute(path), weight) for path, weight in map(parse_adapter, adapters)
+            ]
         for name in _PATHS & arguments.keys():
             value = arguments[name]
             if isinstance(value, Target):
