@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from weightctl.adapters.places import Places, Targets, find_places
 from weightctl.adapters.reading import load_adapter
@@ -19,43 +18,14 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightctl.adapters.paths import AdapterPath
     from weightctl.adapters.reading import LoraAdapter, LowRank
     from weightctl.families.family import TensorNames
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["AdapterLike", "AdapterPath", "merge_adapters", "parse_adapter"]
-
-
-class AdapterPath(NamedTuple):
-    """The path of an adapter, and the weight that its changes are multiplied by."""
-
-    path: str
-    weight: float = 1.0
-
-
-# A path, which may end in a weight as in `adapter:0.5`, or a path and a weight.
-AdapterLike: TypeAlias = "str | os.PathLike[str] | tuple[str, float]"
-
-
-def parse_adapter(given: AdapterLike) -> AdapterPath:
-    """Return a path with its weight; raises `ConversionError` if the weight is not finite."""
-    if isinstance(given, tuple):
-        return AdapterPath(os.fspath(given[0]), float(given[1]))
-    path = os.fspath(given)
-    stem, colon, text = path.rpartition(":")
-    if not colon or not stem or os.path.exists(path) or text.startswith("//"):
-        return AdapterPath(path)
-    try:
-        weight = float(text)
-    except ValueError:
-        return AdapterPath(path)
-    if not abs(weight) < float("inf"):
-        raise ConversionError(
-            f"{text} is not a weight of an adapter", hint="use a number, as in adapter:0.5"
-        )
-    return AdapterPath(stem, weight)
+__all__ = ["merge_adapters"]
 
 
 def merge_adapters(
@@ -142,7 +112,16 @@ class _Merge:
                 hint="a model with tied weights stores them once, so that the change would apply "
                 "to both",
             )
-        return (name, None) if self._places is None else self._places.find(name)
+        if self._places is None:
+            return name, None
+        names = self._places.find(name)
+        if names.is_stacked("gguf") or names.gguf not in self._header.tensors:
+            raise ConversionError(
+                f"the adapter has `{tensor}` for one of several experts, which GGUF files store in "
+                "one tensor",
+                hint="merge the adapter into the original model, and convert the result",
+            )
+        return names.gguf, names
 
     def _to_form(self, tensor: ReadableTensor, names: TensorNames | None) -> ReadableTensor:
         """Return a tensor of the adapter as the model stores it."""

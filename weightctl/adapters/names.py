@@ -14,6 +14,7 @@ _PEFT = re.compile(
     r"(?:\.(?!weight$|bias$)[^.]+)?(?P<kind>\.weight|\.bias)?$"
 )
 _SAVED = re.compile(r"\.modules_to_save(?:\.(?!weight$|bias$)[^.]+)?(?=\.)")
+_BASE_LAYER = ".base_layer."
 _HALVES = {
     "A": "first", "embedding_A": "first", "B": "second", "embedding_B": "second",
     "magnitude_vector": "magnitude",
@@ -38,7 +39,8 @@ class AdapterPart(NamedTuple):
 
     - `module`: the name of the module or of the weight that it belongs to.
     - `part`: `first` or `second` for the matrices of a pair, `magnitude` for DoRA's magnitudes,
-      `alpha`, `bias` for the bias of a pair, and `saved` for a tensor that replaces the model's.
+      `alpha`, `bias` for the bias of a pair, `saved` for a tensor that replaces the model's, and
+      `copy` for a copy of a weight that a pair belongs to.
     - `is_embedding`: whether the pair is that of an embedding, whose product is transposed.
     """
 
@@ -57,4 +59,6 @@ def parse_name(name: str) -> AdapterPart:
     for pattern in _OTHERS:
         if found := pattern.match(name):
             return AdapterPart(found["module"], _OTHER_HALVES[found["half"]])
-    return AdapterPart(_SAVED.sub("", stem).replace(".base_layer.", "."), "saved")
+    if _BASE_LAYER in stem:
+        return AdapterPart(stem.replace(_BASE_LAYER, "."), "copy")
+    return AdapterPart(_SAVED.sub("", stem), "saved")

@@ -81,20 +81,20 @@ class Places(NamedTuple):
     config: Config
     family: str
 
-    def find(self, name: str) -> tuple[str, TensorNames]:
-        """Return GGUF's name for a tensor of Hugging Face's, and its line.
+    def find(self, name: str) -> TensorNames:
+        """Return the line of a tensor of Hugging Face's, which has a name in GGUF.
 
-        Raises `ConversionError` if one of the conventions stores it together with others.
+        Raises `ConversionError` if one of the conventions stores it together with other parts.
         """
         lines = self.names[name]
         line = lines[0]
-        if len(lines) > 1 or line.fusions or line.gguf is None or line.is_stacked("gguf"):
+        if len(lines) > 1 or line.fusions or line.gguf is None:
             raise ConversionError(
-                f"`{name}` is stored together with other tensors in GGUF files of {self.family}, "
-                "or in its original form: an adapter for it cannot be written in GGUF's names",
+                f"`{name}` contains other parts in GGUF files of {self.family} than in the "
+                "original model, so an adapter for it does not apply to them",
                 hint="merge the adapter into the original model, and convert the result",
             )
-        return line.gguf, line
+        return line
 
 
 def find_places(base: Checkpoint) -> Places:

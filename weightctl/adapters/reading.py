@@ -67,6 +67,7 @@ class LowRank(NamedTuple):
 class LoraAdapter:
     """A LoRA adapter: its pairs by the names of modules, and tensors that replace the model's.
 
+    `copies` are those that PEFT saved beside their pairs, such as embeddings with new tokens.
     `is_gguf` states that the names are GGUF's. `fan_in_fan_out` is PEFT's setting for matrices that
     are stored as (inputs, outputs). `document` is the content of adapter_config.json.
     """
@@ -78,6 +79,7 @@ class LoraAdapter:
     replaced: Mapping[str, ReadableTensor]
     document: Mapping[str, Any]
     is_gguf: bool = False
+    copies: frozenset[str] = frozenset()
 
     @property
     def fan_in_fan_out(self) -> bool:
@@ -116,10 +118,13 @@ def read_adapter(weights: Checkpoint, where: str = "") -> LoraAdapter:
     parts: dict[str, dict[str, str]] = {}
     replaced: dict[str, ReadableTensor] = {}
     embeddings: set[str] = set()
+    copies: set[str] = set()
     for name in header.tensors:
         place = parse_name(name)
-        if place.part == "saved":
+        if place.part in {"saved", "copy"}:
             replaced[place.module] = tensor_of(source, name)
+            if place.part == "copy":
+                copies.add(place.module)
             continue
         parts.setdefault(place.module, {})[place.part] = name
         if place.is_embedding:
@@ -129,12 +134,15 @@ def read_adapter(weights: Checkpoint, where: str = "") -> LoraAdapter:
         module: _pair(module, found, source, scales, is_embedding=module in embeddings)
         for module, found in parts.items()
     }
-    from weightctl.schemes.adapters import adapter
-
-    known = adapter(header, document)
-    base = known.base if known is not None else ""
     return LoraAdapter(
-        where, source, base, pairs, replaced, document, is_gguf=header.format == "gguf"
+        where,
+        source,
+        document.get("base_model_name_or_path") or "",
+        pairs,
+        replaced,
+        document,
+        header.format == "gguf",
+        frozenset(copies),
     )
 
 

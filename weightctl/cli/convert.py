@@ -13,6 +13,7 @@ from weightctl.cli.completion import (
 )
 from weightctl.cli.options import (
     Anonymous,
+    Base,
     DryRun,
     Exclude,
     Force,
@@ -204,6 +205,7 @@ def convert(
         ),
     ] = Names.AUTO,
     mmproj: Mmproj = None,
+    base: Base = None,
     weights_only: Annotated[
         bool,
         typer.Option(

@@ -154,6 +154,7 @@ def merge(
 _DEFAULTS: dict[str, object] = {
     "search": False,
     "mmproj": None,
+    "base": None,
     "nonfinite": NonFinite.ERROR,
     "exact": False,
     "no_fallback": False,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from weightctl.adapters.merging import AdapterLike
+    from weightctl.adapters.paths import AdapterLike
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.types import TypeLike
@@ -99,6 +99,7 @@ def convert(
     source_format: str | None = None,
     partial: bool = False,
     adapters: Sequence[AdapterLike] = (),
+    base: str | os.PathLike[str] | None = None,
     private: bool = False,
     pr: bool = False,
     force: bool = False,
@@ -141,7 +142,7 @@ def convert(
     pull request.
 
     `adapters` are paths of LoRA adapters that are merged into the model, or pairs of a path and the
-    weight of its changes.
+    weight of its changes. `base` is the path of the model of an adapter that becomes a GGUF file.
 
     `on` selects workers that do the work: a `concurrent.futures.Executor`, or text such as
     "processes:4". `threads`, by default one, and `memory` are then the limits of each worker, which
@@ -192,6 +193,7 @@ def convert(
                 include=include,
                 exclude=exclude,
                 without=left_out,
+                base=base,
             ),
             where,
         )

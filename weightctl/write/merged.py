@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.adapters.merging import merge_adapters, parse_adapter
+from weightctl.adapters.paths import parse_adapter
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.plan.cast import is_lossy
@@ -18,7 +18,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.adapters.merging import AdapterLike
+    from weightctl.adapters.paths import AdapterLike
     from weightctl.plan.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
@@ -72,6 +72,8 @@ def plan_merge(
     """
     if not adapters:
         return make(base), Merge()
+    from weightctl.adapters.merging import merge_adapters
+
     is_gguf = where.format == "gguf"
     decoded = dequantize_weights(base, in_blocks=is_gguf, keeps_shapes=not is_gguf)
     tree, of_adapters = merge_adapters(decoded, list(map(parse_adapter, adapters)))

@@ -12,7 +12,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from weightctl.adapters.merging import parse_adapter
+from weightctl.adapters.paths import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
@@ -49,7 +49,7 @@ DEFAULT_TASK = 2 << 30
 # Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
-_ALWAYS_PATHS = {"imatrix", "mmproj", "out", "path", "source"}
+_ALWAYS_PATHS = {"base", "imatrix", "mmproj", "out", "path", "source"}
 _PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
 
 _GOLDEN_ROWS = 2
