@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
     "merge": "weightctl.cli.merge:app",
+    "extract": "weightctl.cli.extract:app",
     "shard": "weightctl.cli.shard:app",
     "verify": "weightctl.cli.verify:app",
     "tasks": "weightctl.cli.tasks:app",

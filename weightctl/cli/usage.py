@@ -29,6 +29,7 @@ _DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes unquantized val
 _RENAME = "`weightctl convert MODEL OUT --rename 'REGEX=NEW'` renames tensors"
 _EDIT = "`weightctl convert MODEL OUT --set KEY=VALUE` changes metadata"
 _MERGE = "`weightctl merge MODEL ADAPTER OUT` merges a LoRA adapter into a model"
+_EXTRACT = "`weightctl extract BASE TUNED OUT` computes a LoRA adapter from two models"
 _JOIN = (
     "`weightctl shard --gather DIR OUT` joins the shards of ranks; `weightctl convert MODEL OUT` "
     "joins a model of several files"
@@ -63,6 +64,7 @@ _MEANINGS: dict[str, str] = {
     **dict.fromkeys(("split", "partition", "cut", "slice"), _SPLIT),
     **dict.fromkeys(("download", "pull", "fetch", "get"), _DOWNLOAD),
     **dict.fromkeys(("lora", "adapter", "peft", "fuse"), _MERGE),
+    **dict.fromkeys(("svd", "unmerge"), _EXTRACT),
     "version": "`weightctl --version` prints the version",
     "completion": "`weightctl --install-completion` installs completion for your shell",
 }  # fmt: skip
