@@ -53,6 +53,7 @@ LAYERS = (
     ("engine",),
     ("plan",),
     ("translate", "sharding"),
+    ("adapters",),
     ("write",),
     ("editing",),
     ("verify",),
@@ -66,7 +67,7 @@ NEIGHBORS = {("__main__", "cli")}
 # models.
 FORBIDDEN = {
     (above, below)
-    for above in ("plan", "translate", "sharding", "write")
+    for above in ("plan", "translate", "sharding", "adapters", "write")
     for below in ("graph", "nn", "nn.models", "engine")
 }
 # Imports that point up, because `Weights.allocate` returns a graph's Weight. Only type checkers

@@ -69,6 +69,11 @@ def _library() -> Any:
         ("batch_init", _Batch, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
         ("decode", ctypes.c_int32, pointer, _Batch),
         ("encode", ctypes.c_int32, pointer, _Batch),
+        ("adapter_lora_init", pointer, pointer, ctypes.c_char_p),
+        (
+            *("set_adapters_lora", ctypes.c_int32, pointer, ctypes.POINTER(pointer)),
+            *(ctypes.c_size_t, floats),
+        ),
         ("set_embeddings", None, pointer, ctypes.c_bool),
         ("get_logits_ith", floats, pointer, ctypes.c_int32),
         ("get_embeddings_ith", floats, pointer, ctypes.c_int32),
@@ -93,7 +98,7 @@ class Model:
 
     `yarn_betas` are what `--yarn-beta-fast` and `--yarn-beta-slow` set. With `only_vocabulary` it
     needs no tensors, and only speaks of tokens. There is one of the `threads`, unless times are
-    measured: threads of ggml wait busily for each other.
+    measured: threads of ggml wait busily for each other. `adapter` is the path of a LoRA adapter.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class Model:
         only_vocabulary: bool = False,
         yarn_betas: tuple[float, float] = (-1.0, -1.0),
         threads: int = 1,
+        adapter: str = "",
     ) -> None:
         self._lib = _library()
         params = self._lib.llama_model_default_params()
@@ -115,6 +121,7 @@ class Model:
         self._pooling = pooling
         self._yarn_betas = yarn_betas
         self._threads = threads
+        self._adapter = adapter
         self._made: Any = None
 
     @property
@@ -133,6 +140,12 @@ class Model:
             params.words[_KEY_TYPE] = params.words[_VALUE_TYPE] = _F32
             self._made = self._lib.llama_init_from_model(self._model, params)
             assert self._made, "llama.cpp makes no context"
+            if self._adapter:
+                lora = self._lib.llama_adapter_lora_init(self._model, self._adapter.encode())
+                assert lora, f"llama.cpp does not load {self._adapter}"
+                scale = (ctypes.c_float * 1)(1.0)
+                loras = (ctypes.c_void_p * 1)(lora)
+                assert self._lib.llama_set_adapters_lora(self._made, loras, 1, scale) == 0
         return self._made
 
     def tokenize(self, text: str, special: bool = True, parse: bool = True) -> list[int]:

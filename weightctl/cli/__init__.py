@@ -38,6 +38,8 @@ COMMANDS: dict[str, str] = {
     "show": "weightctl.cli.show:app",
     "diff": "weightctl.cli.diff:app",
     "convert": "weightctl.cli.convert:app",
+    "merge": "weightctl.cli.merge:app",
+    "extract": "weightctl.cli.extract:app",
     "imatrix": "weightctl.cli.imatrix:app",
     "shard": "weightctl.cli.shard:app",
     "edit": "weightctl.cli.edit:app",

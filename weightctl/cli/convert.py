@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +11,9 @@ from weightctl.cli.completion import (
     complete_type_rules,
     complete_types,
 )
-from weightctl.cli.losses import nonfinite_notes, overflow_notes
 from weightctl.cli.options import (
     Anonymous,
+    Base,
     DryRun,
     Exclude,
     Force,
@@ -42,35 +40,14 @@ from weightctl.cli.options import (
     locate,
     section,
 )
-from weightctl.cli.outline import outline
 from weightctl.cli.planned import plan_conversion
-from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
-from weightctl.cli.report import (
-    check_report,
-    document_outputs,
-    note_when_stopped,
-    plan_kind,
-    plan_row,
-    planned_resumption,
-    summary,
-    write_report,
-)
-from weightctl.errors import ConversionError, OutputError
+from weightctl.cli.writing import write_output
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
-from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.executors.worker import DEFAULT_TASK
-from weightctl.write.targets import STDOUT
-
-if TYPE_CHECKING:
-    from weightctl.cli.render import Cell
-    from weightctl.plan.plan import Plan
-    from weightctl.write.conversion import Conversion
-    from weightctl.write.targets import Target
 
 __all__ = ["app"]
 
@@ -229,6 +206,7 @@ def convert(
         ),
     ] = Names.AUTO,
     mmproj: Mmproj = None,
+    base: Base = None,
     weights_only: Annotated[
         bool,
         typer.Option(
@@ -317,81 +295,5 @@ def convert(
     interrupted run, run the same command again.
     """
     del anonymous  # its callback has taken effect
-    conversion = plan_conversion(dict(locals()))
-    plan, where = conversion.plan, conversion.target
-    if report is not None:
-        check_report(report, plan, where, force=force, on=on)
-    for text in () if quiet else [text for each in conversion.outputs for text in each.notes]:
-        note(text)
-    if not dry_run:
-        _require_stdout(where, as_json=as_json)
-        total = sum(item.info.nbytes for each in conversion.outputs for item in each.plan.items)
-        with (
-            note_when_stopped(where),
-            progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
-        ):
-            conversion = conversion.save(
-                force=force,
-                threads=threads,
-                memory=memory,
-                progress=advance,
-                on=on,
-                task_size=task_size,
-            )
-    made = document_outputs(path, conversion)
-    saved = conversion.saved
-    if report is not None and (saved is None or saved.is_last):
-        write_report(report, made, force=force)
-    if as_json:
-        show_text(json.dumps(made) + "\n")
-    elif not quiet:
-        _show_summaries(path, conversion, is_plan=dry_run)
-    for each in conversion.outputs if dry_run else ():
-        # If the plan cannot be carried out, it is shown before the error.
-        each.outcome.refuse(force=force)
-    # Lost values are reported even with -q.
-    losses = [each.saved for each in conversion.outputs]
-    for text in (
-        text for each in losses for text in (*overflow_notes(each), *nonfinite_notes(each))
-    ):
-        note(text)
-
-
-def _show_summaries(path: str, conversion: Conversion, *, is_plan: bool) -> None:
-    """Show a summary of each output; stderr is used if the first one is written to stdout."""
-    for each in conversion.outputs:
-        lines = summary(path, each.plan, each.target, each.outcome, saved=each.saved)
-        if is_plan:
-            lines += planned_resumption(each.kept_bytes)
-        _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
-
-
-def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
-    """Show a summary; for a dry run, below the plan.
-
-    If the output is written to stdout, the summary goes to stderr.
-    """
-    if is_plan:
-        entries = {item.info.name: item for item in plan.items}
-        tree = build_tree([*entries, *plan.tied])
-        show_table(plan_row(line) for line in outline(tree, entries, plan_kind))
-        show_lines([[], *lines])
-    elif where.path != STDOUT:
-        show_lines(lines)
-    elif sys.stderr:
-        sys.stderr.write("".join("".join(cell.text for cell in line) + "\n" for line in lines))
-
-
-def _require_stdout(where: Target, *, as_json: bool) -> None:
-    if where.path != STDOUT:
-        return
-    if is_terminal():
-        raise OutputError(
-            "a checkpoint cannot be written to a terminal",
-            hint="redirect stdout, or use the path of a file",
-        )
-    if as_json:
-        raise ConversionError(
-            "--json and the checkpoint cannot both be written to stdout",
-            hint="use --report FILE instead of --json",
-        )
+    given = dict(locals())
+    write_output(path, plan_conversion(given), given)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Anonymous",
+    "Base",
     "DryRun",
     "Exclude",
     "Force",
@@ -192,6 +193,16 @@ Mmproj = Annotated[
         "and the projection to the vectors of tokens. It is written in addition to OUT, with "
         "types by --dtype; without OUT, only FILE is written. If MODEL is a GGUF file and OUT a "
         "directory, FILE is read, and OUT contains both.",
+        callback=locate,
+        rich_help_panel="Content",
+    ),
+]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="To convert a LoRA adapter to GGUF: the model that it is for, of which the config is "
+        "read. Needed only if the adapter does not name a local directory.",
         callback=locate,
         rich_help_panel="Content",
     ),

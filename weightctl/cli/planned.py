@@ -57,6 +57,8 @@ def plan_conversion(given: Mapping[str, Any]) -> Conversion:
         to=given["to"],
         source_format=given["source"],
         partial=given["partial"],
+        adapters=given.get("adapters", ()),
+        base=given["base"],
         private=given["private"],
         pr=given["pull_request"],
         memory=given["memory"],

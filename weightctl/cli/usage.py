@@ -28,6 +28,8 @@ _QUANTIZE = "`weightctl convert MODEL OUT.gguf --quant Q4_K_M` quantizes"
 _DEQUANTIZE = "`weightctl convert MODEL OUT --dtype bf16` writes unquantized values"
 _RENAME = "`weightctl edit MODEL --rename OLD=NEW` renames tensors"
 _EDIT = "`weightctl edit MODEL --set KEY=VALUE` changes metadata"
+_MERGE = "`weightctl merge MODEL ADAPTER OUT` merges a LoRA adapter into a model"
+_EXTRACT = "`weightctl extract BASE TUNED OUT` computes a LoRA adapter from two models"
 _JOIN = (
     "`weightctl shard --gather DIR OUT` joins the shards of ranks; `weightctl convert MODEL OUT` "
     "joins a model of several files"
@@ -57,10 +59,12 @@ _MEANINGS: dict[str, str] = {
     **dict.fromkeys(("rename", "mv", "map"), _RENAME),
     **dict.fromkeys(("set", "unset", "modify", "patch"), _EDIT),
     **dict.fromkeys(
-        ("merge", "gather", "join", "combine", "consolidate", "unshard", "concat"), _JOIN
+        ("gather", "join", "combine", "consolidate", "unshard", "concat"), _JOIN
     ),
     **dict.fromkeys(("split", "partition", "cut", "slice"), _SPLIT),
     **dict.fromkeys(("download", "pull", "fetch", "get"), _DOWNLOAD),
+    **dict.fromkeys(("lora", "adapter", "peft", "fuse"), _MERGE),
+    **dict.fromkeys(("svd", "unmerge"), _EXTRACT),
     "version": "`weightctl --version` prints the version",
     "completion": "`weightctl --install-completion` installs completion for your shell",
 }  # fmt: skip

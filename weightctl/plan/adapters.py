@@ -23,12 +23,11 @@ def refuse_adapter(header: Header, format_name: str) -> None:
     found = adapter(header, document)
     if found is None or not is_adapter_checkpoint(header, document):
         return
-    alpha = "" if found.alpha is None else f" ({found.alpha:g})"
     base = f" ({found.base})" if found.base else ""
     raise ConversionError(
-        "the checkpoint is a LoRA adapter, which weightctl does not write as GGUF: the file would "
-        f"lack the alpha{alpha} and the base model{base} in the form that llama.cpp reads",
-        hint="llama.cpp's convert_lora_to_gguf.py writes such files; or merge the adapter into its "
-        "model with PEFT and convert the result; or write a directory for PEFT: OUT without a "
-        "suffix",
+        "the checkpoint is a LoRA adapter: its names and its order of rows in a GGUF file depend "
+        f"on the model that it is for{base}, which is not known here",
+        hint="use `weightctl convert ADAPTER OUT.gguf --base MODEL` (base in Python), where MODEL "
+        "is a directory with the model's config.json; `weightctl merge MODEL ADAPTER OUT` merges "
+        "the adapter into the model; to write a directory for PEFT, use OUT without a suffix",
     )

@@ -37,6 +37,7 @@ from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
+from weightctl.write.merged import Merge, plan_merge
 from weightctl.write.model_parts import ModelParts, find_parts, make_plan
 from weightctl.write.targets import Target, target
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from weightctl.adapters.paths import AdapterLike
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.types import TypeLike
@@ -98,6 +100,8 @@ def convert(
     to: str | None = None,
     source_format: str | None = None,
     partial: bool = False,
+    adapters: Sequence[AdapterLike] = (),
+    base: str | os.PathLike[str] | None = None,
     private: bool = False,
     pr: bool = False,
     force: bool = False,
@@ -140,6 +144,9 @@ def convert(
     repository on the Hugging Face Hub, `private` makes a new repository private, and `pr` opens a
     pull request.
 
+    `adapters` are paths of LoRA adapters that are merged into the model, or pairs of a path and the
+    weight of its changes. `base` is the path of the model of an adapter that becomes a GGUF file.
+
     `on` selects workers that do the work: a `concurrent.futures.Executor`, or text such as
     "processes:4". `threads`, by default one, and `memory` are then the limits of each worker, which
     takes at most `task_size` bytes of work at a time. All workers must be able to access the source
@@ -161,10 +168,10 @@ def convert(
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = _find_scheme(quant, is_directory=is_directory, search=search)
-    parts = ModelParts()
+    parts, merge = ModelParts(), Merge()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
-        has_choice = has_choice or partial or bool(left_out) or mmproj is not None
+        has_choice = has_choice or partial or bool(left_out or adapters) or mmproj is not None
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
@@ -174,18 +181,24 @@ def convert(
             convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
         )
         parts = find_parts(weights, mmproj, where, None if out is None else of_tower)
-        plan = make_plan(
+        plan, merge = plan_merge(
             weights,
+            adapters,
+            partial_of(
+                make_plan,
+                where=where,
+                parts=parts,
+                names=_names(names),
+                weights_only=weights_only,
+                rename=rename,
+                is_cast=is_cast,
+                in_blocks=scheme is not None,
+                include=include,
+                exclude=exclude,
+                without=left_out,
+                base=base,
+            ),
             where,
-            parts=parts,
-            names=_names(names),
-            weights_only=weights_only,
-            rename=rename,
-            is_cast=is_cast,
-            in_blocks=scheme is not None,
-            include=include,
-            exclude=exclude,
-            without=left_out,
         )
     begin_phase("planning the conversion")
     settings = _settings(metadata)
@@ -218,6 +231,7 @@ def convert(
             ),
             is_cast=is_cast,
         )
+    merge.refuse_second_rounding(plan, requantize=allow_requantize)
     if quant is not None and scheme is None:
         plan = _note_where_nothing_is_quantized(plan)
     if isinstance(chosen, Recipe) and opened.header.missing:
@@ -226,8 +240,7 @@ def convert(
         plan = apply_importance(plan, importance)
     if exact:
         plan.refuse_rounding()
-    plan = replace(plan, zero_nonfinite=is_zero)
-    plan = change_metadata(plan, settings)
+    plan = change_metadata(replace(plan, zero_nonfinite=is_zero), settings)
     plan = _arrange(plan, align=align, header_room=header_room, max_shard_size=max_shard_size)
     request = PlanRequest.of(convert, given)
     conversion = Conversion(plan, where, opened, request=request, beside=parts.beside)

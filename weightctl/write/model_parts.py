@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats import WHISPER_CPP
+from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.formats.whisper_cpp import DIMENSIONS
 from weightctl.plan.arrangement import select
 from weightctl.plan.rename import collect_renamings
 from weightctl.plan.rename import rename as renamed
 from weightctl.plan.weights_only import keep_weights
+from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.plans import ModelPart, Names, plan_of
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
@@ -83,6 +85,7 @@ def make_plan(
     include: Sequence[str],
     exclude: Sequence[str],
     without: Sequence[OptionalPart],
+    base: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """Plan to store a tree; the tensors below a node that is not the root keep their names.
 
@@ -105,7 +108,8 @@ def make_plan(
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     if not is_kept:
-        own = _plan_clip(tree, where, names) or _plan_whisper(tree, where, names)
+        own = _plan_adapter(tree, where, names, None if base is None else os.fspath(base))
+        own = own or _plan_clip(tree, where, names) or _plan_whisper(tree, where, names)
         if own is not None:
             return select(own, include, exclude)
     plan = plan_of(
@@ -127,6 +131,31 @@ def make_plan(
         find_stored_name(weights)  # raises MissingTensorError, with similar names
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
+
+
+def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | None) -> Plan | None:
+    """Return the plan for a LoRA adapter that is to become GGUF; None for any other plan.
+
+    If `base` is None, it is the model that the adapter names, if that is a local directory.
+    """
+    header = header_of(tree)
+    document = config(header.files, ADAPTER_CONFIG)
+    is_to_gguf = where.format == "gguf" and header.format != "gguf" and names is not Names.KEEP
+    if not is_to_gguf or not is_adapter_checkpoint(header, document):
+        if base is not None:
+            raise ConversionError(
+                "--base (base in Python) applies only to LoRA adapters that are converted to GGUF",
+                hint="to merge an adapter into a model, use `weightctl merge MODEL ADAPTER OUT`",
+            )
+        return None
+    named = document.get("base_model_name_or_path")
+    if base is None and isinstance(named, str) and os.path.isfile(os.path.join(named, CONFIG)):
+        base = named
+    if base is None:
+        return None
+    from weightctl.adapters.gguf_file import plan_adapter
+
+    return plan_adapter(tree, base)
 
 
 def _plan_clip(tree: Checkpoint, where: Target, names: Names) -> Plan | None:

@@ -12,6 +12,7 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from weightctl.adapters.paths import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
@@ -48,7 +49,7 @@ DEFAULT_TASK = 2 << 30
 # Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
-_ALWAYS_PATHS = {"imatrix", "mmproj", "out", "path", "source"}
+_ALWAYS_PATHS = {"base", "imatrix", "mmproj", "out", "path", "source"}
 _PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
 
 _GOLDEN_ROWS = 2
@@ -110,6 +111,10 @@ class PlanRequest(NamedTuple):
         arguments = {name: each for name, each in given.items() if name not in _OF_THE_RUN}
         if "dry_run" in given:
             arguments["dry_run"] = True
+        if adapters := given.get("adapters"):
+            arguments["adapters"] = [
+                (absolute(path), weight) for path, weight in map(parse_adapter, adapters)
+            ]
         for name in _PATHS & arguments.keys():
             value = arguments[name]
             if isinstance(value, Target):

@@ -1,0 +1,160 @@
+"""`weightctl extract`: compute a LoRA adapter from two models."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weightctl.cli.completion import complete_types
+from weightctl.cli.costs import document_network
+from weightctl.cli.options import (
+    Anonymous,
+    Exclude,
+    Force,
+    Include,
+    Json,
+    Quiet,
+    examples,
+    exit_codes,
+    locate,
+    locate_local,
+)
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
+from weightctl.formats.open.opening import open_weights
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import pluralize
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from weightctl.adapters.extraction import Extraction
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="\n\n".join(
+        [
+            exit_codes("success"),
+            examples(
+                [
+                    "weightctl extract model/ tuned/ adapter-r8/ --rank 8",
+                    "weightctl extract model/ tuned/ attention/ --include '*self_attn*'",
+                    "weightctl merge model/ adapter-r8/ rebuilt/",
+                ]
+            ),
+        ]
+    )
+)
+def extract(
+    *,
+    base: Annotated[
+        str,
+        typer.Argument(metavar="BASE", help="The original model.", callback=locate),
+    ],
+    tuned: Annotated[
+        str,
+        typer.Argument(metavar="TUNED", help="The model after training.", callback=locate),
+    ],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT",
+            help="The directory of the adapter, which PEFT loads.",
+            callback=locate_local,
+        ),
+    ],
+    rank: Annotated[
+        int,
+        typer.Option("--rank", metavar="N", min=1, help="The rank of the adapter."),
+    ] = 32,
+    include: Include = None,
+    exclude: Exclude = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Store the matrices as TYPE, such as bf16. By default, they are F32.",
+            autocompletion=complete_types,
+        ),
+    ] = None,
+    force: Force = False,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compute the LoRA adapter that turns a model into a tuned one, as well as its rank allows.
+
+    The difference of each matrix is approximated by a product of two small matrices. The captured
+    energy is the part of the squares of the difference that the product has: 100 % means that
+    merging the adapter restores the tuned model.
+    """
+    del anonymous  # its callback has taken effect
+    from weightctl.write.extract import extract as write_adapter
+
+    header = header_of(open_weights(base))
+    total = sum(info.nbytes for info in header.tensors.values())
+    with progress_bar(total, quiet=quiet) as advance:
+        made, conversion = write_adapter(
+            base,
+            tuned,
+            out,
+            rank=rank,
+            include=include or (),
+            exclude=exclude or (),
+            dtype=dtype,
+            force=force,
+            progress=advance,
+        )
+    if as_json:
+        show_text(json.dumps(_document(base, tuned, out, made) | document_network()) + "\n")
+        return
+    if quiet:
+        return
+    for text in made.notes:
+        note(text)
+    show_table(
+        [
+            Cell(each.name),
+            Cell(shape_text(each.shape)),
+            Cell(f"rank {each.rank}"),
+            Cell(f"{100 * each.share:.2f} %"),
+        ]
+        for each in made.captured
+    )
+    size = sum(layout.nbytes for layout in conversion.outcome.parts.values())
+    unchanged = f", {pluralize(made.unchanged, 'tensor')} unchanged" if made.unchanged else ""
+    count = pluralize(len(made.captured), "weight")
+    show_lines(
+        [
+            [],
+            [Cell(f"{out}: {count}{unchanged}, {format_size(size)}")],
+            [Cell(f"captured energy: {100 * made.share:.2f} %", "bold")],
+        ]
+    )
+
+
+def _document(base: str, tuned: str, out: str, made: Extraction) -> dict[str, Any]:
+    """Return the result as JSON, according to `schemas/extract.json` in the package."""
+    return {
+        "base": base,
+        "tuned": tuned,
+        "output": out,
+        "captured": made.share,
+        "unchanged": made.unchanged,
+        "left_out": made.left,
+        "tensors": [
+            {
+                "name": each.name,
+                "shape": list(each.shape),
+                "rank": each.rank,
+                "energy": each.energy,
+                "captured": each.share,
+            }
+            for each in made.captured
+        ],
+    }

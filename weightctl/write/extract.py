@@ -1,0 +1,77 @@
+"""Extracts a LoRA adapter from two models, and writes it as PEFT does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.errors import ConversionError
+from weightctl.formats.huggingface import ADAPTER_CONFIG
+from weightctl.formats.open.opening import open_weights
+from weightctl.plan.plan import Plan
+from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.write.convert import convert
+from weightctl.write.describe import describe
+from weightctl.write.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightctl.adapters.extraction import Extraction
+    from weightctl.dtype import DTypeLike, Encoding
+    from weightctl.write.conversion import Conversion
+
+__all__ = ["Extracted", "extract"]
+
+
+class Extracted(NamedTuple):
+    """An adapter that was extracted and written."""
+
+    extraction: Extraction
+    conversion: Conversion
+
+
+def extract(
+    base: str | os.PathLike[str],
+    tuned: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    rank: int = 32,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    dtype: DTypeLike | Encoding | None = None,
+    force: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Extracted:
+    """Write the LoRA adapter of a rank that turns the model `base` into the model `tuned`.
+
+    `out` is the directory for PEFT. `include` and `exclude` are patterns of the names of weights.
+    `dtype` stores the matrices in another type than float32. `progress` gets the number of bytes of
+    the base that were compared. Raises `ConversionError`, `FormatError` and `OutputError`, which
+    are `WeightctlError`s with a hint.
+    """
+    from weightctl.adapters.extraction import extract_pairs
+
+    if rank < 1:
+        raise ConversionError(f"the rank must be at least 1, not {rank}")
+    where = Target(os.fspath(out).rstrip("/"), "safetensors", "adapter_model.safetensors")
+    models = [
+        dequantize_weights(open_weights(path), in_blocks=False, keeps_shapes=True)
+        for path in (base, tuned)
+    ]
+    # An output that cannot be written is reported before the work.
+    empty = replace(Plan.copy({}, "safetensors"), documents={ADAPTER_CONFIG: b""})
+    describe(empty, where).refuse(force=force)
+    extraction = extract_pairs(
+        models[0],
+        models[1],
+        rank,
+        include=[include] if isinstance(include, str) else include,
+        exclude=[exclude] if isinstance(exclude, str) else exclude,
+        where=os.fspath(base),
+        progress=progress,
+    )
+    plan = Plan.copy(extraction.tensors, "safetensors")
+    plan = replace(plan, documents={ADAPTER_CONFIG: extraction.document})
+    return Extracted(extraction, convert(plan, where, dtype=dtype, force=force))
