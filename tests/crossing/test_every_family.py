@@ -213,8 +213,7 @@ def test_a_text_that_is_read_piece_by_piece_has_the_same_predictions(
     except ArchitectureError as error:
         refused = error.message
     if refused:
-        says = ("do not continue a text", "cannot continue a text")
-        assert any(each in refused for each in says)
+        assert "do not continue a text" in refused
         pytest.skip("weightctl does not generate tokens with this model")
     tokens = given.tokens[:PIECES]
     ids, whole = np.array([tokens]), run_ours(given.path, tokens)

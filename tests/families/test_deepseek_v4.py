@@ -18,8 +18,12 @@ from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_hugging_face
 from weightctl.graph import Graph, TensorType
+from weightctl.nn.models.compressed_attention import Compressor
 from weightctl.nn.models.hyper_connections import HyperConnection
 from weightctl.nn.models.network import build_network
+from weightctl.nn.positions import KeyValueCache, use_cache
+from weightctl.nn.rope import RotaryEmbedding
+from weightctl.shape import Dim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +96,36 @@ def test_weights_between_streams_are_doubly_stochastic() -> None:
     (found,) = InferenceSession([CPU]).load(graph, layer.state_dict()).execute(x)
     assert np.allclose(found.to_numpy().sum(-1), 1, atol=1e-3)
     assert np.allclose(found.to_numpy().sum(-2), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_compressed_keys_of_a_text_that_is_read_piece_by_piece_are_the_same(ratio: int) -> None:
+    rope = RotaryEmbedding(4)
+    layer = Compressor(6, 8, ratio, rotated=4, rope=rope, eps=1e-6, dtype=DType.float32)
+    layer.name_weights()
+    rng = np.random.default_rng(0)
+    layer.load_state_dict({
+        name: rng.standard_normal(weight.shape.sizes).astype(np.float32)
+        for name, weight in layer.raw_state_dict().items()
+    })  # fmt: skip
+    kind = TensorType(DType.float32, (1, "seq", 6), CPU)
+    with Graph("whole", [kind]) as graph:
+        graph.output(layer(graph.inputs[0]))
+    whole = InferenceSession([CPU]).load(graph, layer.state_dict())
+    kept = TensorType(DType.float32, (1, 1, "past", 2 * layer.width), CPU)
+    with Graph("pieces", [kind, kept]) as graph:
+        x, before = graph.inputs
+        with use_cache(cache := KeyValueCache([before], Dim("past"))):
+            graph.output(layer(x), *cache.made)
+    pieces = InferenceSession([CPU]).load(graph, layer.state_dict())
+    x = rng.standard_normal((1, 2 * ratio + 3, 6)).astype(np.float32)
+    state, place = np.zeros((1, 1, 0, 2 * layer.width), np.float32), 0
+    for count in (1, ratio - 2, 1, 1, ratio - 1, 1, 1):
+        found, made = pieces.execute(x[:, place : place + count], state)
+        state, place = made.to_numpy(), place + count
+        (expected,) = whole.execute(x[:, :place])
+        assert found.shape == (1, 1, place // ratio, 8)
+        np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), atol=1e-5)
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dim import Dim
 from weightctl.dtype import DType
-from weightctl.errors import ArchitectureError
 from weightctl.graph import ops
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ __all__ = [
     "Temperature",
     "list_all_positions",
     "list_positions",
-    "refuse_cache",
     "use_cache",
     "with_past",
     "with_states",
@@ -110,15 +108,6 @@ def with_tail(x: Value, count: int, compute: Callable[[Value], Value]) -> Value:
         return compute(x)
     positions = x.shape[1]
     return ops.split(compute(cache.extend_tail(x, count)), [count, positions], axis=1)[1]
-
-
-def refuse_cache(layer: object) -> None:
-    """Raise `ArchitectureError` if a layer is called with a cache that it cannot use."""
-    if _current.get() is not None:
-        raise ArchitectureError(
-            f"{type(layer).__name__} cannot continue a text from a cache",
-            hint="run the graph of the network on the whole text for each token",
-        )
 
 
 def list_positions(count: Dim, device: DeviceRef) -> Value:

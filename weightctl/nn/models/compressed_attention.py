@@ -14,7 +14,7 @@ from weightctl.nn.linear import Linear
 from weightctl.nn.models.hyper_connections import Float32Tensor
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
-from weightctl.nn.positions import list_positions, refuse_cache, with_past
+from weightctl.nn.positions import list_positions, with_past
 from weightctl.nn.precision import weight_as
 from weightctl.nn.sinks import Sinks, mask_positions
 from weightctl.nn.sites import all_weights
@@ -239,7 +239,6 @@ class CompressedAttention(Divisible):
         self, x: Value, latent: Value, cos: Value, sin: Value, key: Value
     ) -> tuple[Value, Value]:
         """Return the keys of tokens and the compressed ones, and a mask of those a query sees."""
-        refuse_cache(self)  # it would need the inputs of a group that is not complete
         batch, positions, _ = x.shape
         made = self.compressor(x)
         masks = (
