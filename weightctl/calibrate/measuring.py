@@ -48,7 +48,7 @@ __all__ = ["MeasuredImportance", "SeldomExperts", "make_imatrix"]
 
 # The positions that pass through a layer at a time. More of them need more memory, and fewer make
 # the products slower.
-_POSITIONS = 2048
+_POSITIONS = 1024
 # The weights of a layer that are kept in memory if they come over a network, in bytes.
 _KEPT = 2**30
 # An expert that was reached by less than this share of an even distribution is seldom reached.
