@@ -265,15 +265,15 @@ def _parse(content: bytes) -> tuple[EditedFile, ...]:
 def _parse_file(entry: Any, rest: bytes, position: int) -> EditedFile:
     """Return a file of a record; raises `KeyError`, `TypeError` or `ValueError` if invalid."""
     first, ranges = bytes.fromhex(entry["first"]), [*entry["patches"]]
-    whole = {**entry, "first": first, "patches": ()}
-    file = EditedFile(**whole)
-    sizes = (file.old_size, file.size, *(size for each in ranges for size in each))
-    texts = (file.name, file.digest, file.temporary)
+    name, digest, temporary = entry["name"], entry["digest"], entry["temporary"]
+    old_size, size = entry["old_size"], entry["size"]
+    sizes = (old_size, size, *(number for each in ranges for number in each))
     _require(
-        all(type(size) is int and size >= 0 for size in sizes)
-        and all(isinstance(text, str) for text in texts)
-        and os.path.basename(file.name) == file.name not in {"", ".", ".."}
+        all(type(each) is int and each >= 0 for each in sizes)
+        and all(isinstance(each, str) for each in (name, digest, temporary))
+        and os.path.basename(name) == name not in {"", ".", ".."}
     )
+    file = EditedFile(name, old_size, size, digest, first, (), temporary)
     if file.temporary:
         _require(file.temporary != file.name == without_temporary(file.temporary))
         _require(not ranges and not first)
