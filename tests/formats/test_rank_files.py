@@ -147,3 +147,11 @@ def test_the_ranks_of_megatron_are_listed_under_their_names(tmp_path: Path) -> N
     header = open_weights(tmp_path).header
     assert [*header.tensors] == ["mp_rank_00.model.a", "mp_rank_01.model.a"]
     assert "they are not joined" in header.notes[0]
+
+
+def test_a_directory_of_orbax_is_called_what_it_is(tmp_path: Path) -> None:
+    for name in ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(FormatError, match="it contains an Orbax checkpoint of JAX") as raised:
+        open_weights(tmp_path)
+    assert "tensorstore" in raised.value.hint

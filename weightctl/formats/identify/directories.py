@@ -27,6 +27,13 @@ _BESIDE = (
     ".json", ".txt", ".md", ".py", ".jinja", ".model", ".yaml", ".yml", ".tiktoken", ".html",
     ".png", ".jpg", ".gif", ".ipynb", ".toml", ".log", ".csv", ".jsonl",
 )  # fmt: skip
+# Files of Orbax's checkpoints, and the text for them.
+_ORBAX = frozenset({"manifest.ocdbt", "_CHECKPOINT_METADATA"})
+_IS_ORBAX = "it contains an Orbax checkpoint of JAX, which weightctl does not read"
+_ORBAX_HINT = (
+    "load it with orbax.checkpoint, or with tensorstore without JAX, and save its arrays with "
+    "safetensors.numpy.save_file"
+)
 _GRAPHS = ("model.json", "openvino_model.xml")
 _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
 
@@ -73,6 +80,8 @@ def _describe_contents(
             "leave out --from (source_format or format_name in Python), or use --from "
             f"{next(iter(by_format))}"
         )
+    if not _ORBAX.isdisjoint(names):
+        return [_IS_ORBAX], _ORBAX_HINT
     lines, hints = _files(directory, names)
     going = _downloads(directory)
     if going:

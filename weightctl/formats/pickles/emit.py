@@ -18,6 +18,7 @@ __all__ = ["LONGEST_INTEGER", "Persistent", "emit"]
 # The longest integer in bytes: its length is stored in one byte.
 LONGEST_INTEGER = 255
 _BYTE, _USHORT, _INT, _UINT, _DOUBLE = map(Struct, ("<cB", "<cH", "<ci", "<cI", ">cd"))
+_NEW_OBJECT = "copyreg.__newobj__"
 _SHORT_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
 
@@ -149,9 +150,15 @@ def _pairs(emitter: _Emitter, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def _call(emitter: _Emitter, value: PickledCall) -> None:
-    emitter.put(value.function)
-    emitter.put(value.arguments)
-    emitter.pieces.append(b"R")
+    if value.path == _NEW_OBJECT and value.arguments:
+        # An object that is created without its constructor has an opcode of its own.
+        emitter.put(value.arguments[0])
+        emitter.put(value.arguments[1:])
+        emitter.pieces.append(b"\x81")
+    else:
+        emitter.put(value.function)
+        emitter.put(value.arguments)
+        emitter.pieces.append(b"R")
     if value.elements:
         emitter.put_all(value.elements, b"e")
     _pairs(emitter, value.pairs)

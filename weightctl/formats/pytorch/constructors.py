@@ -316,6 +316,12 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
         "Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool",
     )},
     **dict.fromkeys(STORAGE_NAMES),
+    **{f"torch.distributed.checkpoint.{name}": None for name in (
+        "metadata.Metadata", "metadata.MetadataIndex", "metadata.StorageMeta",
+        "metadata.TensorProperties", "metadata.TensorStorageMetadata",
+        "metadata.BytesStorageMetadata", "metadata.ChunkStorageMetadata",
+        "metadata._MEM_FORMAT_ENCODING", "filesystem._StorageInfo",
+    )},
 }  # fmt: skip
 # Globals that are supported here but harm programs that call them: they load a pickle, or run code.
 _HARMFUL: dict[str, Callable[..., Any] | None] = {

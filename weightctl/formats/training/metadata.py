@@ -73,13 +73,7 @@ def read_metadata(file: Reader) -> DistributedMetadata:
     try:
         root, _ = load(file.range(), 0, CONSTRUCTORS, _refuse_storage, seen)
         state = _state_of(root)
-        dangerous = tuple(
-            name
-            for name in seen
-            if not is_allowed(name)
-            and not name.startswith("torch.distributed.")
-            and is_dangerous(name)
-        )
+        dangerous = tuple(name for name in seen if not is_allowed(name) and is_dangerous(name))
         return DistributedMetadata(*_read_state(state, file.size), dangerous)
     except UnsoundPickleError as error:
         text = f"the metadata of the distributed checkpoint are invalid: {error}"
