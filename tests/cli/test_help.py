@@ -35,6 +35,8 @@ BEFORE = {
     "ls": ["model", "model.gguf", "checkpoint.pt"],
     "diff": ["model", "copy", "model.gguf"],
     "convert": ["model", "recipe.toml"],
+    "merge": ["model", "model.gguf", "adapter"],
+    "extract": ["model", "tuned"],
     "shard": ["model", "rules.toml"],
     "verify": ["model", "model-q8.gguf"],
 }
