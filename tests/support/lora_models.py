@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +38,16 @@ def make_llama() -> Any:
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=False, **sizes, **heads)
     ).float()
+
+
+def make_mixture() -> Any:
+    """Return a mixture of experts, whose files have the weights of each expert apart."""
+    torch.manual_seed(31)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config = Qwen3MoeConfig(vocab_size=VOCABULARY, **sizes, **experts, **heads)
+    return Qwen3MoeForCausalLM(config).float()
 
 
 def make_gpt2() -> Any:

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False)
                 [
                     "weightctl extract model/ tuned/ adapter-r8/ --rank 8",
                     "weightctl extract model/ tuned/ attention/ --include '*self_attn*'",
-                    "weightctl merge model/ adapter-r8/ rebuilt/",
+                    "weightctl extract model/ tuned/ adapter-bf16/ --rank 4 --dtype bf16",
                 ]
             ),
         ]
