@@ -91,8 +91,8 @@ class _Merge:
         others = self._targets.list_other_parts(self._adapter.pairs)
         if others:
             self.notes.append(
-                f"not merged: {pluralize(len(others), 'pair')} of {self._adapter.where} for another "
-                f"model of the pipeline, such as `{min(others)}`"
+                f"not merged: {pluralize(len(others), 'pair')} for another model of the pipeline, "
+                f"such as `{min(others)}`"
             )
         for module, tensor in self._adapter.replaced.items():
             name, names = self._find(module, tensor.info.name)
