@@ -36,6 +36,8 @@ BEFORE = {
     "diff": ["model", "copy", "model.gguf"],
     "convert": ["model", "recipe.toml"],
     "imatrix": ["model", "notes.txt"],
+    "merge": ["model", "model.gguf", "adapter"],
+    "extract": ["model", "tuned"],
     "shard": ["model", "rules.toml"],
     "edit": ["model", "model.gguf", "template.jinja"],
     "verify": ["model", "model-q8.gguf"],

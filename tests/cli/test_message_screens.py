@@ -39,7 +39,7 @@ FAILURES = {
     "no-such-file": "missing.gguf",
     "no-such-directory": "diff small models/missing-model",
     "no-such-command": "info",
-    "merge": "merge small awq",
+    "merge": "merge tiny-llama small out",
     "misspelled-command": "veriy small",
     "no-such-option": "convert small out.gguf --quantize Q4_K_M",
     "missing-argument": "convert small",

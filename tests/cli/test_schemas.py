@@ -80,6 +80,12 @@ ASKED = {
         "tiny-llama -o imatrix.gguf --context 64 --chunks 2",
         "-o imatrix.dat --merge imatrix.gguf --context 64",
     ),
+    "merge": (
+        "tiny-llama tiny-adapter merged --dry-run",
+        "tiny-llama tiny-adapter tuned --dtype f32",
+        "tiny-llama tiny-adapter:0.5 merged.gguf --quant q8_0",
+    ),
+    "extract": ("tiny-llama tuned extracted --rank 2",),
     "shard": (
         "tiny-llama --tp auto",
         "tiny-llama halves --tp 2 --dry-run",
@@ -119,7 +125,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_checkpoints.gguf(made_in)
     small_checkpoints.gguf(made_in, "big.gguf", ">")
     copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
-    copytree(ROOT / "fixtures" / "tiny-llama", made_in / "tiny-llama")
+    for name in ("tiny-llama", "tiny-adapter"):
+        copytree(ROOT / "fixtures" / name, made_in / name)
     return made_in
 
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "edit": "edit tiny.gguf --set general.name=new --drop blk.1.* --dry-run",
     "tasks": "tasks tiny-llama out.gguf --quant Q4_K_M",
     "tasks-shards": "tasks tiny.gguf out --tp 2 --task-size 1MB",
+    "merge": "merge tiny-llama tiny-adapter merged.gguf --dry-run",
     "plan": "convert small out.safetensors --tensor-type proj=f16 --dry-run",
 }
 
@@ -68,7 +69,8 @@ def checkpoints(folder: Path) -> None:
     small_checkpoints.adapter(folder)
     small_checkpoints.tied(folder)
     copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
-    copytree(ROOT / "fixtures" / "tiny-llama", folder / "tiny-llama")
+    for name in ("tiny-llama", "tiny-adapter"):
+        copytree(ROOT / "fixtures" / name, folder / name)
     tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")
     save(tiny.plan("gguf"), folder / "tiny.gguf")
     quantized = cast(tiny.plan("gguf"), "Q4_K")

@@ -30,6 +30,14 @@ def _convert_model(path: Path, quant: str | None = None) -> None:
         weightctl.convert(Path(folder) / "model", path, quant=quant)
 
 
+def _copy_adapter(path: Path) -> None:
+    copytree(FIXTURES / "tiny-adapter", path)
+
+
+def _merge_model(path: Path) -> None:
+    weightctl.convert(TINY, path, adapters=[FIXTURES / "tiny-adapter"])
+
+
 def _link_real_model(path: Path) -> None:
     (file,) = fetch("smollm2").glob("*.gguf")
     path.symlink_to(file)
@@ -43,6 +51,8 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "model": _copy_model,
     "copy": _copy_model,
     "model.gguf": _convert_model,
+    "adapter": _copy_adapter,
+    "tuned": _merge_model,
     "model-q8.gguf": lambda path: _convert_model(path, "Q8_0"),
     "smollm2.gguf": _link_real_model,
     "training.pt": _copies("training.pt"),
@@ -55,7 +65,10 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "template.jinja": lambda path: path.write_text("{{ messages }}"),
 }
 # docs/index.md describes each of them.
-_DOCUMENTED = ("model", "model.gguf", "training.pt", "downloaded.pt", "recipe.toml", "plan.toml")
+_DOCUMENTED = (
+    "model", "model.gguf", "adapter", "tuned", "training.pt", "downloaded.pt", "recipe.toml",
+    "plan.toml",
+)  # fmt: skip
 
 
 def make_example_files(folder: Path, names: Iterable[str] = _DOCUMENTED) -> None:

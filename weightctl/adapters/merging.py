@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from weightctl.adapters.experts import find_expert_weights, is_of_experts
 from weightctl.adapters.places import Places, Targets, find_places
 from weightctl.adapters.reading import load_adapter
 from weightctl.adapters.steps import PlusLowRank, Sum
@@ -45,10 +46,11 @@ def merge_adapters(
     notes: list[str] = []
     for path, weight in adapters:
         adapter = load_adapter(path)
-        tensors |= _Merge(base, adapter, weight).apply(tensors)
+        merge = _Merge(base, adapter, weight)
+        tensors |= merge.apply(tensors)
         of_adapters.update(adapter.source.header.tensors.values())
         files = Combined(files, adapter.source)
-        notes.append(_describe(adapter, weight))
+        notes += [_describe(adapter, weight), *merge.notes]
     tree = Derived(
         files, tensors, header.metadata, header.aliases, tuple(notes), leaves=header.leaves
     )
@@ -61,7 +63,7 @@ def _describe(adapter: LoraAdapter, weight: float) -> str:
     if adapter.replaced:
         counts.append(f"{pluralize(len(adapter.replaced), 'tensor')} replaced")
     factor = "" if weight == 1 else f", times {weight:g}"
-    return f"merged {adapter.where}: {', '.join(counts)}{factor}"
+    return f"LoRA adapter {adapter.where}: {', '.join(counts)}{factor}"
 
 
 class _Merge:
@@ -70,6 +72,7 @@ class _Merge:
     def __init__(self, base: Checkpoint, adapter: LoraAdapter, weight: float) -> None:
         self._header = header_of(base)
         self._adapter, self._weight = adapter, weight
+        self.notes: list[str] = []
         is_gguf = ARCHITECTURE in self._header.metadata
         self._places: Places | None = None
         if adapter.is_gguf and not is_gguf:
@@ -85,10 +88,21 @@ class _Merge:
     def apply(self, tensors: Mapping[str, ReadableTensor]) -> dict[str, ReadableTensor]:
         """Return the tensors of a model that the adapter changes."""
         made: dict[str, ReadableTensor] = {}
+        others = self._targets.list_other_parts(self._adapter.pairs)
+        if others:
+            self.notes.append(
+                f"not merged: {pluralize(len(others), 'pair')} for another model of the pipeline, "
+                f"such as `{min(others)}`"
+            )
         for module, tensor in self._adapter.replaced.items():
             name, names = self._find(module, tensor.info.name)
             made[name] = self._replace(tensors[name], tensor, names)
         for module, pair in self._adapter.pairs.items():
+            if module in others:
+                continue
+            if is_of_experts(module) and self._targets.find(module) is None:
+                made |= self._add_to_experts(pair, {**tensors, **made})
+                continue
             name, names = self._find(module, pair.first.info.name)
             made[name] = self._add(made.get(name, tensors[name]), pair, names)
             if pair.bias is not None:
@@ -96,6 +110,24 @@ class _Merge:
                 step = Sum(self._weight * pair.scale())
                 inputs = [made.get(name, tensors[name]), self._to_form(pair.bias, names)]
                 made[name] = DerivedTensor(name, step, inputs)
+        return made
+
+    def _add_to_experts(
+        self, pair: LowRank, tensors: Mapping[str, ReadableTensor]
+    ) -> dict[str, ReadableTensor]:
+        """Return the weights of the experts of a layer with the product of a pair added."""
+        if self._places is not None or pair.magnitude is not None or pair.bias is not None:
+            raise ConversionError(
+                f"the adapter has `{pair.first.info.name}` for all experts of a layer, which is "
+                "supported for models with Hugging Face's names, without DoRA and biases",
+                hint="merge the adapter into the original model, and convert the result",
+            )
+        made: dict[str, ReadableTensor] = {}
+        for each in find_expert_weights(pair, self._header.tensors):
+            scale = self._weight * pair.scale(each.experts)
+            step = PlusLowRank(scale, each.is_transposed, each.experts, each.expert, each.skipped)
+            inputs = [tensors[each.name], pair.first, pair.second]
+            made[each.name] = DerivedTensor(each.name, step, inputs)
         return made
 
     def _find(self, module: str, tensor: str) -> tuple[str, TensorNames | None]:

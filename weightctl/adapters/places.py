@@ -63,11 +63,33 @@ class Targets:
         fitting.update(self._names[end] for end in ends if end in self._names)
         return _only(fitting)
 
+    def list_other_parts(self, modules: Iterable[str]) -> set[str]:
+        """Return the modules of other models of a pipeline, such as those of its text encoder.
+
+        These are the modules with a prefix of kohya or diffusers, if no module with this prefix is
+        found, but others are.
+        """
+        groups: dict[str, list[str]] = {}
+        for module in modules:
+            groups.setdefault(_prefix(module), []).append(module)
+        found = {prefix: any(map(self.find, group)) for prefix, group in groups.items()}
+        if not any(found.values()):
+            return set()
+        lost = (group for prefix, group in groups.items() if prefix and not found[prefix])
+        return {module for group in lost for module in group}
+
     def describe_near(self, module: str) -> str:
         """Return a hint with the most similar names."""
         near = get_close_matches(module, self._names, 1)
         like = f"the most similar name is `{near[0]}`; " if near else ""
         return f"{like}check that the adapter belongs to this model"
+
+
+def _prefix(module: str) -> str:
+    """Return the prefix by which kohya or diffusers names a model of a pipeline, or nothing."""
+    if found := _KOHYA.match(module):
+        return found[0]
+    return next((each for each in _OF_PIPELINES if module.startswith(each)), "")
 
 
 def _only(names: set[str]) -> str | None:

@@ -13,8 +13,9 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
-from weightctl.weights.derived import tensor_of
+from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import read_floats
+from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LoraAdapter", "LowRank", "load_adapter", "read_adapter"]
 
+_GGUF_EMBEDDING = "token_embd.weight"
 _ALPHA = "adapter.lora.alpha"
 # Initializations of PEFT that change the weights of the model as well.
 _CHANGED_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Settings of PEFT with which the product of the matrices is not all that an adapter adds, or with
+# which the adapter does not apply to all tokens.
+_OTHER_KINDS = (
+    "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication",
+    "monteclora_config", "use_bdlora", "use_qalora",
+)  # fmt: skip
 _MATRICES = {"first", "second"}
 # The default of PEFT's setting `lora_alpha`.
 _PEFT_ALPHA = 8.0
@@ -161,10 +169,11 @@ def _refuse_other_kinds(document: Mapping[str, Any], where: str) -> None:
             hint="save the adapter with PEFT's "
             "`save_pretrained(path_initial_model_for_weight_conversion=...)`",
         )
-    for key in ("layer_replication", "use_qalora"):
+    for key in _OTHER_KINDS:
         if document.get(key):
             raise ConversionError(
-                f"{where} uses `{key}`, which is not supported", hint="merge it with PEFT"
+                f"{where} uses `{key}`, a kind of LoRA that is not supported",
+                hint="if PEFT can merge it, use `merge_and_unload()`",
             )
 
 
@@ -184,6 +193,10 @@ def _pair(
             hint="check that the adapter is complete",
         )
     first, second = (tensor_of(source, found[each]) for each in ("first", "second"))
+    if source.header.format == "gguf" and module == _GGUF_EMBEDDING:
+        # llama.cpp looks up the rows of the first matrix.
+        is_embedding = True
+        first = DerivedTensor(first.info.name, Transposed(), [first])
     for each in (first, second):
         if len(each.info.shape) < 2:
             raise ConversionError(

@@ -32,14 +32,23 @@ class PlusLowRank:
 
     The inputs are the weight, the first matrix of shape (rank, inputs), the second of shape
     (outputs, rank), and for DoRA the magnitudes of the rows. `is_transposed` states that the weight
-    has the shape (inputs, outputs). With `experts`, the weight has a first dimension of this size,
-    and the matrices have the ranks of all experts, as PEFT stores them. Each value is computed in
-    float64 and rounded once, so that the result does not depend on the order of the sums.
+    has the shape (inputs, outputs). With `experts`, the matrices have the ranks of all experts, as
+    PEFT stores them, and the weight has a first dimension of this size, or is that of one `expert`.
+    `skipped` is the number of rows of the second matrix before those of the weight. Each value is
+    computed in float64 and rounded once, so that the result does not depend on the order of the
+    sums.
     """
 
     scale: float
     is_transposed: bool = False
     experts: int = 0
+    expert: int | None = None
+    skipped: int = 0
+
+    @property
+    def stacked(self) -> int:
+        """The number of experts whose weights are in one tensor; 0 for a single weight."""
+        return self.experts if self.expert is None else 0
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape of the weight, and F32."""
@@ -47,8 +56,10 @@ class PlusLowRank:
             AsFloat32().infer([info])
         weight, first, second, *magnitude = inputs
         rank, columns = first.shape[0], prod(first.shape[1:])
+        own = _two_dimensions(weight.shape, self.stacked)
         rows = second.shape[0]
-        own = _two_dimensions(weight.shape, self.experts)
+        if self.expert is not None and self.skipped + own[0] <= rows:
+            rows = own[0]
         wanted = (columns, rows) if self.is_transposed else (rows, columns)
         if (
             own != wanted
@@ -78,7 +89,7 @@ class PlusLowRank:
 
         made = np.frombuffer(buffer, np.float32)
         weight, first, second, *magnitude = inputs
-        rows, columns = _two_dimensions(weight.info.shape, self.experts)
+        rows, columns = _two_dimensions(weight.info.shape, self.stacked)
         height = max(1, _TILE // columns)
         at = start // 4
         factors = _Factors(self, first, second)
@@ -115,12 +126,12 @@ class _Factors:
         """Return the two factors of `count` rows from number `top` on, all of one expert."""
         first, second = self._first, self._second
         if self._step.experts:
-            expert = top // rows
+            expert = top // rows if self._step.expert is None else self._step.expert
             first = first.reshape(self._step.experts, -1, first.shape[1])[expert]
             second = second.reshape(len(second), -1, self._step.experts)[:, :, expert]
         if self._step.is_transposed:
             first, second = second.T, first.T
-        inner = top % rows
+        inner = top % rows + self._step.skipped
         return second[inner : inner + count], first
 
 

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False)
                 [
                     "weightctl extract model/ tuned/ adapter-r8/ --rank 8",
                     "weightctl extract model/ tuned/ attention/ --include '*self_attn*'",
-                    "weightctl merge model/ adapter-r8/ rebuilt/",
+                    "weightctl extract model/ tuned/ adapter-bf16/ --rank 4 --dtype bf16",
                 ]
             ),
         ]
@@ -94,7 +94,7 @@ def extract(
     merging the adapter restores the tuned model.
     """
     del anonymous  # its callback has taken effect
-    from weightctl.write.extract import extract as write_adapter
+    from weightctl.write.lora.extract import extract as write_adapter
 
     header = header_of(open_weights(base))
     total = sum(info.nbytes for info in header.tensors.values())

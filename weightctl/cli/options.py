@@ -201,8 +201,8 @@ Base = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="To convert a LoRA adapter to GGUF: the model that it is for, of which the config is "
-        "read. Needed only if the adapter does not name a local directory.",
+        help="To convert a LoRA adapter to GGUF: the model that it is for, whose config is read. "
+        "Needed only if the adapter does not name a local directory.",
         callback=locate,
         rich_help_panel="Content",
     ),

@@ -37,7 +37,7 @@ from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
-from weightctl.write.merged import Merge, plan_merge
+from weightctl.write.lora.merged import Merge, plan_merge
 from weightctl.write.model_parts import ModelParts, find_parts, make_plan
 from weightctl.write.targets import Target, target
 
