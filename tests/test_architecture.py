@@ -54,6 +54,7 @@ LAYERS = (
     ("translate", "sharding"),
     ("write",),
     ("verify",),
+    ("budget",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Choice", "choose_types", "sum_bytes"]
+__all__ = ["Choice", "choose_types", "find_cheapest", "sum_bytes"]
 
 # The largest number of sizes between the smallest one and the limit that are told apart.
 _CELLS = 1 << 15
@@ -36,7 +36,7 @@ def choose_types(groups: Sequence[Sequence[Choice]], limit: int) -> list[int] | 
     room = limit - sum(least)
     if room < 0:
         return None
-    cheapest = [min(range(len(group)), key=_order_of(group)) for group in groups]
+    cheapest = [*map(find_cheapest, groups)]
     if sum_bytes(groups, cheapest) <= limit:
         return cheapest
     chosen = _solve(groups, least, room)
@@ -50,13 +50,16 @@ def sum_bytes(groups: Sequence[Sequence[Choice]], chosen: Sequence[int]) -> int:
     return sum(group[at].nbytes for group, at in zip(groups, chosen, strict=True))
 
 
-def _order_of(group: Sequence[Choice]):  # type: ignore[no-untyped-def]
-    return lambda at: (group[at].cost, group[at].nbytes)
+def find_cheapest(group: Sequence[Choice]) -> int:
+    """Return the number of the choice with the least cost; the smallest of several."""
+    return min(range(len(group)), key=lambda at: (group[at].cost, group[at].nbytes))
 
 
 def _solve(groups: Sequence[Sequence[Choice]], least: Sequence[int], room: int) -> list[int]:
     """Return the choices with the least cost that use at most `room` bytes above the smallest."""
-    extras = [[each.nbytes - low for each in group] for group, low in zip(groups, least, strict=True)]
+    extras = [
+        [each.nbytes - low for each in group] for group, low in zip(groups, least, strict=True)
+    ]
     unit = max(1, gcd(*(extra for group in extras for extra in group)), -(-room // _CELLS))
     cells = room // unit
     # The least cost with at most so many units, and the choice of each group for it.
@@ -64,7 +67,7 @@ def _solve(groups: Sequence[Sequence[Choice]], least: Sequence[int], room: int) 
     taken = np.zeros((len(groups), cells + 1), np.uint8)
     for number, group in enumerate(groups):
         made = np.full(cells + 1, np.inf)
-        for at in sorted(range(len(group)), key=lambda at, group=group: group[at].nbytes):
+        for _, at in sorted((each.nbytes, at) for at, each in enumerate(group)):
             units = -(-extras[number][at] // unit)
             if units > cells:
                 continue

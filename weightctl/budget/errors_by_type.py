@@ -41,7 +41,9 @@ def measure_errors(plan: Plan, item: Item, types: Sequence[Encoding]) -> dict[st
         raw = _read_rows(plan, item, [row for row in rows if row // in_matrix == matrix])
         values = _decode(raw, item.source.encoding)
         weights = item.importance_of(matrix)
-        scale = np.ones(values.shape[1]) if weights is None else weights / max(weights.mean(), 1e-30)
+        scale = (
+            np.ones(values.shape[1]) if weights is None else weights / max(weights.mean(), 1e-30)
+        )
         for each in types:
             if each == item.source.encoding:
                 continue

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.budget.assignment import choose_types, sum_bytes
+from weightctl.budget.assignment import choose_types, find_cheapest, sum_bytes
 from weightctl.budget.certificate import Certificate, Judge
-from weightctl.budget.found import ChosenType, FoundTypes, make_metadata, make_recipe
+from weightctl.budget.found import ChosenType, FoundTypes, make_metadata
 from weightctl.budget.tensors import estimate_costs, group_choices, list_candidates
 from weightctl.budget.texts import make_calibration, make_held_out
 from weightctl.budget.view import view_plan
@@ -25,6 +25,7 @@ from weightctl.text.wording import number
 from weightctl.verify.request import Subject
 from weightctl.verify.run.parts import Running
 from weightctl.write.convert import convert
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.plan.plan import Plan
     from weightctl.verify.run.prompt import Prompt
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.write.conversion import Conversion
 
 __all__ = ["DEFAULT_TYPES", "Budget", "quantize"]
@@ -73,7 +75,7 @@ class Budget:
         return " ".join(f"{name} {each}" for name, each in given.items() if each is not None)
 
     def check(self) -> None:
-        """Raise `ConversionError` if not exactly one limit is given, or if it is not positive."""
+        """Raise `ConversionError` if not one positive limit is given, or for an invalid pattern."""
         given = [each for each in (self.bits, self.size, self.divergence) if each is not None]
         if len(given) != 1:
             raise ConversionError(
@@ -85,6 +87,8 @@ class Budget:
                 raise ConversionError(
                     f"`{self.option}` is not a positive number", hint="for example --bpw 4.5"
                 )
+        if self.same_type is not None:
+            regular_expression(self.same_type)
 
     @property
     def nbytes(self) -> int | None:
@@ -110,63 +114,54 @@ class Budget:
 
 def quantize(
     source: str | os.PathLike[str],
-    out: Any,
+    out: str | os.PathLike[str] | None,
     budget: Budget,
     **options: Any,
 ) -> tuple[Conversion, FoundTypes]:
     """Plan a GGUF file within a budget whose predictions differ least from those of the source.
 
-    `source`, `out` and `options` are those of `convert`; `quant` and `dtype` do not apply. The
+    `source`, `out` and `options` are those of `convert`; `quant` and `dtype` do not apply, and
+    `metadata` is a list of settings. The
     conversion that is returned writes the file; its metadata have the certificate, which is
     measured before. Raises `ConversionError` if the budget cannot be met, and the errors of
     `convert`, of recognizing the model, and of running it.
     """
     budget.check()
     encodings = budget.encodings
-    settings = options.pop("metadata", ())
+    if out is not None and target(os.fspath(out), options.get("to")).format != "gguf":
+        raise _explain_output()
+    settings: Sequence[Setting] = options.pop("metadata", ())
     first = convert(
         source, out, quant=Recipe("budget", _FIRST_TYPE, ()),
         metadata=settings, **{**options, "dry_run": True},
     )  # fmt: skip
     plan = first.plan
-    _require_model(plan)
+    if ARCHITECTURE not in plan.metadata:
+        raise _explain_output()
     search = _Search(plan, budget, Subject(source), encodings)
     # The certificate has the same size whatever its numbers are.
     draft = make_metadata(budget.option, search.make_draft(), 0.0)
-    beside = _count_beside(first, plan, draft)
-    found = search.find(beside)
+    found = search.find(_count_beside(first, draft))
+    measured = make_metadata(budget.option, found.certificate, found.bits)
     made = convert(
         source, out, quant=found.recipe,
-        metadata=[
-            *(Setting.of(key, each) for key, each in _as_mapping(settings).items()),
-            *(settings if not isinstance(settings, dict) else ()),
-            *(
-                Setting.of(key, each)
-                for key, each in make_metadata(
-                    budget.option, found.certificate, found.bits
-                ).items()
-            ),
-        ],
+        metadata=[*(Setting.of(key, each) for key, each in measured.items()), *settings],
         **{**options, "dry_run": True},
     )  # fmt: skip
     return made, found
 
 
-def _as_mapping(given: Any) -> dict[str, Any]:
-    return given if isinstance(given, dict) else {}
+def _explain_output() -> ConversionError:
+    return ConversionError(
+        "a budget needs a GGUF file of a model as the output",
+        hint="use an output name that ends in .gguf, and do not use --names keep; for other "
+        "outputs, use --quant (quant in Python)",
+    )
 
 
-def _require_model(plan: Plan) -> None:
-    if plan.format != "gguf" or ARCHITECTURE not in plan.metadata:
-        raise ConversionError(
-            "a budget needs a GGUF file of a model as the output",
-            hint="use an output name that ends in .gguf, and do not use --names keep; for other "
-            "outputs, use --quant (quant in Python)",
-        )
-
-
-def _count_beside(conversion: Conversion, plan: Plan, draft: dict[str, Any]) -> int:
+def _count_beside(conversion: Conversion, draft: dict[str, MetadataValue]) -> int:
     """Return the bytes of the files that are not those of tensors, with a draft of the metadata."""
+    plan = conversion.plan
     files = replace(conversion, plan=replace(plan, metadata={**plan.metadata, **draft}))
     padded = sum(-(-item.info.nbytes // _ALIGNMENT) * _ALIGNMENT for item in plan.items)
     return files.outcome.nbytes - padded
@@ -190,6 +185,11 @@ class _Search:
         self._held_out = make_held_out(subject, budget.text)
         self._calibration: Prompt = make_calibration(subject, budget.calibration)
         self._running = Running(view_plan(plan))
+        if not self._running.has_logits:
+            raise ConversionError(
+                "a budget needs a model that predicts tokens, and this one is an encoder",
+                hint="use --quant (quant in Python)",
+            )
         self._judge: Judge | None = None
         self._weights = sum(item.info.size for item in plan.items)
         self._groups: list[list[Candidate]] = []
@@ -267,7 +267,7 @@ class _Search:
     def _find_divergence(self) -> tuple[_Assignment, Certificate]:
         """Return the smallest types whose measured divergence is within the limit."""
         wanted = self._budget.divergence or 0.0
-        best = self._gather([self._pick_largest(each) for each in self._choices])
+        best = self._gather([*map(find_cheapest, self._choices)])
         certificate = self._measure(best)
         if not certificate.mean <= wanted:
             raise ConversionError(
@@ -305,10 +305,6 @@ class _Search:
             else:
                 low = middle
         return best
-
-    @staticmethod
-    def _pick_largest(choices: Sequence[Choice]) -> int:
-        return min(range(len(choices)), key=lambda at: (choices[at].cost, choices[at].nbytes))
 
     def _describe(self, chosen: _Assignment, certificate: Certificate) -> FoundTypes:
         candidates = [each for group in self._groups for each in group]

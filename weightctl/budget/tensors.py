@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import exp, log
 from statistics import median
@@ -21,6 +20,7 @@ from weightctl.plan.recipes import OTHERWISE
 from weightctl.system.phases import begin_phase
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Mapping, Sequence
 
     from weightctl.dtype import Encoding
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "estimate_costs", "group_choices", "list_candidates"]
 
-# The operations that measuring sensitivities may take: about two minutes on two cores.
-_WORK = 1.5e13
+# The operations that measuring sensitivities may take: one to two minutes on two cores.
+_WORK = 8e12
 # The most types of a tensor that are measured by running the model, and the tokens it needs for
 # more than one.
 _MOST_MEASURED, _MANY_TOKENS = 2, 512
@@ -120,9 +120,7 @@ def estimate_costs(
     }
 
 
-def _share_work(
-    plan: Plan, candidates: Sequence[Candidate], running: Running
-) -> tuple[int, int]:
+def _share_work(plan: Plan, candidates: Sequence[Candidate], running: Running) -> tuple[int, int]:
     """Return how many types of each tensor to measure, and on how many tokens."""
     inside = sum(item.info.size for item in plan.items if layer(item.info.name) is not None)
     outside = running.vocabulary * max(item.info.row for item in plan.items)
@@ -180,9 +178,7 @@ def group_choices(
     choices: list[list[Choice]] = []
     for group in groups.values():
         names = [
-            kind.name
-            for kind in group[0].types
-            if all(kind in each.types for each in group[1:])
+            kind.name for kind in group[0].types if all(kind in each.types for each in group[1:])
         ]
         if not names:
             first, second = group[0].name, group[1].name

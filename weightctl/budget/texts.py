@@ -27,9 +27,9 @@ for a day more. When the railway came, the wait ended, and so did most of the ta
 it back in the drawer. "Then he has learned something in the city after all."
 
 A cell divides in several steps. First the chromosomes, which hold the genetic material, are copied.
-Then the copies are pulled apart by fibres that grow from both ends of the cell. At last a wall forms
-in the middle, and there are two cells with the same set of genes. If an error happens in one of
-these steps, the cell usually notices, and stops; if it does not, the error is passed on.
+Then the copies are pulled apart by fibres that grow from both ends of the cell. At last a wall is
+formed in the middle, and there are two cells with the same set of genes. If an error happens in one
+of these steps, the cell usually notices, and stops; if it does not, the error is passed on.
 
 The committee met on 14 March 1968 to consider the budget for the coming year. It noted that the
 revenue of the state had risen by 3.5 per cent, to 4,120,000 dollars, while its expenses had risen

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weightctl.cli.completion import (
-    complete_quant_types,
-    complete_type_rules,
-    complete_types,
+from weightctl.cli.budgets import (
+    Bpw,
+    CalibrationFile,
+    MaxKld,
+    RecipeOut,
+    SameType,
+    Size,
+    TextFile,
+    Types,
+    list_found,
+    write_recipe,
 )
 from weightctl.cli.losses import nonfinite_notes, overflow_notes
 from weightctl.cli.options import (
@@ -38,8 +45,6 @@ from weightctl.cli.options import (
     Without,
     examples,
     exit_codes,
-    locate,
-    section,
 )
 from weightctl.cli.outline import outline
 from weightctl.cli.planned import plan_conversion
@@ -55,9 +60,8 @@ from weightctl.cli.report import (
     summary,
     write_report,
 )
+from weightctl.cli.type_options import Dtype, Imatrix, Quant, TensorTypes, describe_types
 from weightctl.errors import ConversionError, OutputError
-from weightctl.plan.type_names import list_recipes, plain_types, single_types
-from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
@@ -66,6 +70,7 @@ from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.targets import STDOUT
 
 if TYPE_CHECKING:
+    from weightctl.budget.found import FoundTypes
     from weightctl.cli.render import Cell
     from weightctl.plan.plan import Plan
     from weightctl.write.conversion import Conversion
@@ -83,29 +88,7 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog="\n\n".join(
         [
-            section(
-                "Recipes and types for --quant",
-                [
-                    ("recipes", ", ".join(list_recipes())),
-                    ("types only", ", ".join(single_types())),
-                    ("model directories", ", ".join(WRITTEN)),
-                ],
-            ),
-            (
-                "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
-                "a name means the recipe, which can store some tensors in other types. If "
-                "weightctl cannot detect the role of each tensor (for example, which tensors are "
-                "value projections), the name means the type. With --tensor-type, it always means "
-                "the type."
-            ),
-            (
-                "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize, they mean the "
-                "recipes Q3_K_M, Q4_K_M and Q5_K_M."
-            ),
-            (
-                "For a model directory, options can follow the type, as in W4A16:group=64. "
-                "docs/quantization.md lists them."
-            ),
+            *describe_types(),
             exit_codes("success"),
             examples(
                 [
@@ -117,6 +100,7 @@ app = typer.Typer(add_completion=False)
                         "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
                         "    --tensor-type attn_v=Q8_0"
                     ),
+                    "weightctl convert model/ model-4.5.gguf --bpw 4.5 --recipe-out found.toml",
                     "weightctl convert model/ model-w4/ --quant W4A16:group=64",
                     "weightctl convert model/ model-f16/ --dtype f16",
                     "weightctl convert model/ model-split/ --max-shard-size 1MB",
@@ -136,50 +120,18 @@ def convert(
             "model directory. OUT can also be a URL, a pipe, or - for stdout.",
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help=f"Store values as TYPE: {', '.join(plain_types())}.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_types,
-        ),
-    ] = None,
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="Quantize matrices. For a GGUF file, RECIPE is a llama.cpp recipe (such as "
-            "Q4_K_M), a single type (such as Q4_K), or a .toml file with your own recipe. For a "
-            "model directory, it is a type that vLLM, transformers or MLX can load (such as "
-            "W4A16), or a .toml file. `weightctl help convert` lists recipes and types.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_quant_types,
-        ),
-    ] = None,
-    tensor_types: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tensor-type",
-            metavar="REGEX=TYPE",
-            help="Store tensors as TYPE if REGEX matches anywhere in their name. TYPE is a type of "
-            "--dtype or --quant (not a recipe), or 'keep', which leaves them unchanged. The first "
-            "matching rule decides. Repeatable.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_type_rules,
-        ),
-    ] = None,
-    imatrix: Annotated[
-        str | None,
-        typer.Option(
-            "--imatrix",
-            metavar="FILE",
-            help="Use a llama.cpp importance matrix, which reduces the quantization error of the "
-            "most important weights.",
-            callback=locate,
-            rich_help_panel=_TYPES,
-        ),
-    ] = None,
+    dtype: Dtype = None,
+    quant: Quant = None,
+    tensor_types: TensorTypes = None,
+    imatrix: Imatrix = None,
+    bpw: Bpw = None,
+    size: Size = None,
+    max_kld: MaxKld = None,
+    types: Types = None,
+    same_type: SameType = None,
+    text_file: TextFile = None,
+    calibration_file: CalibrationFile = None,
+    recipe_out: RecipeOut = None,
     search: Search = False,
     nonfinite: Annotated[
         NonFinite,
@@ -315,11 +267,12 @@ def convert(
     interrupted run, run the same command again.
     """
     del anonymous  # its callback has taken effect
-    conversion = plan_conversion(dict(locals()))
+    conversion, found = plan_conversion(dict(locals()))
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force, on=on)
-    for text in () if quiet else [text for each in conversion.outputs for text in each.notes]:
+    texts = [text for each in conversion.outputs for text in each.notes]
+    for text in () if quiet else [*texts, *(found.notes if found else ())]:
         note(text)
     if not dry_run:
         _require_stdout(where, as_json=as_json)
@@ -336,14 +289,15 @@ def convert(
                 on=on,
                 task_size=task_size,
             )
-    made = document_outputs(path, conversion)
+    write_recipe(recipe_out, found)
+    made = document_outputs(path, conversion) | ({"budget": found.document} if found else {})
     saved = conversion.saved
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")
     elif not quiet:
-        _show_summaries(path, conversion, is_plan=dry_run)
+        _show_summaries(path, conversion, found, is_plan=dry_run)
     for each in conversion.outputs if dry_run else ():
         # If the plan cannot be carried out, it is shown before the error.
         each.outcome.refuse(force=force)
@@ -355,12 +309,15 @@ def convert(
         note(text)
 
 
-def _show_summaries(path: str, conversion: Conversion, *, is_plan: bool) -> None:
+def _show_summaries(
+    path: str, conversion: Conversion, found: FoundTypes | None, *, is_plan: bool
+) -> None:
     """Show a summary of each output; stderr is used if the first one is written to stdout."""
     for each in conversion.outputs:
         lines = summary(path, each.plan, each.target, each.outcome, saved=each.saved)
         if is_plan:
             lines += planned_resumption(each.kept_bytes)
+        lines += list_found(found if each is conversion else None)
         _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
 
 
