@@ -59,13 +59,15 @@ class Bench:
 
     def compare(self, recipe: str) -> Compared:
         """Compare a recipe with the search at its size."""
-        from weightctl.budget.search import Budget, quantize
+        from weightctl.budget.search import QuantizationBudget, quantize
         from weightctl.write.convert import convert
 
         usual, own = self.folder / f"{recipe}.gguf", self.folder / f"{recipe}-found.gguf"
         convert(self.model, usual, quant=recipe, force=True, **self.options)
         before = time.perf_counter()
-        budget = Budget(size=os.path.getsize(usual), text=self.text, calibration=self.calibration)
+        budget = QuantizationBudget(
+            size=os.path.getsize(usual), text=self.text, calibration=self.calibration
+        )
         made, found = quantize(self.model, own, budget, **self.options)
         seconds = time.perf_counter() - before
         made.save(force=True)

@@ -7,22 +7,22 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weightctl.budget.assignment import Choice, choose_types, sum_bytes
+from weightctl.budget.assignment import TypeChoice, choose_types, sum_bytes
 
 
-def make_groups(seed: int, count: int, unit: int = 1) -> list[list[Choice]]:
+def make_groups(seed: int, count: int, unit: int = 1) -> list[list[TypeChoice]]:
     """Return groups of choices in which a larger type costs less."""
     drawn = np.random.default_rng(seed)
-    groups: list[list[Choice]] = []
+    groups: list[list[TypeChoice]] = []
     for _ in range(count):
         size, sensitivity = int(drawn.integers(1, 9)) * unit, float(drawn.lognormal(sigma=2))
         groups.append(
-            [Choice(f"{bits}", size * bits, sensitivity * 4.0**-bits) for bits in (2, 3, 4, 6)]
+            [TypeChoice(f"{bits}", size * bits, sensitivity * 4.0**-bits) for bits in (2, 3, 4, 6)]
         )
     return groups
 
 
-def cost(groups: list[list[Choice]], chosen: list[int]) -> float:
+def cost(groups: list[list[TypeChoice]], chosen: list[int]) -> float:
     return sum(group[at].cost for group, at in zip(groups, chosen, strict=True))
 
 

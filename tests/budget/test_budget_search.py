@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightctl import open_weights
-from weightctl.budget.search import Budget, quantize
+from weightctl.budget.search import QuantizationBudget, quantize
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.tree import header_of
@@ -28,7 +28,9 @@ TEXT = "It was a calm morning, and nobody on board had seen the captain since th
 
 def find(source: Path, out: Path, **options: Any) -> FoundTypes:
     """Search with the short texts, and write the file."""
-    made, found = quantize(source, out, Budget(text=TEXT, calibration=CALIBRATION, **options))
+    made, found = quantize(
+        source, out, QuantizationBudget(text=TEXT, calibration=CALIBRATION, **options)
+    )
     made.save(force=True)
     return found
 
@@ -105,11 +107,13 @@ def test_a_divergence_is_met_when_measured(tiny_llama: Path, tmp_path: Path) -> 
 def test_budgets_that_cannot_be_met_are_refused(
     options: dict[str, Any], message: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    budget = replace(Budget(text="The sea.", calibration="The sea was calm."), **options)
+    budget = replace(
+        QuantizationBudget(text="The sea.", calibration="The sea was calm."), **options
+    )
     with pytest.raises(ConversionError, match=message.replace("(", r"\(")):
         quantize(tiny_llama, tmp_path / "out.gguf", budget)
 
 
 def test_other_outputs_than_gguf_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="needs a GGUF file of a model"):
-        quantize(tiny_llama, tmp_path / "out", Budget(bits=4.5))
+        quantize(tiny_llama, tmp_path / "out", QuantizationBudget(bits=4.5))

@@ -75,6 +75,7 @@ ASKED = {
         "tied tied.safetensors --dtype f16",
         "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj* --names keep",
+        "tiny-llama found.gguf --bpw 4.5 --dry-run",
     ),
     "shard": (
         "tiny-llama --tp auto",

@@ -10,13 +10,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Choice", "choose_types", "find_cheapest", "sum_bytes"]
+__all__ = ["TypeChoice", "choose_types", "find_cheapest", "sum_bytes"]
 
 # The largest number of sizes between the smallest one and the limit that are told apart.
 _CELLS = 1 << 15
 
 
-class Choice(NamedTuple):
+class TypeChoice(NamedTuple):
     """One type that a group of tensors can have: its name, its bytes, and what it costs."""
 
     type: str
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
     cost: float
 
 
-def choose_types(groups: Sequence[Sequence[Choice]], limit: int) -> list[int] | None:
+def choose_types(groups: Sequence[Sequence[TypeChoice]], limit: int) -> list[int] | None:
     """Return the number of the choice for each group; None if no choices fit into `limit` bytes.
 
     This is a multiple-choice knapsack problem. It is solved by dynamic programming over sizes,
@@ -45,17 +45,17 @@ def choose_types(groups: Sequence[Sequence[Choice]], limit: int) -> list[int] | 
     return chosen
 
 
-def sum_bytes(groups: Sequence[Sequence[Choice]], chosen: Sequence[int]) -> int:
+def sum_bytes(groups: Sequence[Sequence[TypeChoice]], chosen: Sequence[int]) -> int:
     """Return the bytes of the choices with these numbers."""
     return sum(group[at].nbytes for group, at in zip(groups, chosen, strict=True))
 
 
-def find_cheapest(group: Sequence[Choice]) -> int:
+def find_cheapest(group: Sequence[TypeChoice]) -> int:
     """Return the number of the choice with the least cost; the smallest of several."""
     return min(range(len(group)), key=lambda at: (group[at].cost, group[at].nbytes))
 
 
-def _solve(groups: Sequence[Sequence[Choice]], least: Sequence[int], room: int) -> list[int]:
+def _solve(groups: Sequence[Sequence[TypeChoice]], least: Sequence[int], room: int) -> list[int]:
     """Return the choices with the least cost that use at most `room` bytes above the smallest."""
     extras = [
         [each.nbytes - low for each in group] for group, low in zip(groups, least, strict=True)
@@ -85,7 +85,7 @@ def _solve(groups: Sequence[Sequence[Choice]], least: Sequence[int], room: int) 
     return chosen[::-1]
 
 
-def _improve_one(groups: Sequence[Sequence[Choice]], chosen: list[int], limit: int) -> bool:
+def _improve_one(groups: Sequence[Sequence[TypeChoice]], chosen: list[int], limit: int) -> bool:
     """Make the change of one group that lowers the cost most for each byte; False if none does."""
     room = limit - sum_bytes(groups, chosen)
     best: tuple[float, int, int] | None = None
@@ -111,7 +111,7 @@ class _Move(NamedTuple):
     more: int
 
 
-def _improve_two(groups: Sequence[Sequence[Choice]], chosen: list[int], limit: int) -> bool:
+def _improve_two(groups: Sequence[Sequence[TypeChoice]], chosen: list[int], limit: int) -> bool:
     """Change two groups at once if the cost falls most that way; False if no pair lowers it."""
     room = limit - sum_bytes(groups, chosen)
     moves = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Certificate", "Judge"]
+__all__ = ["Certificate", "SourceJudge"]
 
 
 class Certificate(NamedTuple):
@@ -35,7 +35,7 @@ class Certificate(NamedTuple):
     text: str
 
 
-class Judge:
+class SourceJudge:
     """The unquantized model of a plan, run once on a text, to compare quantized ones with it."""
 
     def __init__(self, plan: Plan, running: Running, prompt: Prompt) -> None:

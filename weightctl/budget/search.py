@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.budget.assignment import choose_types, find_cheapest, sum_bytes
-from weightctl.budget.certificate import Certificate, Judge
+from weightctl.budget.certificate import Certificate, SourceJudge
 from weightctl.budget.found import ChosenType, FoundTypes, make_metadata
 from weightctl.budget.tensors import estimate_costs, group_choices, list_candidates
 from weightctl.budget.texts import make_calibration, make_held_out
@@ -30,15 +30,15 @@ from weightctl.write.targets import target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.budget.assignment import Choice
-    from weightctl.budget.tensors import Candidate
+    from weightctl.budget.assignment import TypeChoice
+    from weightctl.budget.tensors import SearchedTensor
     from weightctl.dtype import Encoding
     from weightctl.plan.plan import Plan
     from weightctl.verify.run.prompt import Prompt
     from weightctl.weights.metadata import MetadataValue
     from weightctl.write.conversion import Conversion
 
-__all__ = ["DEFAULT_TYPES", "Budget", "quantize"]
+__all__ = ["DEFAULT_TYPES", "QuantizationBudget", "quantize"]
 
 DEFAULT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 # The type that tensors have before the search; like most types, it uses an importance matrix.
@@ -52,7 +52,7 @@ _ALIGNMENT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class QuantizationBudget:
     """What a quantized model may have: bits per weight, bytes of the files, or divergence in nats.
 
     Exactly one of the three is given. `types` are the types to choose from. Tensors of one layer
@@ -115,7 +115,7 @@ class Budget:
 def quantize(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,
-    budget: Budget,
+    budget: QuantizationBudget,
     **options: Any,
 ) -> tuple[Conversion, FoundTypes]:
     """Plan a GGUF file within a budget whose predictions differ least from those of the source.
@@ -138,7 +138,7 @@ def quantize(
     plan = first.plan
     if ARCHITECTURE not in plan.metadata:
         raise _explain_output()
-    search = _Search(plan, budget, Subject(source), encodings)
+    search = _TypeSearch(plan, budget, Subject(source), encodings)
     # The certificate has the same size whatever its numbers are.
     draft = make_metadata(budget.option, search.make_draft(), 0.0)
     found = search.find(_count_beside(first, draft))
@@ -175,11 +175,15 @@ class _Assignment(NamedTuple):
     predicted: float
 
 
-class _Search:
+class _TypeSearch:
     """The search for the types of a plan."""
 
     def __init__(
-        self, plan: Plan, budget: Budget, subject: Subject, encodings: Sequence[Encoding]
+        self,
+        plan: Plan,
+        budget: QuantizationBudget,
+        subject: Subject,
+        encodings: Sequence[Encoding],
     ) -> None:
         self._plan, self._budget, self._encodings = plan, budget, encodings
         self._held_out = make_held_out(subject, budget.text)
@@ -190,10 +194,10 @@ class _Search:
                 "a budget needs a model that predicts tokens, and this one is an encoder",
                 hint="use --quant (quant in Python)",
             )
-        self._judge: Judge | None = None
+        self._judge: SourceJudge | None = None
         self._weights = sum(item.info.size for item in plan.items)
-        self._groups: list[list[Candidate]] = []
-        self._choices: list[list[Choice]] = []
+        self._groups: list[list[SearchedTensor]] = []
+        self._choices: list[list[TypeChoice]] = []
         self._costs: dict[tuple[str, str], float] = {}
         self._fixed = 0
 
@@ -260,7 +264,7 @@ class _Search:
     def _measure(self, given: _Assignment) -> Certificate:
         if self._judge is None:
             begin_phase("running the source on the text for the certificate")
-            self._judge = Judge(self._plan, self._running, self._held_out)
+            self._judge = SourceJudge(self._plan, self._running, self._held_out)
         begin_phase("running the quantized model")
         return self._judge.measure(given.types)
 

@@ -7,7 +7,7 @@ from math import exp, log
 from statistics import median
 from typing import TYPE_CHECKING
 
-from weightctl.budget.assignment import Choice
+from weightctl.budget.assignment import TypeChoice
 from weightctl.budget.errors_by_type import measure_errors
 from weightctl.budget.sensitivity import Variant, measure_divergences
 from weightctl.budget.texts import shorten
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Candidate", "estimate_costs", "group_choices", "list_candidates"]
+__all__ = ["SearchedTensor", "estimate_costs", "group_choices", "list_candidates"]
 
 # The operations that measuring sensitivities may take: one to two minutes on two cores.
 _WORK = 8e12
@@ -39,7 +39,7 @@ _LEAST_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchedTensor:
     """A tensor that a type is chosen for, with the types that its rows fit."""
 
     item: Item
@@ -59,14 +59,16 @@ class Candidate:
         return sorted(self.types, key=lambda each: abs(8 * each.size / each.block - bits))
 
 
-def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[Candidate]:
+def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[SearchedTensor]:
     """Return the matrices that the recipe of a plan chose no type for, with the types they can get.
 
     A type whose blocks do not divide the rows is replaced by llama.cpp's substitute for it. Raises
     `ConversionError` if there are no such matrices, or if a type needs an importance matrix.
     """
     found = [
-        Candidate(item, tuple(dict.fromkeys(fit_encoding(each, item.info.shape) for each in types)))
+        SearchedTensor(
+            item, tuple(dict.fromkeys(fit_encoding(each, item.info.shape) for each in types))
+        )
         for item in plan.items
         if item.line == OTHERWISE
     ]
@@ -87,7 +89,7 @@ def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[Candidate]:
 
 
 def estimate_costs(
-    plan: Plan, candidates: Sequence[Candidate], running: Running, prompt: Prompt, bits: float
+    plan: Plan, candidates: Sequence[SearchedTensor], running: Running, prompt: Prompt, bits: float
 ) -> dict[tuple[str, str], float]:
     """Return the divergence that each type of each tensor causes alone, in nats.
 
@@ -120,7 +122,9 @@ def estimate_costs(
     }
 
 
-def _share_work(plan: Plan, candidates: Sequence[Candidate], running: Running) -> tuple[int, int]:
+def _share_work(
+    plan: Plan, candidates: Sequence[SearchedTensor], running: Running
+) -> tuple[int, int]:
     """Return how many types of each tensor to measure, and on how many tokens."""
     inside = sum(item.info.size for item in plan.items if layer(item.info.name) is not None)
     outside = running.vocabulary * max(item.info.row for item in plan.items)
@@ -133,7 +137,7 @@ def _share_work(plan: Plan, candidates: Sequence[Candidate], running: Running) -
 
 
 def _list_variants(
-    plan: Plan, candidates: Sequence[Candidate], running: Running, bits: float, count: int
+    plan: Plan, candidates: Sequence[SearchedTensor], running: Running, bits: float, count: int
 ) -> list[Variant]:
     """Return a variant for each tensor and each type that is measured."""
     modules: dict[str, list[str]] = {}
@@ -159,23 +163,23 @@ def _list_variants(
 
 
 def group_choices(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[SearchedTensor],
     costs: Mapping[tuple[str, str], float],
     together: re.Pattern[str] | None,
     alignment: int,
-) -> tuple[list[list[Candidate]], list[list[Choice]]]:
+) -> tuple[list[list[SearchedTensor]], list[list[TypeChoice]]]:
     """Return groups of tensors that get one type, and the choices of each group.
 
     Tensors of one layer whose names contain the pattern `together` are a group; every other tensor
     is a group of its own. Raises `ConversionError` if tensors of a group have no type in common.
     """
-    groups: dict[object, list[Candidate]] = {}
+    groups: dict[object, list[SearchedTensor]] = {}
     for each in candidates:
         is_joined = together is not None and together.search(each.name) is not None
         number = layer(each.name)
         key = number if is_joined and number is not None else each.name
         groups.setdefault(key, []).append(each)
-    choices: list[list[Choice]] = []
+    choices: list[list[TypeChoice]] = []
     for group in groups.values():
         names = [
             kind.name for kind in group[0].types if all(kind in each.types for each in group[1:])
@@ -187,7 +191,7 @@ def group_choices(
                 hint="change --same-type, or add types with --types",
             )
         choices.append([
-            Choice(
+            TypeChoice(
                 name,
                 sum(each.count_bytes(ENCODINGS[name], alignment) for each in group),
                 sum(costs[each.name, name] for each in group),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Encoded", "encode_rows", "view_plan"]
+__all__ = ["EncodedItem", "encode_rows", "view_plan"]
 
 # The number of values that are encoded at a time, in whole rows.
 _RUN = 1 << 20
@@ -48,7 +48,7 @@ def view_plan(plan: Plan, types: Mapping[str, Encoding] | None = None) -> Recogn
             tensors[name] = stored
             continue
         wanted = replace(item, info=item.info._replace(encoding=encoding))
-        step = Encoded(wanted, zero_nonfinite=plan.zero_nonfinite)
+        step = EncodedItem(wanted, zero_nonfinite=plan.zero_nonfinite)
         tensors[name] = DerivedTensor(name, step, [stored])
     return recognize(Checkpoint(Derived(plan.source, tensors, plan.metadata, plan.tied)))
 
@@ -65,7 +65,7 @@ def encode_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedItem:
     """A step that encodes the tensor of an item as the writer does, with the same bytes.
 
     A tensor outside the layers is read for each batch of positions, so it is encoded once and kept.

@@ -149,7 +149,7 @@ def plan_to_budget(
                 hint="leave one out; to give some tensors a certain type, use --tensor-type",
             )
     _refuse_existing(given["recipe_out"], force=given["force"])
-    from weightctl.budget.search import DEFAULT_TYPES, Budget, quantize
+    from weightctl.budget.search import DEFAULT_TYPES, QuantizationBudget, quantize
     from weightctl.cli.run_on import text_of
 
     texts = [
@@ -157,7 +157,7 @@ def plan_to_budget(
         for name in ("text_file", "calibration_file")
     ]
     types = DEFAULT_TYPES if given["types"] is None else _split(given["types"])
-    budget = Budget(
+    budget = QuantizationBudget(
         bits=given["bpw"],
         size=given["size"],
         divergence=given["max_kld"],

@@ -162,7 +162,7 @@ def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
         return plan_shards(given)
     known = given.keys() - set(_OF_SHARDS)
     _refuse(given, known, "without --tp, --ep or --pp, the tasks are those of a conversion")
-    return plan_conversion(given)
+    return plan_conversion(given)[0]
 
 
 def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
