@@ -53,6 +53,11 @@ class Bench:
     def __init__(self, model: Path, folder: Path, *, tokens: int, is_judged: bool) -> None:
         text = (FIXTURE / "held-out.txt").read_text()
         self.model, self.folder, self.is_judged = model, folder, is_judged
+        if model.is_dir() and not (model / "tokenizer.json").exists():
+            self.model = folder / "model"
+            self.model.mkdir()
+            for file in (*model.iterdir(), *FIXTURE.glob("tokenizer*.json")):
+                (self.model / file.name).symlink_to(file.resolve())
         self.calibration = text[: min(CALIBRATION, 4 * tokens)]
         self.text = text[CALIBRATION : CALIBRATION + 4 * tokens]
         self.options = {"allow_requantize": model.suffix == ".gguf"}

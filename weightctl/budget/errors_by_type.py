@@ -57,7 +57,7 @@ def measure_errors(plan: Plan, item: Item, types: Sequence[Encoding]) -> dict[st
 def _choose_rows(item: Item) -> list[int]:
     total = prod(item.info.shape[:-1])
     count = min(total, max(1, _SAMPLE // max(1, item.info.row)))
-    return np.unique(np.linspace(0, total - 1, count).astype(np.int64)).tolist()
+    return [round(float(row)) for row in np.linspace(0, total - 1, count)]
 
 
 def _read_rows(plan: Plan, item: Item, rows: Sequence[int]) -> NDArray[np.uint8]:

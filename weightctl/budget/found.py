@@ -57,7 +57,7 @@ class FoundTypes:
         """The recipe as the text of a TOML file, which --quant reads."""
         lines = [
             f"# Found by `weightctl convert {self.budget}`: {self.bits:.4f} bits per weight.",
-            f"# {describe_certificate(self.certificate)}",
+            *(f"# {line}" for line in describe_certificate(self.certificate)),
             "",
             "[types]",
             *(f"'{_pattern(each.name)}' = \"{each.type}\"" for each in self.tensors),
@@ -126,14 +126,15 @@ def make_metadata(budget: str, certificate: Certificate, bits: float) -> dict[st
     return made
 
 
-def describe_certificate(given: Certificate) -> str:
-    """Return one line with the measured figures."""
+def describe_certificate(given: Certificate) -> list[str]:
+    """Return two lines with the measured figures."""
     perplexity = ""
     if given.perplexity is not None and given.source_perplexity is not None:
         before, after = number(given.source_perplexity, 4), number(given.perplexity, 4)
-        perplexity = f", perplexity {before} -> {after}"
-    return (
-        f"measured on {given.tokens:,} tokens of {given.text}: KL divergence "
-        f"{number(given.mean)} nats (99th percentile {number(given.percentile_99)}), same top "
-        f"token {100 * given.top_1:.1f} %{perplexity}"
-    )
+        perplexity = f"; perplexity {before} -> {after}"
+    mean, high = number(given.mean), number(given.percentile_99)
+    same = f"same top token {100 * given.top_1:.1f} %"
+    return [
+        f"KL divergence {mean} nats (99th percentile {high}), {same}",
+        f"measured on {given.tokens:,} tokens of {given.text}{perplexity}",
+    ]

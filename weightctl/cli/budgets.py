@@ -196,4 +196,4 @@ def list_found(found: FoundTypes | None) -> Iterator[list[Cell]]:
     from weightctl.budget.found import describe_certificate
 
     yield [Cell(f"{found.budget}: {found.bits:.3f} bits per weight")]
-    yield [Cell(describe_certificate(found.certificate))]
+    yield from ([Cell(line)] for line in describe_certificate(found.certificate))
